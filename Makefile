@@ -1,0 +1,59 @@
+# The project's commands. Each prepares .venv by itself; nothing else is needed than
+# Python 3.11+, make and a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PYTEST := $(BIN)/python -m pytest
+
+# A replica is a thread. OpenMP's own threads on top of them wait actively, which makes
+# torch ten times slower on a machine whose cores are busy.
+export OMP_NUM_THREADS ?= 1
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo check lint unit test docs support format clean
+
+help: ## print this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
+
+# Two steps, because --no-deps keeps the second from changing what the first has pinned,
+# and --no-build-isolation from downloading the build tools again.
+$(STAMP): requirements/lock.txt pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(STAMP) ## train the first example on two replicas on each backend
+	$(BIN)/python examples/demo.py
+
+check: lint unit ## what to run before a commit (under two minutes)
+
+lint: $(STAMP) ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: $(STAMP) ## the tests that train nothing
+	$(PYTEST) -q tests/unit tests/packaging -m "not slow"
+
+test: lint $(STAMP) ## everything (under 25 minutes)
+	$(PYTEST) -q tests
+
+docs: $(STAMP) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+support: $(STAMP) ## run the exactness suite and write docs/support.md from it
+	$(BIN)/python -m tests.conformance.support
+
+format: $(STAMP) ## format the code and apply ruff's safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove everything that is built
+	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,78 @@
+"""Train a small convolutional classifier on several devices.
+
+The data are scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, which
+ship with the package. Choose the backend as always in Keras:
+
+    KERAS_BACKEND=jax python examples/digits_cnn.py
+"""
+
+import keras
+import numpy as np
+from keras import layers
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import kerasdist as kd
+
+BATCH_SIZE = 32  # the global batch: all devices together
+EPOCHS = 12
+
+
+def load_data() -> tuple[np.ndarray, ...]:
+    """Return x_train, x_test, y_train, y_test; images are 8 x 8 x 1 in [0, 1]."""
+    digits = load_digits()
+    images = (digits.images[..., np.newaxis] / 16.0).astype("float32")
+    labels = digits.target.astype("int32")
+    parts = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    return tuple(np.asarray(part) for part in parts)
+
+
+def build_model(steps: int) -> keras.Model:
+    """Return the compiled classifier; its learning rate falls to zero after `steps`."""
+
+    def convolution(filters: int) -> list[keras.Layer]:
+        return [
+            layers.Conv2D(filters, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.Activation("gelu"),
+        ]
+
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            *convolution(32),
+            *convolution(32),
+            layers.AveragePooling2D(2),
+            *convolution(64),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(0.03, decay_steps=steps)
+    model.compile(
+        optimizer=keras.optimizers.SGD(schedule, momentum=0.9),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def main() -> None:
+    """Train on two CPU devices and print the accuracy on the test set."""
+    # First, because it prepares two CPU devices, which a backend does only before it starts.
+    # Without a list it takes all local devices.
+    strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    keras.utils.set_random_seed(0)
+    x_train, x_test, y_train, y_test = load_data()
+    steps = EPOCHS * -(-len(x_train) // BATCH_SIZE)
+    with strategy.scope():
+        model = build_model(steps)
+    model.fit(x_train, y_train, batch_size=BATCH_SIZE, epochs=EPOCHS, verbose=2)
+
+    _, accuracy = model.evaluate(x_test, y_test, batch_size=BATCH_SIZE, verbose=0)
+    print(f"{strategy.num_replicas_in_sync} replicas, test accuracy {accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()

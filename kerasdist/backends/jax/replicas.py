@@ -1,0 +1,54 @@
+"""Devices as replicas of one global program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import jax
+
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.jax.batches import PlacedAdapter
+from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
+from kerasdist.backends.jax.trainer import JaxTrainer
+from kerasdist.devices import Device
+
+
+@final
+class JaxReplicaSet(ReplicaSet):
+    """Devices that divide each batch of a global program among them.
+
+    Attributes:
+        arrays: Where the arrays of a step live.
+    """
+
+    def __init__(
+        self, jax_devices: Sequence[jax.Device], devices: Sequence[Device], options: ReplicaOptions
+    ) -> None:
+        """Makes the set.
+
+        Args:
+            jax_devices: The devices as JAX knows them.
+            devices: The same, by name.
+            options: How to compute.
+        """
+        super().__init__(devices, options)
+        make = OneDevicePlacement if len(devices) == 1 else MeshPlacement
+        self.arrays: Placement = make(jax_devices)
+
+    @property
+    def trainer_class(self) -> type[JaxTrainer]:
+        """The trainer that compiles a model's steps for the mesh."""
+        return JaxTrainer
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns an adapter that places batches ahead of their step where that pays."""
+        return PlacedAdapter(adapter, self.arrays) if self.arrays.places_ahead else adapter
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a context in which variables are made on the first device.
+
+        The first step copies them to the others, in one transfer; there they stay.
+        """
+        return self.arrays.variables()

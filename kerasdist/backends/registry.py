@@ -1,0 +1,32 @@
+"""Which backend is in use: Keras's own choice decides, and only that one is imported."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from kerasdist import keras_seam
+from kerasdist.backends.base import Backend
+from kerasdist.errors import UnsupportedError
+
+_MODULES = {
+    "tensorflow": "kerasdist.backends.tensorflow.backend",
+    "jax": "kerasdist.backends.jax.backend",
+    "torch": "kerasdist.backends.torch.backend",
+}
+
+
+@cache
+def current() -> Backend:
+    """Returns the backend that Keras runs on, importing Keras and this one framework.
+
+    Raises:
+        UnsupportedError: If Keras runs on a backend that kerasdist has no engine for.
+    """
+    name = keras_seam.backend_name()
+    if name not in _MODULES:
+        raise UnsupportedError(
+            f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
+            "the variable KERAS_BACKEND before Keras is imported."
+        )
+    return importlib.import_module(_MODULES[name]).BACKEND

@@ -1,0 +1,1 @@
+"""TensorFlow: the engine is ``tf.distribute.MirroredStrategy``."""

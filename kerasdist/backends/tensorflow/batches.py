@@ -1,0 +1,190 @@
+"""Global batches, and their division into the replicas' pieces inside the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist.errors import InputError
+from kerasdist.input import sharding
+from kerasdist.input.adapter import WrappedAdapter
+from kerasdist.replica_context import BatchShare
+
+# Stands in the name of the operation that divides a batch, so that its errors can be recognised.
+DIVISION = "kerasdist_division_of_the_global_batch"
+
+
+@final
+class GlobalBatchDataset(tf.distribute.DistributedDataset):
+    """A dataset of global batches that Keras takes for one that is distributed already.
+
+    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
+    unequal steps (TRAPS, 2), shards it by file, and warns about that.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        """Wraps a dataset.
+
+        Args:
+            dataset: Yields global batches.
+        """
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+    @property
+    def element_spec(self) -> Any:
+        """The types and shapes of a global batch."""
+        return self._dataset.element_spec
+
+
+@final
+class GlobalBatchAdapter(WrappedAdapter):
+    """A Keras data adapter whose batches the replicas divide among themselves."""
+
+    def get_tf_dataset(self) -> GlobalBatchDataset:
+        """Returns the inner adapter's batches, undivided."""
+        return GlobalBatchDataset(super().get_tf_dataset())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one replica gets of a global batch.
+
+    Attributes:
+        data: Its rows, in the structure of the batch.
+        share: How many they are.
+    """
+
+    data: Any
+    share: BatchShare
+
+
+def pieces(batch: Any, replicas: int) -> list[Piece]:
+    """Divides a global batch into consecutive pieces, the longer ones first.
+
+    Args:
+        batch: Tensors in any structure, sparse and ragged ones too. An empty ``tf.experimental.
+            Optional``, which is how a dataset says None, becomes None. A scalar goes to all.
+        replicas: How many pieces to make.
+
+    Returns:
+        One piece a replica. Where the batch may be smaller than `replicas`, or its size is known in
+        the step only, shares are tensors, and the static size of a piece is unknown.
+    """
+    leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
+    division = _division(leaves, replicas)
+    parts = [division.parts(leaf) for leaf in leaves]
+    return [
+        Piece(keras.tree.pack_sequence_as(batch, [part[replica] for part in parts]), share)
+        for replica, share in enumerate(division.shares)
+    ]
+
+
+def _none_for_optional(leaf: Any) -> Any:
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
+@dataclass(frozen=True)
+class _Division:
+    """Where a batch is cut.
+
+    Attributes:
+        sizes: How many rows each replica gets: integers, or an int32 tensor of one dimension.
+        begins: The first row of each, likewise.
+        shares: What the replicas are told.
+    """
+
+    sizes: Any
+    begins: Any
+    shares: Sequence[BatchShare]
+
+    def parts(self, leaf: Any) -> list[Any]:
+        """The pieces of one tensor."""
+        replicas = range(len(self.shares))
+        if leaf is None or leaf.shape.rank == 0:
+            return [leaf for _ in replicas]
+        if isinstance(leaf, tf.SparseTensor):
+            return [_sparse_rows(leaf, self.begins[r], self.sizes[r]) for r in replicas]
+        if isinstance(leaf, tf.RaggedTensor):
+            return [leaf[self.begins[r] : self.begins[r] + self.sizes[r]] for r in replicas]
+        return tf.split(leaf, self.sizes, num=len(replicas), name=DIVISION)
+
+
+def _sparse_rows(tensor: tf.SparseTensor, begin: Any, size: Any) -> tf.SparseTensor:
+    width = tf.shape(tensor, out_type=tf.int64)[1:]
+    start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(width)], 0)
+    rows = tf.sparse.slice(tensor, start, tf.concat([[tf.cast(size, tf.int64)], width], 0))
+    rows.set_shape([None, *tensor.shape[1:]])
+    return rows
+
+
+def _division(leaves: list[Any], replicas: int) -> _Division:
+    batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
+    if not batched:
+        raise InputError(
+            "Expected a batch with at least one tensor that has a batch dimension. Received: "
+            f"batch={leaves}. Let the data source yield batches of examples."
+        )
+    static = {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
+    if len(static - {None}) > 1:
+        raise InputError(
+            "Expected tensors with the same number of examples in a batch. Received: "
+            f"shapes={[tuple(leaf.shape) for leaf in batched]}. Let the data source yield as many "
+            "targets and weights as inputs."
+        )
+    [size] = static if len(static) == 1 else [None]
+    # Eagerly every size is known; in a graph a piece without rows must not look like one for good:
+    # Keras reads losses of the static shape (0,) as something else than a batch.
+    if size is not None and (size >= replicas or tf.executing_eagerly()):
+        return _static_division(size, replicas)
+    return _dynamic_division(_rows(batched[0]), replicas)
+
+
+def _rows(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        rows = leaf.nrows(out_type=tf.int32)
+    else:
+        rows = tf.shape(leaf, out_type=tf.int32)[0]
+    return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[])
+
+
+def _static_division(total: int, replicas: int) -> _Division:
+    sizes = sharding.piece_sizes(total, replicas)
+    weights = sharding.weights(total, replicas)
+    every_replica_has_rows = total >= replicas
+    shares = [
+        BatchShare(size, total, weight if every_replica_has_rows else _scalar(weight))
+        for size, weight in zip(sizes, weights, strict=True)
+    ]
+    begins = [begin for begin, _ in sharding.piece_bounds(total, replicas)]
+    return _Division(sizes, begins, shares)
+
+
+def _dynamic_division(total: Any, replicas: int) -> _Division:
+    """The arithmetic of `sharding.piece_bounds`, on tensors."""
+    index = tf.range(replicas)
+    rest = total % replicas
+    sizes = total // replicas + tf.cast(index < rest, tf.int32)
+    begins = index * (total // replicas) + tf.minimum(index, rest)
+    dtype = _weight_dtype()
+    weights = tf.math.divide_no_nan(tf.cast(sizes, dtype), tf.cast(total, dtype))
+    shares = [
+        BatchShare(size, total, weight)
+        for size, weight in zip(tf.unstack(sizes), tf.unstack(weights), strict=True)
+    ]
+    return _Division(sizes, begins, shares)
+
+
+def _scalar(weight: float) -> tf.Tensor:
+    return tf.constant(weight, _weight_dtype())
+
+
+def _weight_dtype() -> tf.DType:
+    # float32 would spoil the last digits of a float64 model.
+    return tf.float64 if keras.config.floatx() == "float64" else tf.float32

@@ -1,0 +1,130 @@
+"""One replica's side of the exchange with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import tensorflow as tf
+
+from kerasdist import keras_seam
+from kerasdist.backends.base import Collectives
+from kerasdist.backends.tensorflow import gradients as gradient_sums
+from kerasdist.backends.tensorflow.engine_seam import cross_replica_code_without_merge_call
+from kerasdist.backends.tensorflow.exchange import Exchange
+from kerasdist.backends.tensorflow.variables import gradient_replaces
+from kerasdist.replica_context import BatchShare
+from kerasdist.training import numerics
+
+
+@final
+class TensorFlowCollectives(Collectives):
+    """What the code of one replica can ask of the others, in a graph or eagerly."""
+
+    def __init__(
+        self, exchange: Exchange, replica: int, share: BatchShare | None, shares_memory: bool
+    ) -> None:
+        """Makes one replica's side.
+
+        Args:
+            exchange: Where the replicas meet.
+            replica: This replica's number.
+            share: Its part of the batch; None where gradients are summed as they are.
+            shares_memory: Whether one replica's tensor costs nothing to read in another.
+        """
+        self._exchange = exchange
+        self._replica = replica
+        self._share = share
+        self._shares_memory = shares_memory
+
+    def all_sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns each tensor summed over the replicas, with its gradient."""
+
+        @tf.custom_gradient
+        def sums(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            return self._sums(given), self._gradients_of_sums
+
+        return list(sums(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
+
+    def all_gather(self, tensor: Any) -> Any:
+        """Returns the replicas' tensors along axis 0, with their gradient."""
+        if isinstance(tensor, tf.SparseTensor):
+            return self._combine([tensor], lambda given: tf.sparse.concat(0, given[0]))
+        if isinstance(tensor, tf.RaggedTensor) or not tensor.dtype.is_floating:
+            return self._combine([tensor], lambda given: tf.concat(given[0], 0))
+
+        @tf.custom_gradient
+        def gathered(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            size = tf.shape(given)[0]
+            rows, sizes = self._combine(
+                [given, size], lambda parts: (tf.concat(parts[0], 0), list(parts[1]))
+            )
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                begin = tf.add_n(sizes[: self._replica]) if self._replica else 0
+                [total] = self._gradients_of_sums(upstream)
+                return tf.ensure_shape(total[begin : begin + size], given.shape)
+
+            return rows, gradient
+
+        return gathered(tf.convert_to_tensor(tensor))
+
+    def apply_gradients(
+        self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> None:
+        """Weighs the gradients, sums them, and updates every copy of the variables, in one go."""
+        known = keras_seam.optimized_variables(optimizer) if variables is None else variables
+        replaces = [gradient_replaces(variable) for variable in known]
+        given = [
+            gradient if replaced or self._share is None else self._weighted(gradient)
+            for gradient, replaced in zip(gradients, replaces, strict=True)
+        ]
+
+        def update(parts: list[tuple[Any, ...]]) -> None:
+            if not optimizer.built:
+                with tf.init_scope():
+                    optimizer.build(known)
+            reduced = self._reduced(optimizer, parts, known, replaces)
+            with cross_replica_code_without_merge_call():
+                keras_seam.apply_combined_gradients(optimizer, reduced, variables)
+
+        self._combine(given, update)
+
+    def _reduced(
+        self,
+        optimizer: Any,
+        parts: list[tuple[Any, ...]],
+        variables: list[Any],
+        replaces: list[bool],
+    ) -> list[Any]:
+        if self._shares_memory or any(replaces) or keras_seam.computes_on_gradients(optimizer):
+            # The optimizer computes on the first device, what it computed goes to the others.
+            return [
+                gradient_sums.largest(part) if replaced else gradient_sums.summed(part)
+                for part, replaced in zip(parts, replaces, strict=True)
+            ]
+        return gradient_sums.all_reduced(self._exchange.engine, parts, variables)
+
+    def _combine(
+        self, given: Sequence[Any], function: Callable[[list[tuple[Any, ...]]], Any]
+    ) -> Any:
+        return self._exchange.combine(self._replica, given, function)
+
+    def _sums(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._combine(given, lambda parts: [tf.add_n(part) for part in parts])
+
+    def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
+        """The derivative of the global loss by what this replica gave, as its own loss sees it.
+
+        The global loss is the mean of the replicas' losses with their weights, and so is its
+        derivative by a sum. This replica's gradients are weighed once more when they are applied,
+        so its own weight is taken out here.
+        """
+        if self._share is None:
+            return self._sums(upstream)
+        weight = self._share.weight
+        sums = self._sums([self._weighted(gradient) for gradient in upstream])
+        return [numerics.per_weight(total, weight) for total in sums]
+
+    def _weighted(self, gradient: Any) -> Any:
+        return gradient_sums.weighted(gradient, self._share.weight)  # type: ignore[union-attr]

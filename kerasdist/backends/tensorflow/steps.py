@@ -1,0 +1,172 @@
+"""The functions that Keras's loops call: one compiled graph with all replicas of a step in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist.training.logs import global_logs
+
+Step = Callable[[Any], Any]
+
+
+def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
+    """Returns a function as one graph, that other sizes of a batch do not make anew.
+
+    Args:
+        function: A function of tensors.
+        eagerly: Whether to leave it as it is.
+    """
+    if eagerly:
+        return function
+    # The user's code stays as it is, as in Keras's own step.
+    function = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(function, reduce_retracing=True)
+
+
+@final
+class StepsOnIterator:
+    """``train_function`` or ``test_function``: does one step, or several, and returns the logs."""
+
+    def __init__(self, step: Step, steps: int, *, eagerly: bool) -> None:
+        """Prepares the function; it is compiled when it is called.
+
+        Args:
+            step: Takes a global batch, returns the logs.
+            steps: How many steps a call does, at most.
+            eagerly: Whether not to compile.
+        """
+        self._steps = steps
+        self._on_batch = compiled(step, eagerly=eagerly)
+        if eagerly:
+            self._on_iterator = self._eagerly
+        elif steps == 1:
+            self._on_iterator = compiled(lambda it: step(it.get_next()), eagerly=False)
+        else:
+            self._on_iterator = compiled(self._in_a_loop, eagerly=False)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Does the steps.
+
+        Args:
+            iterator: A ``tf.data.Iterator`` of global batches, or any other iterator of batches.
+
+        Returns:
+            The logs of the last step.
+
+        Raises:
+            OutOfRangeError: If there is no batch left.
+        """
+        if isinstance(iterator, tf.data.Iterator):
+            return self._on_iterator(iterator)
+        logs = None
+        for _, batch in zip(range(self._steps), iterator, strict=False):
+            logs = self._on_batch(as_tensors(batch))
+        return logs
+
+    def _eagerly(self, iterator: Any) -> Any:
+        logs = self._on_batch(iterator.get_next())
+        for _ in range(self._steps - 1):
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                break
+            logs = self._on_batch(batch.get_value())
+        return logs
+
+    def _in_a_loop(self, iterator: Any) -> Any:
+        """The steps of one call as a loop in the graph, which ends where the data ends."""
+        logs = self._on_batch(iterator.get_next())
+
+        def another(_: Any, more: Any, __: Any) -> Any:
+            return more
+
+        def body(done: Any, _: Any, logs: Any) -> Any:
+            batch = iterator.get_next_as_optional()
+            has_value = batch.has_value()
+            logs = tf.cond(has_value, lambda: self._on_batch(batch.get_value()), lambda: logs)
+            return done + 1, has_value & (done + 1 < self._steps), logs
+
+        *_, logs = tf.while_loop(another, body, (tf.constant(1), tf.constant(True), logs))
+        return logs
+
+
+@final
+class PredictionOnBatches:
+    """``predict_function``: the outputs for a list of global batches, one after another."""
+
+    def __init__(self, step: Step, *, eagerly: bool) -> None:
+        """Prepares the function; it is compiled when it is called.
+
+        Args:
+            step: Takes a global batch, returns the outputs.
+            eagerly: Whether not to compile.
+        """
+        self._step = compiled(step, eagerly=eagerly)
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Predicts.
+
+        Args:
+            batches: Global batches, at least one.
+
+        Returns:
+            The outputs for all of them together.
+        """
+        outputs = [self._step(as_tensors(batch)) for batch in batches]
+        return outputs[0] if len(outputs) == 1 else concatenated(outputs)
+
+
+def as_tensors(batch: Any) -> Any:
+    """Returns a batch with arrays made tensors, so that a new size does not compile a new step.
+
+    Args:
+        batch: Arrays, tensors or None in any structure.
+    """
+
+    def tensor(leaf: Any) -> Any:
+        if leaf is None or tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        return tf.convert_to_tensor(leaf)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def concatenated(outputs: Iterable[Any]) -> Any:
+    """Returns outputs in any structure one after another, along axis 0.
+
+    Args:
+        outputs: The same structure of tensors, several times.
+    """
+    return keras.tree.map_structure(lambda *parts: _concat(parts), *outputs)
+
+
+def _concat(parts: Sequence[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, parts)
+    if parts[0].shape.rank == 0:
+        return tf.stack(parts)
+    return tf.concat(parts, 0)
+
+
+def outputs_of_replicas(outputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+    """Puts together what the replicas predicted.
+
+    Args:
+        outputs: The same structure of tensors from each replica.
+        weights: Each replica's share of the batch.
+
+    Returns:
+        The rows of the global batch; for a scalar the mean over its examples.
+    """
+
+    def together(*parts: Any) -> Any:
+        if parts[0] is not None and parts[0].shape.rank == 0:
+            return global_logs(parts, [{}] * len(parts), {}, weights)
+        return _concat(parts)
+
+    return keras.tree.map_structure(together, *outputs)

@@ -1,0 +1,141 @@
+"""What is put before a model's own class on TensorFlow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.steps import (
+    PredictionOnBatches,
+    StepsOnIterator,
+    outputs_of_replicas,
+)
+from kerasdist.backends.tensorflow.variables import check_mirrored
+from kerasdist.training.logs import global_logs
+from kerasdist.training.trainer import ReplicatedTrainer
+
+
+@final
+class PlacedTrainer(ReplicatedTrainer):
+    """Keras's own trainer on a device of choice; `fit` and its like are placed by the hooks."""
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+
+@final
+class TensorFlowTrainer(ReplicatedTrainer):
+    """Divides each batch over the replicas and runs the model's own step on every piece."""
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As Keras's."""
+        with self.replica_set.placement():
+            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that `fit` calls for each step."""
+        if self.train_function is None or force:
+            check_mirrored(self.optimizer.variables, self.replica_set.engine, "the optimizer")
+            self.train_function = self._step_function(self.train_step)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function that `evaluate` calls for each step."""
+        if self.test_function is None or force:
+            self.test_function = self._step_function(self.test_step)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function that `predict` calls for each step."""
+        if self.predict_function is None or force:
+            predict = PredictionOnBatches(self._predict_batch, eagerly=self.run_eagerly)
+
+            def built_then_predict(batches: list[Any]) -> Any:
+                x, _, _ = keras_seam.unpack_x_y_sample_weight(batches[0])
+                self.ensure_built(x)
+                self._check_variables()
+                return predict(batches)
+
+            self.predict_function = built_then_predict
+        return self.predict_function
+
+    def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
+        self._check_variables()
+        return StepsOnIterator(
+            lambda batch: self._step_on_batch(step, batch),
+            self.steps_per_execution,
+            eagerly=self.run_eagerly,
+        )
+
+    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        own = self.runs_kerass_own_steps
+
+        def replica_step(data: Any) -> Any:
+            logs = step(data)
+            return logs, {} if own else self.get_metrics_result()
+
+        done = self.replica_set.run(self.bound_strategy, replica_step, batch)
+        results = self.get_metrics_result()
+        if own:
+            return results
+        return global_logs(
+            [logs for _, (logs, _) in done],
+            [local for _, (_, local) in done],
+            results,
+            [piece.share.weight for piece, _ in done],
+        )
+
+    def _predict_batch(self, batch: Any) -> Any:
+        done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
+        return outputs_of_replicas(
+            [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
+        )
+
+    def _check_variables(self) -> None:
+        engine = self.replica_set.engine
+        check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
+        for metric in self.metrics:
+            check_mirrored(metric.variables, engine, f"the metric {metric.name!r}")
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds the model from the description of a batch.
+
+        Keras takes a batch from the iterator for that, which a generator would lose, and which
+        would move the state of a shuffle.
+        """
+        if iterator is not None:
+            data_batch = iterator._get_iterator().element_spec
+        self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))
+
+
+def _description(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, tf.OptionalSpec):
+        return None
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

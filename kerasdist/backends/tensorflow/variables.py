@@ -1,0 +1,56 @@
+"""Whether a model's variables have a copy on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasdist.errors import ScopeError
+
+
+def native(variable: Any) -> Any:
+    """Returns the framework's variable in a Keras variable.
+
+    Args:
+        variable: A Keras variable, or the framework's own.
+    """
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def gradient_replaces(variable: Any) -> bool:
+    """Returns whether the "gradient" of a variable is its next value, as with float8 scales.
+
+    Args:
+        variable: A Keras variable, or the framework's own.
+    """
+    return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
+
+
+def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, owner: str) -> None:
+    """Refuses variables that were not made in the strategy's scope.
+
+    ``tf.distribute`` would fail on them in the middle of a step, with a message about internals.
+
+    Args:
+        variables: Keras variables.
+        engine: The strategy that must have made them.
+        owner: What they belong to, for the message.
+
+    Raises:
+        ScopeError: If one of them has no copy on each of the strategy's devices.
+    """
+    strangers = [
+        variable.path
+        for variable in variables
+        if not engine.extended.variable_created_in_scope(native(variable))
+    ]
+    if strangers:
+        raise ScopeError(
+            f"Expected {owner} to be made inside of the scope of the model's strategy, so that "
+            f"every device has a copy of its variables. Received: variables={strangers[:5]}, made "
+            "outside of it. Make the model, its optimizer and its metrics in "
+            "`with strategy.scope():`, or pass the optimizer and the metrics by name."
+        )

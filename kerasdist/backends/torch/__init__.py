@@ -1,0 +1,1 @@
+"""PyTorch: a thread a replica, all of them in one process."""

@@ -1,0 +1,104 @@
+"""Dividing a global batch, a structure of arrays, into one piece a replica, and joining what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_seam
+from kerasdist.errors import InputError
+from kerasdist.input.sharding import piece_bounds
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Division:
+    """A global batch in pieces.
+
+    Attributes:
+        pieces: One piece a replica, none of them empty.
+        sizes: How many examples each piece holds.
+        total: How many examples there are.
+    """
+
+    pieces: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    total: int
+
+    @property
+    def count(self) -> int:
+        """How many replicas take part."""
+        return len(self.pieces)
+
+    @property
+    def weights(self) -> list[float]:
+        """Each replica's share of the examples."""
+        return [size / self.total for size in self.sizes]
+
+
+def divide(batch: Any, replicas: int) -> Division | None:
+    """Cuts a batch into consecutive pieces, as equal as can be.
+
+    None and scalars go to every replica. With fewer examples than replicas there are fewer pieces.
+
+    Args:
+        batch: Arrays or tensors with the examples along axis 0, in any structure.
+        replicas: How many replicas there are.
+
+    Returns:
+        The pieces, or None where there is nothing to divide: less than two examples, or no array.
+
+    Raises:
+        InputError: If the arrays differ in their number of examples.
+    """
+    leaves = keras.tree.flatten(batch)
+    rows = [_rows(leaf) for leaf in leaves]
+    sizes = {size for size in rows if size is not None}
+    if len(sizes) > 1:
+        raise InputError(
+            "Expected all arrays of a batch to have as many rows, one an example. "
+            f"Received: shapes={[tuple(leaf.shape) for leaf in leaves if _rows(leaf) is not None]}. "
+            "Hand a table that is not part of the batch to the model itself, or repeat it a row an example."
+        )
+    total = next(iter(sizes), 0)
+    bounds = piece_bounds(total, min(replicas, total)) if total else ()
+    if len(bounds) < 2:
+        return None
+    pieces = tuple(
+        keras.tree.pack_sequence_as(
+            batch,
+            [
+                leaf if size is None else leaf[begin:end]
+                for leaf, size in zip(leaves, rows, strict=True)
+            ],
+        )
+        for begin, end in bounds
+    )
+    return Division(pieces, tuple(end - begin for begin, end in bounds), total)
+
+
+def join(outputs: Sequence[Any]) -> Any:
+    """Puts the replicas' predictions one after another.
+
+    Args:
+        outputs: What each replica predicted: tensors with the examples along axis 0, in any structure.
+    """
+    return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if not _rows(parts[0]):
+        return parts[0]  # no rows: None, or a scalar that belongs to no example
+    if all(isinstance(part, torch.Tensor) for part in parts):
+        return torch.cat([part.to(parts[0].device) for part in parts])
+    return keras_seam.ops.concatenate(parts)
+
+
+def _rows(leaf: Any) -> int | None:
+    """The number of examples in an array, None for what is no array or has no axis."""
+    shape = getattr(leaf, "shape", ())
+    return shape[0] if len(shape) else None

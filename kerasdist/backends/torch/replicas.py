@@ -1,0 +1,231 @@
+"""The replicas of a strategy on PyTorch, and how they take a step together."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import context, keras_seam
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.torch import modules, rendezvous
+from kerasdist.backends.torch.collectives import TorchCollectives
+from kerasdist.backends.torch.draws import FirstDraw
+from kerasdist.backends.torch.pieces import Division
+from kerasdist.backends.torch.team import Team
+from kerasdist.backends.torch.thread_settings import ThreadSettings
+from kerasdist.backends.torch.variables import ReplicaScope, commit, commit_buffers
+from kerasdist.devices import Device
+from kerasdist.replica_context import BatchShare, ReplicaContext
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
+
+
+@final
+class TorchReplicaSet(ReplicaSet):
+    """Devices, and a thread for each that lives as long as this object.
+
+    Replicas on logical CPU devices share one processor, so they take turns: each computes with all of
+    torch's threads, from one meeting to the next. Replicas on GPUs run at the same time.
+    """
+
+    def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
+        """Makes the set.
+
+        Args:
+            devices: Devices of this machine, all of one kind.
+            options: How to compute.
+        """
+        super().__init__(devices, options)
+        self.timeout = rendezvous.TIMEOUT_SECONDS
+        self._crew: Crew | None = None
+        self._one_step = threading.Lock()
+        if len(self.devices) > 1:
+            modules.install()
+
+    @property
+    def trainer_class(self) -> type[Any]:
+        """The class that is put in front of a model's own."""
+        from kerasdist.backends.torch.trainer import TorchTrainer  # it needs this file
+
+        return TorchTrainer
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns the adapter itself: global batches are divided when a step begins.
+
+        Args:
+            adapter: The adapter that Keras made.
+        """
+        return adapter
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns Keras's scope of the first device, which holds the variables."""
+        return keras.device(keras_name(self.devices[0]))
+
+    def run(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> list[Any]:
+        """Runs one step on every piece of a batch, and writes what the replicas assigned.
+
+        Args:
+            strategy: The strategy that owns this set.
+            step: What a replica does with its piece.
+            division: The pieces.
+
+        Returns:
+            What the step returned in each replica, in the order of ranks.
+
+        Raises:
+            Exception: What `step` raised in the first replica that failed.
+        """
+        with self._one_step:  # two threads may use one strategy, one after the other
+            crew = self._crew
+            if crew is None:
+                crew = self._crew = Crew(self.devices, self.timeout)
+                weakref.finalize(self, crew.team.close)
+            try:
+                return crew.run(strategy, step, division)
+            finally:
+                if crew.team.spent:
+                    crew.team.close()
+                    self._crew = None
+
+
+@final
+class Crew:
+    """The replicas' threads and what each of them keeps from step to step."""
+
+    def __init__(self, devices: Sequence[Device], timeout: float) -> None:
+        """Starts the threads.
+
+        Args:
+            devices: The replicas' devices.
+            timeout: How long a replica waits for the others, in seconds.
+        """
+        turns = all(device.kind == "cpu" for device in devices)
+        self.team = Team(len(devices), turns=turns, timeout=timeout)
+        names = [keras_name(device) for device in devices]
+        scopes = [
+            ReplicaScope(rank, torch_device(device), copies=names[rank] != names[0])
+            for rank, device in enumerate(devices)
+        ]
+        meeting = self.team.rendezvous
+        self._replicas = [
+            Replica(
+                rank,
+                names[rank],
+                scopes[rank],
+                TorchCollectives(rank, meeting, scopes, names[0]),
+            )
+            for rank in range(len(devices))
+        ]
+
+    def run(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> list[Any]:
+        """Runs one step (see `TorchReplicaSet.run`).
+
+        Args:
+            strategy: The strategy.
+            step: What a replica does with its piece.
+            division: The pieces.
+        """
+        replicas = self._replicas[: division.count]
+        generator = keras_seam.global_seed_generator()
+        if generator is None:
+            first_draw = FirstDraw()
+            keras_seam.set_global_seed_generator(first_draw)
+        settings = ThreadSettings.of_this_thread()
+
+        def work(rank: int) -> Any:
+            if rank == 0:
+                return replicas[0].take_step(strategy, step, division)
+            with settings.applied():
+                return replicas[rank].take_step(strategy, step, division)
+
+        try:
+            results = self.team.run(division.count, work)
+        finally:
+            if generator is None:
+                keras_seam.set_global_seed_generator(first_draw.generator)
+        scopes = [replica.scope for replica in replicas]
+        commit(scopes, sums=True)
+        if scopes[0].buffers:
+            commit_buffers(scopes)
+        return results
+
+
+@dataclass(eq=False)
+class Replica:
+    """One replica: its device, its view of the variables, its way to the others.
+
+    Attributes:
+        rank: Its number.
+        device: Keras's name of its device.
+        scope: Its view of the variables.
+        collectives: Its way to the others.
+        context: What code of its last step was told of it.
+    """
+
+    rank: int
+    device: str
+    scope: ReplicaScope
+    collectives: TorchCollectives
+    context: ReplicaContext | None = None
+
+    def take_step(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> Any:
+        """Runs a step on this replica's piece, in the thread that is this replica's.
+
+        Args:
+            strategy: The strategy.
+            step: What to do with the piece.
+            division: The pieces.
+        """
+        self.scope.begin()
+        told = self._told(strategy, division)
+        self.collectives.begin(division.count, told.share.weight)  # type: ignore[union-attr]
+        with keras.device(self.device), context.replica_scope(told), self.scope:
+            return step(division.pieces[self.rank])
+
+    def _told(self, strategy: Strategy, division: Division) -> ReplicaContext:
+        """The context of this step: the last one's, if it fits, since most batches are alike."""
+        size, total = division.sizes[self.rank], division.total
+        last = self.context
+        if (
+            last is not None
+            and last.strategy is strategy
+            and last.num_replicas_in_sync == division.count
+            and last.share == (share := BatchShare(size, total, size / total))
+        ):
+            last.layer_losses.clear()
+            return last
+        share = BatchShare(size, total, size / total)
+        self.context = ReplicaContext(
+            strategy=strategy,
+            replica_id_in_sync_group=self.rank,
+            num_replicas_in_sync=division.count,
+            collectives=self.collectives,
+            share=share,
+        )
+        return self.context
+
+
+def keras_name(device: Device) -> str:
+    """Returns Keras's name of a device; torch has one CPU, whatever the number of a logical one.
+
+    Args:
+        device: The device.
+    """
+    return "cpu" if device.kind == "cpu" else str(device)
+
+
+def torch_device(device: Device) -> torch.device:
+    """Returns torch's own device.
+
+    Args:
+        device: The device.
+    """
+    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)

@@ -1,0 +1,153 @@
+"""The trainer of models made under a strategy on PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import context
+from kerasdist.backends.torch.pieces import Division, divide, join
+from kerasdist.training.logs import global_logs
+from kerasdist.training.trainer import ReplicatedTrainer
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.replicas import TorchReplicaSet
+
+Step = Callable[[Any], Any]
+
+
+@final
+class TorchTrainer(ReplicatedTrainer):
+    """Divides each global batch over the replicas; Keras's own loops call it.
+
+    With one replica, for a batch that cannot be divided, and inside a replica of another model's step, it
+    takes the step as plain Keras does.
+    """
+
+    if TYPE_CHECKING:
+        replica_set: TorchReplicaSet
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes ``train_function(batches)``: a training step a batch; returns the last one's logs.
+
+        Args:
+            force: Whether to make it again.
+        """
+        if self.train_function is None or force:
+            self.train_function = self._logging_function(lambda batch: self.train_step(batch))
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes ``test_function(batches)``: a test step a batch; returns the last one's logs.
+
+        Args:
+            force: Whether to make it again.
+        """
+
+        def step(batch: Any) -> Any:
+            with torch.no_grad():
+                return self.test_step(batch)
+
+        if self.test_function is None or force:
+            self.test_function = self._logging_function(step)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes ``predict_function(batches)``: the predictions of all batches, one after another.
+
+        Args:
+            force: Whether to make it again.
+        """
+
+        def step(batch: Any) -> Any:
+            with torch.no_grad():
+                return self.predict_step(batch)
+
+        if self.predict_function is None or force:
+            self.predict_function = self._predicting_function(step)
+        return self.predict_function
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Does as Keras's own, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Does as Keras's own, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Does as Keras's own, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def _logging_function(self, step: Step) -> Callable[[Sequence[Any]], Any]:
+        own_steps = self.runs_kerass_own_steps
+        alone = self._as_plain_keras(step)
+
+        def reporting_step(piece: Any) -> tuple[Any, Any]:
+            logs = step(piece)
+            first = context.replica().replica_id_in_sync_group == 0  # type: ignore[union-attr]
+            return logs, self.get_metrics_result() if first else None
+
+        def run(batches: Sequence[Any]) -> Any:
+            for batch in batches:
+                division = self._division(batch)
+                if division is None:
+                    logs = alone(batch)
+                else:
+                    replica_step = step if own_steps else reporting_step
+                    logs = self.replica_set.run(self.bound_strategy, replica_step, division)
+            if division is None:
+                return logs
+            if own_steps:
+                return self.get_metrics_result()
+            return self._global_logs(logs, division)
+
+        return run
+
+    def _predicting_function(self, step: Step) -> Callable[[Sequence[Any]], Any]:
+        alone = self._as_plain_keras(step)
+
+        def run(batches: Sequence[Any]) -> Any:
+            outputs = []
+            for batch in batches:
+                division = self._division(batch)
+                if division is None:
+                    outputs.append(alone(batch))
+                else:
+                    if not self.built:
+                        # fit and evaluate build the model first, Keras's predict lets the first call do it.
+                        self.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
+                    outputs.append(join(self.replica_set.run(self.bound_strategy, step, division)))
+            return outputs[0] if len(outputs) == 1 else join(outputs)
+
+        return run
+
+    def _division(self, batch: Any) -> Division | None:
+        """The pieces of a batch, or None if there is one to do it all."""
+        replicas = self.replica_set.num_replicas
+        return None if replicas == 1 or context.replica() is not None else divide(batch, replicas)
+
+    def _as_plain_keras(self, step: Step) -> Step:
+        if not self._should_torch_compile():  # type: ignore[attr-defined]
+            return step
+        if self.replica_set.num_replicas == 1:
+            return torch.compile(step)
+        warnings.warn(
+            "jit_compile=True has no effect on several replicas in one process on PyTorch: torch.compile "
+            "cannot trace through the meetings of replicas. The model runs uncompiled; its numbers are "
+            "the same.",
+            stacklevel=4,
+        )
+        return step
+
+    @torch.no_grad()
+    def _global_logs(self, reports: Sequence[tuple[Any, Any]], division: Division) -> Any:
+        logs = [logs for logs, _ in reports]
+        return global_logs(logs, [reports[0][1]], self.get_metrics_result(), division.weights)

@@ -1,0 +1,50 @@
+"""Settings that hold for the whole process."""
+
+from __future__ import annotations
+
+import operator
+import os
+
+from kerasdist.errors import DeviceError
+
+CPU_DEVICES_VARIABLE = "KERASDIST_CPU_DEVICES"
+
+
+def set_logical_cpu_devices(count: int) -> None:
+    """Prepares several CPU devices, to try a strategy on a machine without accelerators.
+
+    They share the machine's cores. On JAX and TensorFlow it must come before the framework starts,
+    that is before the first model, tensor or random seed; on PyTorch any time. The variable
+    ``KERASDIST_CPU_DEVICES`` does the same when the first strategy is made.
+
+    Args:
+        count: How many devices, at least 1.
+
+    Raises:
+        DeviceError: If the framework has started with another number of devices.
+        TypeError: If `count` is no integer.
+        ValueError: If `count` is less than 1.
+    """
+    from kerasdist.backends import registry  # here: it imports Keras
+
+    if operator.index(count) < 1:
+        raise ValueError(f"Expected a positive number of CPU devices. Received: count={count!r}")
+    registry.current().prepare_cpu_devices(count)
+
+
+def apply_cpu_devices_variable() -> None:
+    """Prepares as many CPU devices as ``KERASDIST_CPU_DEVICES`` says, if it is set.
+
+    Raises:
+        DeviceError: If the variable is no positive integer, or the framework has started with fewer
+            devices.
+    """
+    text = os.environ.get(CPU_DEVICES_VARIABLE)
+    if not text:
+        return
+    if not text.isdecimal() or int(text) < 1:
+        raise DeviceError(
+            f"Expected the variable {CPU_DEVICES_VARIABLE} to be a positive integer. "
+            f"Received: {CPU_DEVICES_VARIABLE}={text!r}"
+        )
+    set_logical_cpu_devices(int(text))

@@ -1,0 +1,1 @@
+"""How a global batch reaches the replicas."""

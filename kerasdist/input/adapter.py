@@ -1,0 +1,63 @@
+"""A Keras data adapter around another one, for a backend that places batches by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasdist import keras_seam
+
+
+class WrappedAdapter(keras_seam.DataAdapter):
+    """Hands on everything that the inner adapter says; a backend's subclass changes one method."""
+
+    def __init__(self, inner: Any) -> None:
+        """Wraps an adapter.
+
+        Args:
+            inner: The adapter that Keras made for the data of the call.
+        """
+        self._inner = inner
+
+    def get_numpy_iterator(self) -> Any:
+        """Returns the inner adapter's batches as NumPy arrays."""
+        return self._inner.get_numpy_iterator()
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the inner adapter's batches as a ``tf.data.Dataset``."""
+        return self._inner.get_tf_dataset()
+
+    def get_jax_iterator(self) -> Any:
+        """Returns the inner adapter's batches as arrays that JAX takes."""
+        return self._inner.get_jax_iterator()
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the inner adapter's batches as a torch ``DataLoader``."""
+        return self._inner.get_torch_dataloader()
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches, None where it is not known."""
+        return self._inner.num_batches
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of examples in a batch, None where it is not known."""
+        return self._inner.batch_size
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """Whether the last batch is smaller."""
+        return self._inner.has_partial_batch
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """The size of that last batch."""
+        return self._inner.partial_batch_size
+
+    def on_epoch_begin(self) -> None:
+        """Tells the inner adapter."""
+        self._inner.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tells the inner adapter."""
+        self._inner.on_epoch_end()

@@ -1,0 +1,286 @@
+"""The only file that touches Keras's private parts.
+
+Two things stand here: the places where kerasdist steps into Keras (`Hooks`, put in by `install`),
+and the few private functions it calls. Each is watched by a test in
+``tests/unit/test_keras_seam.py`` that fails when Keras moves it. A hook does nothing but call
+Keras's own code for a model that no strategy made and for code that is not a replica's (contract
+C3).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.layers.layer import Layer
+from keras.src.losses import loss as loss_module
+from keras.src.losses.loss import apply_mask
+from keras.src.models.model import Trainer as BackendTrainer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
+from keras.src.saving import object_registration
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer
+
+__all__ = [
+    "BackendTrainer",
+    "BaseOptimizer",
+    "DataAdapter",
+    "Hooks",
+    "Layer",
+    "Trainer",
+    "apply_combined_gradients",
+    "apply_mask",
+    "backend_name",
+    "carry_registration",
+    "computes_on_gradients",
+    "copy_thread_state",
+    "get_data_adapter",
+    "global_seed_generator",
+    "install",
+    "is_kerass_own",
+    "ops",
+    "optimized_variables",
+    "outside_stateless_scopes",
+    "paste_thread_state",
+    "set_global_seed_generator",
+    "stored_value",
+    "train_validation_split",
+    "unpack_x_y_sample_weight",
+]
+
+get_data_adapter = data_adapters.get_data_adapter
+
+_STATELESS_SCOPE = "stateless_scope"
+
+# Keras declares no types for its operations, and what is inferred from their bodies is wrong.
+ops: Any = keras.ops
+train_validation_split: Any = array_slicing.train_validation_split
+
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What kerasdist does at each place where it steps into Keras.
+
+    Every function gets Keras's own one first, then the arguments of the call.
+
+    Attributes:
+        model_created: ``Trainer.__init__``: a model remembers the strategy of its scope.
+        layer_created: ``Layer.__init__``: its activity regularizer learns of replicas.
+        metric_created: ``Metric.__init__``: a metric that Keras does not ship learns of replicas.
+        fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
+        evaluate: ``model.evaluate``, likewise.
+        predict: ``model.predict``, likewise.
+        apply: ``optimizer.apply``: gradients are combined over the replicas first.
+        reduce_loss: The mean or sum at the end of a Keras loss.
+        scale_loss: Keras's own division by the number of replicas, on TensorFlow.
+        unscale_loss: Its inverse.
+        update_mean: ``Mean.update_state`` and ``Sum.update_state``.
+        update_wrapped: ``MeanMetricWrapper.update_state``.
+        batch_norm_weight: ``BatchNormalization.add_weight``: how moving statistics are aggregated.
+        batch_moments: ``BatchNormalization._moments``.
+        draw_seed: ``SeedGenerator.next``.
+        add_loss: ``Layer.add_loss``.
+        own_losses: ``Layer._get_own_losses``.
+        clear_losses: ``Layer._clear_losses``.
+    """
+
+    model_created: Callable[..., None]
+    layer_created: Callable[..., None]
+    metric_created: Callable[..., None]
+    fit: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    predict: Callable[..., Any]
+    apply: Callable[..., Any]
+    reduce_loss: Callable[..., Any]
+    scale_loss: Callable[..., Any]
+    unscale_loss: Callable[..., Any]
+    update_mean: Callable[..., Any]
+    update_wrapped: Callable[..., Any]
+    batch_norm_weight: Callable[..., Any]
+    batch_moments: Callable[..., Any]
+    draw_seed: Callable[..., Any]
+    add_loss: Callable[..., Any]
+    own_losses: Callable[..., Any]
+    clear_losses: Callable[..., Any]
+
+
+# Where each hook is put in: the owner of a function, and the function's name.
+PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
+    "model_created": ((Trainer, "__init__"),),
+    "layer_created": ((Layer, "__init__"),),
+    "metric_created": ((keras.metrics.Metric, "__init__"),),
+    "fit": ((BackendTrainer, "fit"),),
+    "evaluate": ((BackendTrainer, "evaluate"),),
+    "predict": ((BackendTrainer, "predict"),),
+    "apply": ((BaseOptimizer, "apply"), (keras.optimizers.LossScaleOptimizer, "apply")),
+    "reduce_loss": ((loss_module, "reduce_weighted_values"),),
+    "scale_loss": ((loss_module, "scale_loss_for_distribution"),),
+    "unscale_loss": ((loss_module, "unscale_loss_for_distribution"),),
+    "update_mean": (
+        (keras.metrics.Mean, "update_state"),
+        (keras.metrics.Sum, "update_state"),
+    ),
+    "update_wrapped": ((keras.metrics.MeanMetricWrapper, "update_state"),),
+    "batch_norm_weight": ((keras.layers.BatchNormalization, "add_weight"),),
+    "batch_moments": ((keras.layers.BatchNormalization, "_moments"),),
+    "draw_seed": ((SeedGenerator, "next"),),
+    "add_loss": ((Layer, "add_loss"),),
+    "own_losses": ((Layer, "_get_own_losses"),),
+    "clear_losses": ((Layer, "_clear_losses"),),
+}
+
+_installed: list[Hooks] = []
+
+
+def install(hooks: Hooks) -> None:
+    """Puts the hooks in, once in a process.
+
+    Args:
+        hooks: What to do at each place.
+    """
+    if _installed:
+        return
+    _installed.append(hooks)
+    for field in fields(hooks):
+        for owner, name in PLACES[field.name]:
+            _put_in(owner, name, getattr(hooks, field.name))
+
+
+def _put_in(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def backend_name() -> str:
+    """Returns the name of the framework that Keras runs on."""
+    return keras.config.backend()
+
+
+def is_kerass_own(function_or_class: Any) -> bool:
+    """Returns whether Keras ships this function or class.
+
+    Args:
+        function_or_class: Anything with a ``__module__``.
+    """
+    module = getattr(function_or_class, "__module__", None) or ""
+    return module.partition(".")[0] == "keras"
+
+
+def carry_registration(source: type, target: type) -> None:
+    """Lets a class be saved under the name that another one is registered by.
+
+    Args:
+        source: A class, registered with ``keras.saving.register_keras_serializable`` or not.
+        target: The class that stands in for it.
+    """
+    registered = object_registration.GLOBAL_CUSTOM_NAMES.get(source)
+    if registered is not None:
+        object_registration.GLOBAL_CUSTOM_NAMES[target] = registered
+
+
+def copy_thread_state() -> dict[str, Any]:
+    """Returns what Keras remembers for the calling thread: scopes, policies, the device."""
+    return dict(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+def paste_thread_state(state: dict[str, Any]) -> None:
+    """Makes Keras remember in the calling thread what it did in another one.
+
+    Args:
+        state: The result of `copy_thread_state` there.
+    """
+    here = vars(global_state.GLOBAL_STATE_TRACKER)
+    here.clear()
+    # Stacks, such as that of name scopes, are each thread's own from here on.
+    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built for, in its order.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    return list(optimizer._trainable_variables)
+
+
+def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Does Keras's own part of ``optimizer.apply``, with the gradients of all replicas.
+
+    A user's class that overrides `apply` has had its say in each replica.
+
+    Args:
+        optimizer: A Keras optimizer that is built.
+        gradients: One for each variable, None where there is none.
+        variables: The variables, or None for all that the optimizer knows.
+    """
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # On TensorFlow its `apply` insists on being called in a replica.
+        optimizer._common_apply(gradients, variables)
+    else:
+        BaseOptimizer.apply(optimizer, gradients, variables)
+
+
+def computes_on_gradients(optimizer: Any) -> bool:
+    """Returns whether an optimizer does more with gradients than hand them to ``update_step``.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    computing = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
+    return (
+        not is_kerass_own(type(optimizer))
+        or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or bool(optimizer.gradient_accumulation_steps)
+        or any(getattr(optimizer, name) is not None for name in computing)
+    )
+
+
+@contextmanager
+def outside_stateless_scopes() -> Iterator[None]:
+    """Lets code inside read and write the variables themselves, whatever scopes are open."""
+    scope = global_state.get_global_attribute(_STATELESS_SCOPE)
+    global_state.set_global_attribute(_STATELESS_SCOPE, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_STATELESS_SCOPE, scope)
+
+
+def global_seed_generator() -> Any:
+    """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
+    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+
+
+def set_global_seed_generator(generator: Any) -> None:
+    """Sets the generator that unseeded draws of this thread take their seeds from.
+
+    Args:
+        generator: An object with the method ``next`` of ``keras.random.SeedGenerator``, or None.
+    """
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def stored_value(variable: Any) -> Any:
+    """Returns where a variable keeps its value, whatever scopes are open; None if it has none yet.
+
+    Args:
+        variable: A Keras variable.
+    """
+    return variable._value

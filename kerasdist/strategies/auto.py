@@ -1,0 +1,23 @@
+"""The strategy that fits the machine."""
+
+from __future__ import annotations
+
+from kerasdist import config
+from kerasdist.backends import registry
+from kerasdist.strategies.mirrored import MirroredStrategy
+from kerasdist.strategies.one_device import OneDeviceStrategy
+from kerasdist.strategy import Strategy
+
+
+def auto() -> Strategy:
+    """Picks a strategy by what this machine has.
+
+    Returns:
+        `MirroredStrategy` over all accelerators, or all CPU devices where there is no accelerator,
+        if there is more than one; else `OneDeviceStrategy` on the one there is.
+    """
+    config.apply_cpu_devices_variable()
+    backend = registry.current()
+    devices = backend.accelerators() or backend.devices("cpu")
+    names = [str(device) for device in devices]
+    return MirroredStrategy(names) if len(names) > 1 else OneDeviceStrategy(names[0])

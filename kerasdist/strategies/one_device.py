@@ -1,0 +1,37 @@
+"""Everything on one device, chosen by name."""
+
+from __future__ import annotations
+
+from typing import final
+
+from kerasdist.backends import registry
+from kerasdist.backends.base import ReplicaOptions
+from kerasdist.devices import check_available, parse_devices
+from kerasdist.strategy import Strategy
+from kerasdist.training import hooks
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Places variables and computation on a single device.
+
+    For trying out code that will later run under another strategy, and for choosing a device.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy
+    """
+
+    def __init__(self, device: str) -> None:
+        """Makes the strategy.
+
+        Args:
+            device: The device's name, ``"cpu:0"`` or ``"gpu:1"``; TensorFlow's spellings are
+                accepted.
+
+        Raises:
+            DeviceError: If this machine has no such device.
+        """
+        backend = registry.current()
+        devices = parse_devices([device])
+        check_available(devices, backend.devices(devices[0].kind))
+        super().__init__(backend.replica_set(devices, ReplicaOptions()))
+        hooks.install()

@@ -1,0 +1,180 @@
+"""What kerasdist does where it steps into Keras: one function a place, each a few lines.
+
+`install` puts them in when the first strategy is made. Outside of a strategy's models and replicas
+every one of them calls Keras's own function and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from kerasdist import context, keras_seam
+from kerasdist.replica_context import one_device_replica
+from kerasdist.training import (
+    layer_losses,
+    metrics,
+    normalization,
+    numerics,
+    randomness,
+    regularizers,
+)
+from kerasdist.training.binding import Binding, bind, binding_of, remember
+
+Original = Callable[..., Any]
+
+
+@cache
+def install() -> None:
+    """Puts the hooks into Keras, once in a process."""
+    keras_seam.install(
+        keras_seam.Hooks(
+            model_created=_model_created,
+            layer_created=regularizers.layer_created,
+            metric_created=metrics.metric_created,
+            fit=_fit,
+            evaluate=_evaluate,
+            predict=_predict,
+            apply=_apply,
+            reduce_loss=_reduce_loss,
+            scale_loss=_scale_loss,
+            unscale_loss=_scale_loss,
+            update_mean=metrics.update_mean,
+            update_wrapped=metrics.update_wrapped,
+            batch_norm_weight=_batch_norm_weight,
+            batch_moments=_batch_moments,
+            draw_seed=randomness.draw_seed,
+            add_loss=layer_losses.add_loss,
+            own_losses=layer_losses.own_losses,
+            clear_losses=layer_losses.clear_losses,
+        )
+    )
+
+
+def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) -> None:
+    original(model, *args, **kwargs)
+    strategy = context.scoped_strategy()
+    if strategy is not None and strategy.replica_set is not None:
+        remember(model, Binding(strategy, strategy.replica_set))
+        bind(model, strategy.replica_set.trainer_class)
+
+
+def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+    binding = _binding_for(model)
+    if binding is None:
+        return original(model, *args, **kwargs)
+    call = _bound(original, model, args, kwargs)
+    given = call.arguments
+    if given["validation_split"] and given["validation_data"] is None:
+        arrays, given["validation_data"] = keras_seam.train_validation_split(
+            (given["x"], given["y"], given["sample_weight"]),
+            validation_split=given["validation_split"],
+        )
+        given["x"], given["y"], given["sample_weight"] = arrays
+        given["validation_split"] = 0.0
+    if given["validation_data"] is not None:
+        x, y, weight = keras_seam.unpack_x_y_sample_weight(given["validation_data"])
+        given["validation_data"] = _adapted(
+            binding,
+            x,
+            y=y,
+            sample_weight=weight,
+            batch_size=given["validation_batch_size"] or given["batch_size"],
+            steps_per_epoch=given["validation_steps"],
+        )
+    _adapt(binding, given, given["steps_per_epoch"])
+    return _run(original, binding, call)
+
+
+def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+    binding = _binding_for(model)
+    if binding is None:
+        return original(model, *args, **kwargs)
+    call = _bound(original, model, args, kwargs)
+    _adapt(binding, call.arguments, call.arguments["steps"])
+    return _run(original, binding, call)
+
+
+_predict = _evaluate
+
+
+def _binding_for(model: Any) -> Binding | None:
+    binding = binding_of(model)
+    here = context.get_strategy()
+    if binding is None and here.num_replicas_in_sync > 1:
+        warnings.warn(
+            f"The model {model.name!r} was made outside of the scope of {here}, so it runs on one "
+            "device, as plain Keras does. Make the model inside the scope to train it on every "
+            "replica.",
+            stacklevel=4,
+        )
+    return binding
+
+
+def _bound(
+    original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call.apply_defaults()
+    return call
+
+
+def _adapt(binding: Binding, given: dict[str, Any], steps: int | None) -> None:
+    """Replaces the arguments that describe the data by one adapter, made as Keras's loop would."""
+    taken = ("y", "sample_weight", "shuffle", "class_weight")
+    arguments = {name: given[name] for name in taken if name in given}
+    given["x"] = _adapted(
+        binding, given["x"], batch_size=given["batch_size"], steps_per_epoch=steps, **arguments
+    )
+    given.update({name: None for name in arguments if name != "shuffle"})
+
+
+def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
+    if isinstance(x, keras_seam.DataAdapter):
+        return x
+    return binding.replicas.data_adapter(keras_seam.get_data_adapter(x, **arguments))
+
+
+def _run(original: Original, binding: Binding, call: inspect.BoundArguments) -> Any:
+    with binding.replicas.placement():
+        return original(*call.args, **call.kwargs)
+
+
+def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    replica = one_device_replica()
+    if replica is None:
+        return original(optimizer, grads, trainable_variables)
+    variables = None if trainable_variables is None else list(trainable_variables)
+    return replica.collectives.apply_gradients(optimizer, list(grads), variables)
+
+
+def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:
+    replica = one_device_replica()
+    if replica is None:
+        return original(*args, **kwargs)
+    call = inspect.signature(original).bind(*args, **kwargs)
+    call.apply_defaults()
+    return numerics.global_share_of_loss(original, replica, **call.arguments)
+
+
+def _scale_loss(original: Original, value: Any) -> Any:
+    # On TensorFlow Keras divides losses by the number of replicas; here they are weighted instead.
+    return original(value) if one_device_replica() is None else value
+
+
+def _batch_norm_weight(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = context.scoped_strategy()
+    per_replica = strategy is not None and strategy.options.batch_norm == "per_replica"
+    if per_replica and not kwargs.get("trainable", True):
+        kwargs["aggregation"] = "mean"  # the replicas' moving statistics differ; they must agree
+    return original(layer, *args, **kwargs)
+
+
+def _batch_moments(original: Original, layer: Any, inputs: Any, mask: Any) -> Any:
+    replica = one_device_replica()
+    if replica is None or replica.strategy.options.batch_norm == "per_replica":
+        return original(layer, inputs, mask)
+    return normalization.global_moments(replica, inputs, layer._reduction_axes, mask)

@@ -1,0 +1,117 @@
+"""Metrics over replicas: Keras's own add up, all others see the global batch.
+
+The state of a metric that Keras ships is a sum over examples, so each replica updates its own part
+with its own rows and the parts are added when the state is read. Of any other metric nothing is
+known: its state may be a maximum or a set. It is updated with the gathered rows of the global
+batch, the same on every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasdist import context, keras_seam
+from kerasdist.keras_seam import ops
+from kerasdist.replica_context import ReplicaContext, one_device_replica
+from kerasdist.training.binding import bind
+
+
+class GlobalBatchMetric:
+    """Put before the class of a metric whose state may be no sum."""
+
+    def update_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Updates the state with the rows of all replicas; all replicas must call it.
+
+        Args:
+            *args: What the metric takes; tensors of at least one dimension are gathered.
+            **kwargs: Likewise.
+        """
+        replica = one_device_replica()
+        if replica is None:
+            return super().update_state(*args, **kwargs)  # type: ignore[misc]
+        args, kwargs = _gathered(replica, (args, kwargs))
+        # The rows are the global batch's now: metrics inside this one must not gather or weigh
+        # again.
+        with context.replica_scope(None):
+            return super().update_state(*args, **kwargs)  # type: ignore[misc]
+
+    def add_variable(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a state variable that is equal on all replicas, not a part of a sum."""
+        kwargs["aggregation"] = "only_first_replica"
+        return super().add_variable(*args, **kwargs)  # type: ignore[misc]
+
+
+def _gathered(replica: ReplicaContext, structure: Any) -> Any:
+    def gather(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, str | bool | int | float):
+            return leaf
+        tensor = ops.convert_to_tensor(leaf)
+        return replica.collectives.all_gather(tensor) if len(tensor.shape) else tensor
+
+    return keras.tree.map_structure(gather, structure)
+
+
+def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
+    """Lets a metric that Keras does not ship see the global batch, if it is made in a scope.
+
+    Args:
+        original: Keras's ``Metric.__init__``.
+        metric: The metric.
+        *args: As Keras's.
+        **kwargs: As Keras's.
+    """
+    original(metric, *args, **kwargs)
+    if context.has_strategy() and not keras_seam.is_kerass_own(type(metric)):
+        bind(metric, GlobalBatchMetric)
+
+
+def update_wrapped(
+    original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """Updates a metric made from a function, ``keras.metrics.MeanMetricWrapper``.
+
+    A function that returns one value an example is exact on the replica's own rows. One that
+    returns a scalar may mix examples, so it gets the rows of all replicas; all replicas must call
+    it.
+
+    Args:
+        original: Keras's own function.
+        metric: The metric.
+        y_true: As Keras's.
+        y_pred: As Keras's.
+        sample_weight: As Keras's.
+    """
+    replica = one_device_replica()
+    if replica is not None and not keras_seam.is_kerass_own(metric._fn):
+        local = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+        if len(ops.shape(local)) == 0:
+            y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
+    return original(metric, y_true, y_pred, sample_weight)
+
+
+def update_mean(
+    original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Updates ``keras.metrics.Mean`` or ``Sum``.
+
+    A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
+    the replica's share of the batch, so that all replicas together add one value with weight 1.
+
+    Args:
+        original: Keras's own function.
+        metric: The metric.
+        values: As Keras's.
+        sample_weight: As Keras's. A scalar with a weight of its own, such as Keras's loss with the
+            number of examples, is taken as it is; a replica without example adds nothing.
+    """
+    replica = one_device_replica()
+    if replica is None or len(ops.shape(values)) > 0:
+        return original(metric, values, sample_weight)
+    weight = replica.weight
+    if not isinstance(weight, float):
+        # A replica without example: its mean is NaN, and NaN times 0 would stay NaN.
+        values = ops.where(weight > 0, values, ops.zeros_like(values))
+    return original(metric, values, weight if sample_weight is None else sample_weight)

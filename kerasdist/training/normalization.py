@@ -1,0 +1,72 @@
+"""Mean and variance of the global batch, for BatchNormalization, in one all-gather.
+
+Each replica sends its number of values, their mean and their variance; all combine them the same
+way (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", 1979). That loses no digits where the mean is large against the deviation, as a sum of
+squares would, and an empty replica counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kerasdist.keras_seam import ops
+from kerasdist.replica_context import ReplicaContext
+
+
+def global_moments(
+    replica: ReplicaContext, inputs: Any, axes: Sequence[int], mask: Any
+) -> tuple[Any, Any]:
+    """Returns mean and variance over the rows of all replicas, with their gradient.
+
+    All replicas must call it.
+
+    Args:
+        replica: The replica that holds `inputs`.
+        inputs: Float tensor of shape ``(n, ..., channels)``, or with the channels on another axis.
+        axes: The axes to average over: all but the channels'.
+        mask: None, or booleans of the shape of `inputs` without its last axis: what counts.
+
+    Returns:
+        Two tensors of shape ``(channels,)``, of the type of `inputs`.
+    """
+    if mask is None:
+        count = _count(inputs, axes)
+        weights = None
+        total = ops.sum(inputs, axes, keepdims=True)
+    else:
+        weights = ops.cast(
+            ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs)), inputs.dtype
+        )
+        count = ops.sum(weights, axes, keepdims=True)
+        total = ops.sum(ops.where(weights > 0, inputs, 0), axes, keepdims=True)
+    mean = total / ops.maximum(count, 1)
+    deviation = inputs - mean
+    if weights is not None:
+        deviation = ops.where(weights > 0, deviation, 0)
+    squares = ops.sum(ops.square(deviation), axes, keepdims=True)
+
+    # One row a replica: count, mean and sum of squares, each of one value a channel.
+    flat = [
+        ops.reshape(part, (-1,))
+        for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
+    ]
+    rows = replica.collectives.all_gather(ops.expand_dims(ops.stack(flat), 0))
+    counts, means, squares = rows[:, 0], rows[:, 1], rows[:, 2]
+
+    # With a mask Keras divides by the count plus epsilon; so must we, to give its numbers.
+    divisor = ops.sum(counts, 0) + (0.0 if mask is None else keras.config.epsilon())
+    global_mean = ops.sum(counts * means, 0) / divisor
+    spread = squares + counts * ops.square(means - global_mean)
+    return global_mean, ops.sum(spread, 0) / divisor
+
+
+def _count(inputs: Any, axes: Sequence[int]) -> Any:
+    """How many values one channel has: an int, or a scalar tensor where a size is not known yet."""
+    count = 1
+    for axis in axes:
+        count = count * ops.shape(inputs)[axis]
+    return ops.reshape(ops.cast(count, inputs.dtype), (1,) * len(inputs.shape))

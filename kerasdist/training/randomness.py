@@ -1,0 +1,35 @@
+"""Random draws: reproducible from the seed, different on each replica, whatever the timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kerasdist import context
+from kerasdist.keras_seam import ops
+
+# Far apart, so that a replica's seeds do not meet the next replica's as they count up: torch's
+# generator takes the sum of a seed's two parts. The 32-bit golden ratio, halved to stay a positive
+# int32.
+_STRIDE = 0x4F1BBCDC
+
+
+def draw_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws the next seed; replica 0's are those of one device.
+
+    Args:
+        original: Keras's ``SeedGenerator.next``.
+        generator: The seed generator.
+        *args: As Keras's.
+        **kwargs: As Keras's.
+
+    Returns:
+        An integer tensor of shape ``(2,)``.
+    """
+    seed = original(generator, *args, **kwargs)
+    replica = context.replica()
+    if replica is None or replica.replica_id_in_sync_group == 0:
+        return seed
+    offset = (replica.replica_id_in_sync_group * _STRIDE) % 0x7FFFFFFF
+    dtype = seed.dtype
+    return seed + ops.convert_to_tensor([offset, 0], dtype=dtype)

@@ -1,0 +1,84 @@
+"""The common part of the three trainers: what is put before a model's own class.
+
+A trainer overrides what feeds and compiles a step, never the step: a user's own `train_step` still
+wins, and so does everything else that a user's class defines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.replica_context import one_device_replica
+from kerasdist.strategy import Strategy
+from kerasdist.training.binding import Binding, binding_of
+
+
+class ReplicatedTrainer:
+    """Runs the steps of a Keras model on the replicas of its strategy.
+
+    Abstract: every backend has its own. It says so in words, since a model's class can only be
+    replaced by one of the same layout, and ``abc.ABC``, having no ``__dict__``, has another one.
+    """
+
+    @property
+    def bound_strategy(self) -> Strategy:
+        """The strategy that this model was made under."""
+        return self._binding.strategy
+
+    @property
+    def replica_set(self) -> ReplicaSet:
+        """The devices of that strategy, and how to compute on them."""
+        return self._binding.replicas
+
+    @property
+    def _binding(self) -> Binding:
+        binding = binding_of(self)
+        assert binding is not None  # this class is only put before a bound model's
+        return binding
+
+    def ensure_built(self, x: Any) -> None:
+        """Makes the variables of a model that was never called, before replicas run it.
+
+        Args:
+            x: A batch of inputs: arrays or tensors, in any structure.
+        """
+        layers = self._flatten_layers()  # type: ignore[attr-defined]
+        if all(layer.built for layer in layers):
+            return
+        symbolic = keras.tree.map_structure(
+            lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)),
+            x,
+        )
+        with self.bound_strategy.scope():
+            self(symbolic)  # type: ignore[operator]
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        # What is made while building (variables, metrics, inner layers) is the strategy's too.
+        with self.bound_strategy.scope():
+            super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the metrics' results; in a replica of Keras's own step nobody reads them."""
+        if one_device_replica() is not None and self.runs_kerass_own_steps:
+            return {}
+        return super().get_metrics_result()  # type: ignore[misc]
+
+    @property
+    def runs_kerass_own_steps(self) -> bool:
+        """Whether no class of the user's has a hand in what a step reports."""
+        names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+        return all(keras_seam.is_kerass_own(_defined_by_model(type(self), name)) for name in names)
+
+
+def _defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
+    """The function that the model's own classes give this name, ours left out."""
+    return next(
+        vars(parent)[name]
+        for parent in model_class.__mro__
+        if name in vars(parent) and not parent.__module__.startswith("kerasdist.")
+    )

@@ -1,0 +1,1 @@
+"""The exactness suite: what a strategy computes, against plain Keras on one device."""

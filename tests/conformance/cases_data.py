@@ -1,0 +1,355 @@
+"""Sources of data: each gives the same batches, in the same order, under a strategy."""
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression, weights_for
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 4
+
+
+def tensors(backend, *arrays):
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tuple(tf.constant(array) for array in arrays)
+    if backend == "jax":
+        import jax.numpy as jnp
+
+        return tuple(jnp.asarray(array) for array in arrays)
+    import torch
+
+    return tuple(torch.tensor(array) for array in arrays)
+
+
+@case("data", replicas=REPLICAS)
+def numpy_shuffled(lab):
+    """NumPy, `shuffle=True`: the same seed gives plain Keras's order."""
+    x, y = regression(N)
+    lab.same(dense, fit(x, y, batch_size=BATCH, shuffle=True, epochs=3))
+
+
+@case("data")
+def lists(lab):
+    """Lists of NumPy arrays, and arrays in tuples."""
+    x, y = regression(N)
+
+    def build():
+        a, b = keras.Input((2,)), keras.Input((2,))
+        merged = keras.layers.Concatenate()([a, b])
+        model = keras.Model([a, b], keras.layers.Dense(1)(merged))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit([x[:, :2], x[:, 2:]], y, batch_size=BATCH))
+
+
+@case("data")
+def pandas(lab):
+    """pandas: a DataFrame and a Series."""
+    import pandas as pd
+
+    x, y = regression(N)
+    frame, series = pd.DataFrame(x, columns=list("abcd")), pd.Series(y[:, 0])
+    lab.same(
+        dense,
+        fit(frame, series, batch_size=BATCH, shuffle=False),
+        predict(frame, batch_size=BATCH),
+    )
+
+
+@case("data", replicas=REPLICAS)
+def tensors_of_the_backend(lab):
+    """Tensors of the running backend."""
+    x, y = regression(N)
+    tx, ty, tw = tensors(lab.backend, x, y, weights_for(N))
+    lab.same(
+        dense,
+        fit(tx, ty, batch_size=BATCH, shuffle=False, sample_weight=tw),
+        evaluate(tx, ty, batch_size=BATCH),
+        predict(tx, batch_size=BATCH),
+    )
+
+
+@case("data")
+def tensors_of_the_others(lab):
+    """TensorFlow's, JAX's and PyTorch's tensors on every backend."""
+    x, y = regression(N)
+    for other in ("tensorflow", "jax", "torch"):
+        if other == lab.backend:
+            continue
+        if {other, lab.backend} == {"jax", "tensorflow"}:
+            # Plain Keras on JAX leaves TensorFlow's tensors to NumPy, and the other way round.
+            pass
+        tx, ty = tensors(other, x, y)
+        lab.same(dense, fit(tx, ty, batch_size=BATCH, shuffle=False))
+
+
+def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
+    def make():
+        import tensorflow as tf
+
+        x, y = regression(n)
+        source = tf.data.Dataset.from_tensor_slices((x, y, weights_for(n)) if weights else (x, y))
+        source = source.batch(batch)
+        if unknown:
+
+            def lose_shape(x, y):
+                x, y = tf.numpy_function(lambda a, b: (a, b), [x, y], [tf.float32, tf.float32])
+                x.set_shape((None, 4))
+                y.set_shape((None, 1))
+                return x, y
+
+            source = source.map(lose_shape)
+        return source.repeat() if repeat else source
+
+    return make
+
+
+@case("data", replicas=REPLICAS)
+def tf_data(lab):
+    """`tf.data.Dataset`."""
+    lab.same(dense, fit(dataset(), epochs=2), evaluate(dataset()), predict(dataset()))
+
+
+@case("data")
+def tf_data_weighted(lab):
+    """`tf.data.Dataset` of (x, y, sample_weight)."""
+    lab.same(dense, fit(dataset(weights=True)), evaluate(dataset(weights=True)))
+
+
+@case("data", replicas=REPLICAS)
+def tf_data_unknown_batch_size(lab):
+    """A mapped `tf.data` pipeline whose batch size is unknown."""
+    lab.same(dense, fit(dataset(unknown=True)), evaluate(dataset(unknown=True)))
+
+
+@case("data")
+def tf_data_repeated(lab):
+    """An endless `tf.data` pipeline with `steps_per_epoch`, `validation_steps`."""
+    lab.same(
+        dense,
+        fit(
+            dataset(repeat=True),
+            epochs=2,
+            steps_per_epoch=4,
+            validation_data=dataset(repeat=True),
+            validation_steps=2,
+        ),
+    )
+
+
+@case("data")
+def tf_data_of_dicts(lab):
+    """`tf.data` of nested dicts."""
+
+    def make():
+        import tensorflow as tf
+
+        x, y = regression(N)
+        data = ({"left": x[:, :2], "right": x[:, 2:]}, y)
+        return tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
+
+    def build():
+        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
+        merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
+        model = keras.Model(inputs, keras.layers.Dense(1)(merged))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(make))
+
+
+def loader(**options):
+    def make():
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        x, y = regression(N)
+        generator = torch.Generator().manual_seed(5)
+        data = TensorDataset(torch.tensor(x), torch.tensor(y))
+        return DataLoader(data, batch_size=BATCH, generator=generator, **options)
+
+    return make
+
+
+@case("data", replicas=REPLICAS)
+def torch_data_loader(lab):
+    """torch's `DataLoader`."""
+    lab.same(dense, fit(loader(), epochs=2), evaluate(loader()), predict(loader()))
+
+
+@case("data")
+def torch_data_loader_shuffled(lab):
+    """A shuffling `DataLoader`, with `drop_last`."""
+    lab.same(
+        dense,
+        fit(loader(shuffle=True, drop_last=True), epochs=2, validation_data=loader()),
+    )
+
+
+def py_dataset(*sizes, weights=False, **options):
+    def make():
+        class Batches(keras.utils.PyDataset):
+            def __len__(self):
+                return len(sizes)
+
+            def __getitem__(self, index):
+                x, y = regression(sizes[index], seed=index)
+                return (x, y, weights_for(sizes[index])) if weights else (x, y)
+
+        return Batches(**options)
+
+    return make
+
+
+@case("data", replicas=REPLICAS)
+def py_dataset_uneven(lab):
+    """`PyDataset` with batches of very different sizes."""
+    make = py_dataset(1, 6, 5, 2, weights=True)
+    lab.same(dense, fit(make, shuffle=False, epochs=2), evaluate(make), predict(make))
+
+
+@case("data")
+def py_dataset_workers(lab):
+    """`PyDataset` with worker threads, shuffled."""
+    make = py_dataset(4, 4, 4, 3, workers=2, max_queue_size=3)
+    lab.same(dense, fit(make, shuffle=False, epochs=2))
+
+
+@case("data", seconds=120.0)
+def py_dataset_processes(lab):
+    """`PyDataset` with worker processes."""
+    from tests.conformance.datasets import Processes
+
+    lab.same(
+        dense,
+        fit(lambda: Processes(workers=2, use_multiprocessing=True), shuffle=False),
+    )
+
+
+@case("data", replicas=REPLICAS)
+def generator(lab):
+    """A Python generator, with `steps_per_epoch`."""
+
+    def make():
+        while True:
+            for index, size in enumerate((3, 6, 1)):
+                yield regression(size, seed=index)
+
+    lab.same(
+        dense,
+        fit(make, epochs=2, steps_per_epoch=4, validation_data=make, validation_steps=2),
+        evaluate(make, steps=3),
+    )
+
+
+@case("data")
+def generator_of_predictions(lab):
+    """`predict` on a generator, with `steps`."""
+
+    def make():
+        index = 0
+        while True:
+            index += 1
+            yield (regression(1 + index % 5, seed=index)[0],)
+
+    lab.same(dense, predict(make, steps=6))
+
+
+@case("data")
+def grain(lab):
+    """A `grain` dataset and loader."""
+
+    def make():
+        import grain
+
+        x, y = regression(N)
+        return grain.MapDataset.source(list(zip(x, y, strict=True))).batch(BATCH)
+
+    def make_loader():
+        import grain
+
+        x, y = regression(N)
+        sampler = grain.samplers.SequentialSampler(len(x), grain.sharding.NoSharding())
+        return grain.DataLoader(
+            data_source=list(zip(x, y, strict=True)),
+            sampler=sampler,
+            operations=[grain.transforms.Batch(BATCH)],
+        )
+
+    lab.same(dense, fit(make, epochs=2), evaluate(make))
+    lab.same(dense, fit(make_loader))
+
+
+@case("data")
+def nothing_dropped_or_twice(lab):
+    """Every example passes once an epoch: the sum over the batch is the sum over the data."""
+    x, y = regression(23)
+    model = lab.same(dense, quiet_fit(x, y, batch_size=5))
+    for size in (1, 2, 5, 7, 23, 40):
+        outputs = model.predict(x, batch_size=size, verbose=0)
+        lab.equal(model.predict(x, batch_size=3, verbose=0), outputs)
+
+
+@case("validation", replicas=REPLICAS)
+def validation_data(lab):
+    """`validation_data` with weights, `validation_batch_size` and `validation_freq`."""
+    x, y = regression(N)
+    v, u = regression(7, seed=5)
+    lab.same(
+        dense,
+        fit(
+            x,
+            y,
+            batch_size=BATCH,
+            epochs=4,
+            validation_data=(v, u, weights_for(7)),
+            validation_batch_size=3,
+            validation_freq=2,
+        ),
+    )
+
+
+@case("validation")
+def validation_split(lab):
+    """`validation_split`."""
+    x, y = regression(N)
+    lab.same(dense, fit(x, y, batch_size=BATCH, epochs=2, validation_split=0.3))
+
+
+@case("validation")
+def validation_of_another_kind(lab):
+    """Training on NumPy, validation on `tf.data` and on a `DataLoader`."""
+    x, y = regression(N)
+    for source in (dataset(7, 3), loader()):
+        lab.same(dense, fit(x, y, batch_size=BATCH, validation_data=source))
+
+
+@case("data")
+def float64_and_integer_inputs(lab):
+    """float64 and integer NumPy input is converted as Keras converts it."""
+    x, y = regression(N)
+    lab.same(dense, fit(x.astype("float64"), y.astype("float64"), batch_size=BATCH))
+    lab.same(dense, fit((x * 3).astype("int64"), y, batch_size=BATCH))
+
+
+@case("data")
+def no_batch_size(lab):
+    """No `batch_size`: Keras's 32."""
+    x, y = regression(40)
+    lab.same(dense, fit(x, y), evaluate(x, y), predict(x))
+
+
+@case("data")
+def scipy_sparse(lab):
+    """SciPy's sparse matrices."""
+    import scipy.sparse as sparse
+
+    x, y = regression(N)
+    lab.same(
+        dense,
+        fit(sparse.csr_matrix(np.where(x > 0, x, 0)), y, batch_size=BATCH, shuffle=False),
+    )

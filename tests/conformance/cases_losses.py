@@ -1,0 +1,401 @@
+"""What the loss divides by: reductions, weights, masks, several outputs (C1's numerics)."""
+
+import itertools
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit
+from tests.conformance.lazy import keras
+from tests.conformance.models import (
+    STEPS_IN_TIME,
+    binary,
+    classification,
+    classifier,
+    dense,
+    regression,
+    tagger,
+    tokens,
+    weights_for,
+)
+from tests.conformance.registry import REPLICAS, case
+
+REDUCTIONS = ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+N, BATCH = 11, 6
+
+
+def sequence_targets(n, seed=3):
+    return np.random.default_rng(seed).normal(size=(n, STEPS_IN_TIME, 1)).astype("float32")
+
+
+def reduction_case(reduction, masked, weighted):
+    def check(lab):
+        def loss():
+            return keras.losses.MeanSquaredError(reduction=reduction)
+
+        weights = weights_for(N) if weighted else None
+        if masked:
+            x, y = tokens(N), sequence_targets(N)
+            if weighted:
+                # A weight for each step: Keras does not broadcast one an example to the mask.
+                weights = weights[:, None] * np.linspace(0.5, 1.5, STEPS_IN_TIME, dtype="float32")
+        else:
+            x, y = regression(N)
+        # A sum grows with the batch: a smaller rate keeps the steps in the range of the others.
+        rate = 0.01 if reduction == "sum" else 0.1
+
+        def build():
+            model = tagger() if masked else dense()
+            model.compile(keras.optimizers.SGD(rate), loss=loss(), weighted_metrics=["mae"])
+            return model
+
+        options = {"batch_size": BATCH, "sample_weight": weights}
+        lab.same(build, fit(x, y, shuffle=False, **options), evaluate(x, y, **options))
+
+    name = "_".join([reduction, *["masked"] * masked, *["weighted"] * weighted])
+    extra = " and ".join([*["masks"] * masked, *["sample weights"] * weighted]) or "neither"
+    case("loss reductions", name=name, title=f"`{reduction}` with {extra}")(check)
+
+
+for _reduction, _masked, _weighted in itertools.product(REDUCTIONS, (False, True), (False, True)):
+    reduction_case(_reduction, _masked, _weighted)
+
+
+@case("loss reductions")
+def reduction_none(lab):
+    """`reduction=None`: the loss is a vector, as in plain Keras, or the same error."""
+    x, y = regression(8)
+
+    def outcome(strategy):
+        try:
+            action = fit(x, y, batch_size=4, shuffle=False)
+            build = lambda: dense(loss=keras.losses.MeanSquaredError(reduction=None))  # noqa: E731
+            return lab.run(build, [action], strategy)[1].results
+        except Exception as error:  # noqa: BLE001: plain Keras decides what is right here
+            return type(error).__name__
+
+    lab.equal(outcome(None), outcome(lab.strategy()))
+
+
+@case("weights", replicas=REPLICAS)
+def sample_weight(lab):
+    """`sample_weight`, some of it zero, in fit, evaluate and validation."""
+    x, y = regression(N)
+    options = {"batch_size": BATCH, "sample_weight": weights_for(N)}
+    lab.same(
+        lambda: dense(weighted_metrics=["mse"]),
+        fit(x, y, validation_data=(x, y, weights_for(N, 8)), epochs=2, **options),
+        evaluate(x, y, **options),
+    )
+
+
+@case("weights")
+def sample_weight_all_zero_on_a_replica(lab):
+    """All weights of one replica's share are zero."""
+    x, y = regression(8)
+    weights = np.array([0, 0, 0, 0, 1, 2, 3, 0.5], "float32")
+    for reduction in ("sum_over_batch_size", "mean_with_sample_weight"):
+        lab.same(
+            lambda reduction=reduction: dense(
+                loss=keras.losses.MeanSquaredError(reduction=reduction)
+            ),
+            fit(x, y, batch_size=8, sample_weight=weights, shuffle=False),
+        )
+
+
+@case("weights")
+def class_weight(lab):
+    """`class_weight`."""
+    x, y = classification(N)
+    lab.same(classifier, fit(x, y, batch_size=BATCH, class_weight={0: 1.0, 1: 2.5, 2: 0.25}))
+
+
+@case("weights")
+def sample_weight_per_step(lab):
+    """A weight for every step in time."""
+    x, y = tokens(N), sequence_targets(N)
+    weights = np.random.default_rng(5).uniform(size=(N, STEPS_IN_TIME)).astype("float32")
+    lab.same(tagger, fit(x, y, batch_size=BATCH, sample_weight=weights, shuffle=False))
+
+
+@case("masks", replicas=REPLICAS)
+def embedding_and_lstm(lab):
+    """`Embedding(mask_zero=True)` and `LSTM`, a label a sequence."""
+    x, y = tokens(N), binary(N)[1]
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((STEPS_IN_TIME,), dtype="int32"),
+                keras.layers.Embedding(11, 4, mask_zero=True),
+                keras.layers.LSTM(4),
+                keras.layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=["accuracy"])
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+@case("masks")
+def masking_and_pooling(lab):
+    """`Masking` and `GlobalAveragePooling1D`."""
+    x = np.random.default_rng(0).normal(size=(N, STEPS_IN_TIME, 3)).astype("float32")
+    x[tokens(N) == 0] = 0.0
+    _, y = regression(N)
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((STEPS_IN_TIME, 3)),
+                keras.layers.Masking(),
+                keras.layers.Dense(4, activation="tanh"),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+@case("masks", replicas=REPLICAS)
+def mask_of_the_output(lab):
+    """A masked output: the divisor is the number of unmasked steps, of very uneven shares."""
+    x, y = tokens(N), sequence_targets(N)
+    x[:3] = 1
+    x[3:6, 1:] = 0
+    lab.same(tagger, fit(x, y, batch_size=BATCH, shuffle=False), evaluate(x, y, batch_size=BATCH))
+
+
+@case("masks")
+def replica_all_masked(lab):
+    """Every step of one replica's share is masked."""
+    x, y = tokens(8), sequence_targets(8)
+    x[4:] = 0
+    lab.same(tagger, fit(x, y, batch_size=8, shuffle=False), evaluate(x, y, batch_size=8))
+
+
+def two_outputs(**options):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(5, activation="tanh", name="hidden")(inputs)
+    outputs = {
+        "number": keras.layers.Dense(1, name="number")(hidden),
+        "kind": keras.layers.Dense(3, activation="softmax", name="kind")(hidden),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.1),
+        loss={"number": "mse", "kind": "sparse_categorical_crossentropy"},
+        **options,
+    )
+    return model
+
+
+@case("several outputs", replicas=REPLICAS)
+def loss_weights(lab):
+    """Two outputs with `loss_weights` and metrics of their own."""
+    x, number = regression(N)
+    kind = classification(N)[1]
+    lab.same(
+        lambda: two_outputs(
+            loss_weights={"number": 0.3, "kind": 2.0},
+            metrics={"number": ["mae"], "kind": ["accuracy"]},
+        ),
+        fit(x, {"number": number, "kind": kind}, batch_size=BATCH, epochs=2),
+        evaluate(x, {"number": number, "kind": kind}, batch_size=BATCH),
+    )
+
+
+@case("several outputs")
+def weights_per_output(lab):
+    """Sample weights for each output, one of them with zeros."""
+    x, number = regression(N)
+    kind = classification(N)[1]
+    weights = {"number": weights_for(N), "kind": weights_for(N, 9) + 0.1}
+    lab.same(
+        lambda: two_outputs(weighted_metrics={"number": ["mse"], "kind": ["accuracy"]}),
+        fit(x, {"number": number, "kind": kind}, batch_size=BATCH, sample_weight=weights),
+    )
+
+
+@case("several outputs")
+def mixed_reductions(lab):
+    """One output's loss is a sum, the other's a weighted mean."""
+    x, number = regression(N)
+    kind = classification(N)[1]
+
+    def build():
+        model = two_outputs()
+        kind_loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
+        model.compile(
+            keras.optimizers.SGD(0.02),
+            loss={"number": keras.losses.MeanSquaredError(reduction="sum"), "kind": kind_loss},
+            loss_weights={"number": 0.5, "kind": 1.5},
+        )
+        return model
+
+    weights = {"number": weights_for(N), "kind": weights_for(N, 9)}
+    y = {"number": number, "kind": kind}
+    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights))
+
+
+@case("several outputs")
+def masked_and_unmasked(lab):
+    """One output is masked, the other is not."""
+    x, y = tokens(N), {"steps": sequence_targets(N), "whole": regression(N)[1]}
+
+    def build():
+        inputs = keras.Input((STEPS_IN_TIME,), dtype="int32")
+        embedded = keras.layers.Embedding(11, 4, mask_zero=True)(inputs)
+        outputs = {
+            "steps": keras.layers.Dense(1, name="steps")(embedded),
+            "whole": keras.layers.Dense(1, name="whole")(
+                keras.layers.GlobalAveragePooling1D()(embedded)
+            ),
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), loss={"steps": "mse", "whole": "mae"})
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("extra losses", replicas=REPLICAS)
+def regularizers(lab):
+    """Kernel and bias regularizers: they don't depend on the batch."""
+    x, y = regression(N)
+
+    def build():
+        l2 = keras.regularizers.L2(0.05)
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1"),
+                keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02)),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
+
+
+@case("extra losses")
+def activity_regularizer(lab):
+    """An activity regularizer: Keras divides it by the batch's size."""
+    x, y = regression(N)
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(0.1)),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+def with_add_loss(reduce):
+    class Penalty(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(0.1 * getattr(keras.ops, reduce)(keras.ops.square(x)))
+            return x
+
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(5), Penalty(), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+@case("extra losses", replicas=REPLICAS)
+def add_loss_mean(lab):
+    """`add_loss` of a mean over the batch."""
+    x, y = regression(N)
+    lab.same(
+        lambda: with_add_loss("mean"),
+        fit(x, y, batch_size=BATCH),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
+@case("extra losses")
+def only_add_loss(lab):
+    """No loss but `add_loss`."""
+    x, y = regression(N)
+
+    def build():
+        model = with_add_loss("mean")
+        model.compile(keras.optimizers.SGD(0.1), loss=None)
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+LOSSES = {
+    "mean_absolute_error": regression,
+    "huber": regression,
+    "log_cosh": regression,
+    "cosine_similarity": lambda n: regression(n, outputs=3),
+    "binary_crossentropy": binary,
+    "hinge": binary,
+    "binary_focal_crossentropy": binary,
+}
+
+
+@case("loss functions")
+def losses_by_name(lab):
+    """Losses given by name."""
+    for name, data in LOSSES.items():
+        x, y = data(N)
+
+        def build(name=name, y=y):
+            ends = {"activation": "sigmoid"} if "binary" in name else {}
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(y.shape[1], **ends)])
+            model.compile(keras.optimizers.SGD(0.1), name, run_eagerly=False)
+            return model
+
+        lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("loss functions")
+def loss_function_of_the_user(lab):
+    """A plain function as loss: a value an example."""
+    x, y = regression(N)
+
+    def cubed(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+    lab.same(lambda: dense(loss=cubed), fit(x, y, batch_size=BATCH))
+
+
+@case("loss functions")
+def loss_class_of_the_user(lab):
+    """A subclass of `keras.Loss` with weights."""
+    x, y = regression(N)
+
+    def build():
+        class Quartic(keras.Loss):
+            def call(self, y_true, y_pred):
+                return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
+
+        return dense(loss=Quartic(reduction="mean_with_sample_weight"))
+
+    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)))
+
+
+@case("loss functions")
+def scalar_loss_of_the_user(lab):
+    """A function that returns the batch's mean, a scalar, is one device's mean."""
+    x, y = regression(N)
+
+    def mean_of_all(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+    lab.same(lambda: dense(loss=mean_of_all), fit(x, y, batch_size=BATCH))

@@ -1,0 +1,343 @@
+"""Kinds of models: what is built, not how it is trained."""
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import classification, dense, regression
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 6
+
+
+def compiled(model, **options):
+    model.compile(keras.optimizers.SGD(0.1), options.pop("loss", "mse"), metrics=["mae"], **options)
+    return model
+
+
+@case("models", replicas=REPLICAS)
+def really_distributed(lab):
+    """The model's batch is split: no case passes because one device did all the work."""
+    seen = set()
+
+    def build():
+        class Spy(keras.layers.Layer):
+            def call(self, x):
+                if not kd.in_cross_replica_context():
+                    seen.add(kd.get_replica_context().replica_id_in_sync_group)
+                return x
+
+        return compiled(keras.Sequential([keras.Input((4,)), Spy(), keras.layers.Dense(1)]))
+
+    x, y = regression(4 * lab.replicas)
+    model = lab.same(
+        build, fit(x, y, batch_size=2 * lab.replicas, shuffle=False), share_plain=False
+    )
+    if lab.backend == "jax":
+        devices = {device.id for device in model.weights[0].value.sharding.device_set}
+        lab.equal(lab.replicas, len(devices))
+    elif lab.backend == "torch":
+        lab.equal(list(range(lab.replicas)), sorted(int(index) for index in seen))
+    else:
+        import tensorflow as tf
+
+        lab.check(
+            isinstance(model.weights[0].value, tf.distribute.DistributedValues)
+            or len({str(index) for index in seen}) >= lab.replicas,
+            f"expected {lab.replicas} replicas at work, saw {seen}",
+        )
+
+
+@case("models")
+def initial_weights(lab):
+    """The same seed gives the same initial weights as without a strategy."""
+
+    def build():
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((8, 8, 2)),
+                layers.Conv2D(3, 3, kernel_initializer="he_normal"),
+                layers.Flatten(),
+                layers.Dense(4, kernel_initializer="orthogonal"),
+                layers.Dense(2, kernel_initializer=keras.initializers.RandomUniform(seed=3)),
+            ]
+        )
+
+    lab.same(build)
+
+
+@case("models", replicas=REPLICAS)
+def sequential_built_by_data(lab):
+    """A Sequential without `Input`: built by the first batch."""
+    x, y = regression(N)
+    lab.same(
+        lambda: compiled(keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(1)])),
+        fit(x, y, batch_size=BATCH),
+        predict(x, batch_size=4),
+    )
+
+
+@case("models")
+def functional_with_branches(lab):
+    """A functional model with branches, a shared layer and two inputs."""
+    x, y = regression(N)
+
+    def build():
+        a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+        shared = keras.layers.Dense(5, activation="tanh")
+        merged = keras.layers.Concatenate()([shared(a), shared(b)])
+        return compiled(keras.Model([a, b], keras.layers.Dense(1)(merged)))
+
+    lab.same(
+        build,
+        fit([x, x[::-1].copy()], y, batch_size=BATCH),
+        predict([x, x[::-1].copy()], batch_size=4),
+    )
+
+
+@case("models")
+def dict_inputs(lab):
+    """Inputs and outputs as dicts."""
+    x, y = regression(N)
+
+    def build():
+        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((2,), name="right")}
+        merged = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
+        outputs = {"sum": keras.layers.Dense(1, name="sum")(merged)}
+        return compiled(keras.Model(inputs, outputs), loss={"sum": "mse"})
+
+    data = {"left": x[:, :2], "right": x[:, 2:]}
+    lab.same(build, fit(data, {"sum": y}, batch_size=BATCH), predict(data, batch_size=4))
+
+
+def subclassed():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(5, activation="tanh")
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x, training=False):
+            hidden = self.hidden(x)
+            return self.out(hidden * 0.5 if training else hidden)
+
+    return Net()
+
+
+@case("models", replicas=REPLICAS)
+def subclassed_model(lab):
+    """A subclassed model, built by its data, with a `training` argument."""
+    x, y = regression(N)
+    lab.same(
+        lambda: compiled(subclassed()),
+        fit(x, y, batch_size=BATCH),
+        evaluate(x, y, batch_size=BATCH),
+        predict(x, batch_size=4),
+    )
+
+
+@case("models")
+def nested_models(lab):
+    """A model inside a model, with a subclassed one between."""
+    x, y = regression(N)
+
+    def build():
+        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh")])
+        return compiled(keras.Sequential([keras.Input((4,)), inner, subclassed()]))
+
+    lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("models")
+def frozen_layers(lab):
+    """A frozen layer keeps its weights."""
+    x, y = regression(N)
+
+    def build():
+        frozen = keras.layers.Dense(5, trainable=False)
+        return compiled(keras.Sequential([keras.Input((4,)), frozen, keras.layers.Dense(1)]))
+
+    def unfreeze(model):
+        model.layers[0].trainable = True
+        compiled(model)
+
+    lab.same(build, fit(x, y, batch_size=BATCH), unfreeze, fit(x, y, batch_size=BATCH))
+
+
+@case("models")
+def nothing_trainable(lab):
+    """A model without trainable weights: evaluate, predict, and fit with a loss to show."""
+    x, y = regression(N)
+
+    def build():
+        model = dense()
+        model.trainable = False
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    lab.same(
+        build,
+        evaluate(x, y, batch_size=BATCH),
+        predict(x, batch_size=BATCH),
+    )
+
+
+@case("models")
+def unused_weights(lab):
+    """Weights that no loss depends on: their gradient is None."""
+    x, y = regression(N)
+
+    def build():
+        class Idle(keras.layers.Layer):
+            def build(self, shape):
+                self.idle = self.add_weight(shape=(3,), name="idle")
+
+            def call(self, x):
+                return x
+
+        model = keras.Sequential([keras.Input((4,)), Idle(), keras.layers.Dense(1)])
+        return compiled(model)
+
+    lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("models", replicas=REPLICAS)
+def convolution(lab):
+    """A small convolutional classifier."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(N, 6, 6, 1)).astype("float32")
+    y = classification(N)[1]
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.Conv2D(3, 3, activation="relu"),
+                layers.GlobalMaxPooling2D(),
+                layers.Dense(3),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+@case("models")
+def attention(lab):
+    """Multi-head attention and layer normalisation."""
+    x = np.random.default_rng(0).normal(size=(N, 5, 4)).astype("float32")
+    y = regression(N)[1]
+
+    def build():
+        inputs = keras.Input((5, 4))
+        attended = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
+        hidden = keras.layers.LayerNormalization()(inputs + attended)
+        pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+        return compiled(keras.Model(inputs, keras.layers.Dense(1)(pooled)))
+
+    lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("models")
+def state_that_layers_write(lab):
+    """A layer that counts examples in a variable of its own (`aggregation="sum"`)."""
+    x, y = regression(N)
+
+    def build():
+        class Counter(keras.layers.Layer):
+            def build(self, shape):
+                self.count = self.add_weight(
+                    shape=(), initializer="zeros", trainable=False, aggregation="sum", name="count"
+                )
+
+            def call(self, x, training=False):
+                if training:
+                    ones = keras.ops.ones_like(x[:, 0])
+                    self.count.assign(self.count + keras.ops.sum(ones))
+                return x
+
+        return compiled(keras.Sequential([keras.Input((4,)), Counter(), keras.layers.Dense(1)]))
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("models")
+def preprocessing_layers(lab):
+    """`Normalization` adapted before and inside the scope."""
+    x, y = regression(N)
+
+    def build():
+        normal = keras.layers.Normalization()
+        normal.adapt(x)
+        return compiled(keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(1)]))
+
+    lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("models")
+def integer_and_wide_inputs(lab):
+    """Inputs of several dtypes and ranks, one of them an image."""
+    random = np.random.default_rng(0)
+    data = {
+        "ids": random.integers(0, 7, size=(N, 1)).astype("int32"),
+        "image": random.integers(0, 255, size=(N, 4, 4, 1)).astype("uint8"),
+    }
+    y = regression(N)[1]
+
+    def build():
+        ids = keras.Input((1,), dtype="int32", name="ids")
+        image = keras.Input((4, 4, 1), dtype="uint8", name="image")
+        one = keras.layers.Flatten()(keras.layers.Embedding(7, 3)(ids))
+        two = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(image))
+        merged = keras.layers.Concatenate()([one, two])
+        model = keras.Model({"ids": ids, "image": image}, keras.layers.Dense(1)(merged))
+        return compiled(model)
+
+    lab.same(build, fit(data, y, batch_size=BATCH))
+
+
+@case("models")
+def one_device_strategy(lab):
+    """`kd.OneDeviceStrategy("cpu:0")` and `kd.auto()` train as plain Keras does."""
+    x, y = regression(N)
+    for strategy in (kd.OneDeviceStrategy("cpu:0"), kd.auto()):
+        lab.same(
+            dense,
+            fit(x, y, batch_size=BATCH),
+            evaluate(x, y, batch_size=BATCH),
+            predict(x, batch_size=4),
+            strategy=strategy,
+        )
+    lab.equal(1, kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync)
+
+
+@case("models")
+def contexts(lab):
+    """`get_strategy`, `has_strategy`, `in_cross_replica_context`, `get_replica_context`."""
+    strategy = lab.strategy()
+    lab.equal(lab.replicas, strategy.num_replicas_in_sync)
+    lab.check(not kd.has_strategy(), "no strategy outside of a scope")
+    lab.equal(1, kd.get_strategy().num_replicas_in_sync)
+    lab.check(not kd.in_cross_replica_context(), "the default strategy is in a replica context")
+    lab.check(kd.get_replica_context() is not None, "the default strategy has a replica context")
+    with strategy.scope():
+        lab.check(kd.has_strategy(), "a strategy in its scope")
+        lab.check(kd.get_strategy() is strategy, "get_strategy() is the one whose scope it is")
+        lab.check(kd.in_cross_replica_context(), "a scope is a cross-replica context")
+        lab.check(kd.get_replica_context() is None, "no replica context in a scope")
+    lab.check(not kd.has_strategy(), "no strategy after the scope")
+    lab.still_usable(strategy)
+
+
+@case("models")
+def outside_is_plain(lab):
+    """A model made outside of a scope runs plain Keras's code."""
+    strategy = lab.strategy()
+    x, y = regression(N)
+    lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)
+    names = [kind.__module__ for kind in type(dense()).__mro__]
+    lab.check(not [name for name in names if name.startswith("kerasdist")], f"plain: {names}")

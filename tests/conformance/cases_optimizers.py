@@ -1,0 +1,285 @@
+"""Updates: every optimizer, clipping, accumulation, averaging, scaling, schedules."""
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, quiet_fit
+from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, Tolerance
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression, tagger, tokens
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 6
+
+OPTIMIZERS = {
+    "sgd": ("SGD", {"learning_rate": 0.1}),
+    "sgd_nesterov": ("SGD", {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {"learning_rate": 0.02}),
+    "adam_amsgrad": ("Adam", {"learning_rate": 0.02, "amsgrad": True}),
+    "adamw": ("AdamW", {"learning_rate": 0.02, "weight_decay": 0.1}),
+    "rmsprop": ("RMSprop", {"learning_rate": 0.02, "centered": True, "momentum": 0.5}),
+    "adagrad": ("Adagrad", {"learning_rate": 0.1}),
+    "adadelta": ("Adadelta", {"learning_rate": 1.0}),
+    "adamax": ("Adamax", {"learning_rate": 0.02}),
+    "nadam": ("Nadam", {"learning_rate": 0.02}),
+    "ftrl": ("Ftrl", {"learning_rate": 0.1, "l1_regularization_strength": 0.001}),
+    "lion": ("Lion", {"learning_rate": 0.01}),
+    "adafactor": ("Adafactor", {"learning_rate": 0.02}),
+    "lamb": ("Lamb", {"learning_rate": 0.02}),
+    "muon": ("Muon", {"learning_rate": 0.02}),
+}
+
+
+def optimizer_case(name, kind, options):
+    def check(lab):
+        x, y = regression(N)
+        lab.same(
+            lambda: dense(getattr(keras.optimizers, kind)(**options)),
+            fit(x, y, batch_size=BATCH, epochs=2),
+            tolerance=FLOAT32 if kind == "SGD" else ADAPTIVE,
+        )
+
+    title = f"`{kind}`" + (f" ({name.partition('_')[2]})" if "_" in name else "")
+    case("optimizers", name=name, title=title)(check)
+
+
+for _name, (_kind, _options) in OPTIMIZERS.items():
+    optimizer_case(_name, _kind, _options)
+
+
+def opposing(lab):
+    """Gradients of the replicas that point in opposite directions and nearly cancel."""
+    n = 4 * lab.replicas
+    x = np.ones((n, 1), "float32")
+    return x, np.linspace(10.0, -9.0, n, dtype="float32")[:, None]
+
+
+def clip_case(option, value):
+    def check(lab):
+        x, y = opposing(lab)
+
+        def build():
+            layer = keras.layers.Dense(1, kernel_initializer="zeros")
+            model = keras.Sequential([keras.Input((1,)), layer])
+            model.compile(keras.optimizers.SGD(0.1, **{option: value}), "mse")
+            return model
+
+        lab.same(
+            build, fit(x, y, batch_size=len(x), shuffle=False, epochs=2), share_plain=False
+        )
+
+    case(
+        "clipping",
+        replicas=REPLICAS,
+        name=f"{option}_opposing",
+        title=f"`{option}` of gradients that nearly cancel",
+    )(check)
+
+
+for _option, _value in (("clipnorm", 0.5), ("clipvalue", 0.3), ("global_clipnorm", 0.6)):
+    clip_case(_option, _value)
+
+
+@case("clipping")
+def clip_ragged(lab):
+    """Clipping with a ragged tail, Adam."""
+    x, y = regression(N)
+    for option in ("clipnorm", "clipvalue", "global_clipnorm"):
+        lab.same(
+            lambda option=option: dense(keras.optimizers.Adam(0.02, **{option: 0.05})),
+            fit(x, y, batch_size=BATCH),
+            tolerance=ADAPTIVE,
+        )
+
+
+@case("gradient accumulation", replicas=REPLICAS)
+def accumulation(lab):
+    """`gradient_accumulation_steps` with ragged batches, over epochs."""
+    x, y = regression(23)
+    lab.same(
+        lambda: dense(keras.optimizers.SGD(0.1, 0.9, gradient_accumulation_steps=3)),
+        fit(x, y, batch_size=5, epochs=2, shuffle=False),
+    )
+
+
+@case("gradient accumulation")
+def accumulation_with_masks(lab):
+    """`gradient_accumulation_steps` with masks and Adam."""
+    x = tokens(N)
+    y = np.random.default_rng(3).normal(size=(N, 5, 1)).astype("float32")
+
+    def build():
+        model = tagger()
+        model.compile(keras.optimizers.Adam(0.02, gradient_accumulation_steps=2), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=4, epochs=2, shuffle=False), tolerance=ADAPTIVE)
+
+
+@case("gradient accumulation")
+def accumulation_is_one_big_batch(lab):
+    """Two even micro-batches give what one batch of both gives."""
+    x, y = regression(12)
+    two = lambda: dense(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))  # noqa: E731
+    one = lambda: dense(keras.optimizers.SGD(0.1))  # noqa: E731
+    accumulated = lab.run(two, [quiet_fit(x, y, batch_size=6, shuffle=False)], lab.strategy())[1]
+    big = lab.run(one, [quiet_fit(x, y, batch_size=12, shuffle=False)])[1]
+    lab.equal(big.weights, accumulated.weights)
+
+
+@case("averaged weights")
+def ema_overwrite(lab):
+    """`use_ema` with `ema_overwrite_frequency`."""
+    x, y = regression(N)
+    lab.same(
+        lambda: dense(
+            keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+        ),
+        fit(x, y, batch_size=3, epochs=2),
+    )
+
+
+@case("averaged weights")
+def ema_at_the_end(lab):
+    """`use_ema` written to the weights when fit ends, and `SwapEMAWeights`."""
+    x, y = regression(N)
+    build = lambda: dense(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))  # noqa: E731
+    lab.same(build, fit(x, y, batch_size=3))
+    lab.same(
+        build,
+        fit(
+            x,
+            y,
+            batch_size=3,
+            validation_data=(x, y),
+            callbacks=lambda: [keras.callbacks.SwapEMAWeights()],
+        ),
+    )
+
+
+@case("precision")
+def loss_scale(lab):
+    """`LossScaleOptimizer`: the scale grows as on one device."""
+    x, y = regression(N)
+    lab.same(
+        lambda: dense(
+            keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1), initial_scale=256.0, dynamic_growth_steps=2
+            )
+        ),
+        fit(x, y, batch_size=3, epochs=2),
+    )
+
+
+@case("precision")
+def loss_scale_overflow(lab):
+    """A gradient that overflows on one replica skips the step on all and halves the scale."""
+    x, y = regression(12)
+    x[5] = 3e38
+    lab.same(
+        lambda: dense(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=256.0),
+            metrics=(),
+        ),
+        quiet_fit(x, y, batch_size=4, shuffle=False),
+    )
+
+
+def under_policy(lab, policy, tolerance):
+    x, y = regression(N)
+
+    def build():
+        keras.config.set_dtype_policy(policy)
+        return dense(keras.optimizers.SGD(0.1))
+
+    return lab.same(
+        build,
+        fit(x, y, batch_size=BATCH, epochs=2),
+        evaluate(x, y, batch_size=BATCH),
+        tolerance=tolerance,
+    )
+
+
+@case("precision")
+def mixed_float16(lab):
+    """`mixed_float16`: Keras wraps the optimizer in a `LossScaleOptimizer`."""
+    model = under_policy(lab, "mixed_float16", FLOAT16)
+    name = type(model.optimizer).__name__
+    lab.check(name == "LossScaleOptimizer", f"expected a LossScaleOptimizer, received {name}")
+
+
+@case("precision")
+def mixed_bfloat16(lab):
+    """`mixed_bfloat16`."""
+    under_policy(lab, "mixed_bfloat16", BFLOAT16)
+
+
+@case("schedules")
+def schedules(lab):
+    """Learning-rate schedules count global steps."""
+    x, y = regression(N)
+    for make in (
+        lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5, staircase=True),
+        lambda: keras.optimizers.schedules.CosineDecay(0.1, 6, warmup_steps=2, warmup_target=0.2),
+    ):
+        lab.same(
+            lambda make=make: dense(keras.optimizers.SGD(make())),
+            fit(x, y, batch_size=3, epochs=2),
+        )
+
+
+@case("schedules")
+def iterations_count_global_steps(lab):
+    """`optimizer.iterations` counts a global batch once."""
+    x, y = regression(N)
+    model = lab.same(dense, quiet_fit(x, y, batch_size=3, epochs=2))
+    lab.equal(8, int(keras.ops.convert_to_numpy(model.optimizer.iterations)))
+
+
+@case("schedules")
+def weight_decay_with_exclusions(lab):
+    """Weight decay with variables excluded from it."""
+    x, y = regression(N)
+
+    def build():
+        optimizer = keras.optimizers.SGD(0.1, weight_decay=0.05)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return dense(optimizer)
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("constraints")
+def constraints(lab):
+    """Weight constraints act after the reduced update."""
+    x, y = regression(N)
+
+    def build():
+        constraint = keras.constraints.MaxNorm(0.3)
+        layer = keras.layers.Dense(5, kernel_constraint=constraint)
+        model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("optimizers")
+def learning_rate_assigned(lab):
+    """`optimizer.learning_rate` set between two fits."""
+    x, y = regression(N)
+
+    def lower(model):
+        model.optimizer.learning_rate = 0.01
+
+    lab.same(dense, fit(x, y, batch_size=4), lower, fit(x, y, batch_size=4))
+
+
+@case("optimizers")
+def long_adam(lab):
+    """Sixty Adam steps stay close to one device."""
+    x, y = regression(29)
+    lab.same(
+        lambda: dense(keras.optimizers.Adam(0.01)),
+        quiet_fit(x, y, batch_size=5, epochs=10, shuffle=True),
+        tolerance=Tolerance(1e-3, 1e-4, "sixty Adam steps add up what one step's rounding differs"),
+    )

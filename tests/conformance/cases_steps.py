@@ -1,0 +1,157 @@
+"""Steps of the user, in each backend's own signature (trap 8)."""
+
+from tests.conformance import steps
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression, weights_for
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 6
+
+
+def assemble(kind, **options):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(5, activation="tanh")(inputs)
+    model = kind(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
+    return model
+
+
+@case("custom steps", replicas=REPLICAS)
+def train_step(lab):
+    """`train_step` as Keras's guide writes it, with `compute_loss` and metrics."""
+    x, y = regression(N)
+    kind = steps.guide_model(lab.backend)
+    lab.same(
+        lambda: assemble(kind()),
+        fit(x, y, batch_size=BATCH, epochs=2, sample_weight=weights_for(N)),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
+@case("custom steps", replicas=REPLICAS)
+def raw_mean_loss(lab):
+    """`train_step` with a raw mean of squares, a `Mean` metric updated by that scalar, `self(x)`."""
+    x, y = regression(N)
+    kind = steps.raw_loss_model(lab.backend)
+
+    def build():
+        inputs = keras.Input((4,))
+        model = kind()(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("custom steps")
+def test_and_predict_step(lab):
+    """`test_step` and `predict_step`."""
+    x, y = regression(N)
+    kind = steps.test_step_model(lab.backend)
+    lab.same(
+        lambda: assemble(kind()),
+        fit(x, y, batch_size=BATCH, validation_data=(x, y)),
+        evaluate(x, y, batch_size=BATCH),
+        predict(x, batch_size=BATCH),
+    )
+
+
+@case("custom steps", replicas=REPLICAS)
+def compute_loss(lab):
+    """`compute_loss` with a term of its own over the batch."""
+    x, y = regression(N)
+
+    def kind():
+        class Model(keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+                return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
+
+        return Model
+
+    lab.same(
+        lambda: assemble(kind()),
+        fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
+@case("custom steps")
+def compute_loss_from_scratch(lab):
+    """`compute_loss` that calls no Keras loss at all."""
+    x, y = regression(N)
+
+    def kind():
+        class Model(keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                return keras.ops.mean(keras.ops.abs(y - y_pred))
+
+        return Model
+
+    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=BATCH))
+
+
+@case("custom steps")
+def compute_metrics(lab):
+    """`compute_metrics` that adds one of its own."""
+    x, y = regression(N)
+
+    def kind():
+        class Model(keras.Model):
+            def compute_metrics(self, x, y, y_pred, sample_weight=None):
+                results = super().compute_metrics(x, y, y_pred, sample_weight)
+                self.spread.update_state(keras.ops.mean(keras.ops.abs(y_pred), axis=-1))
+                results["spread"] = self.spread.result()
+                return results
+
+        return Model
+
+    def build():
+        model = assemble(kind())
+        model.spread = keras.metrics.Mean(name="spread")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+@case("custom steps")
+def two_optimizers(lab):
+    """Two optimizers in one `train_step`, as a GAN has them."""
+    x, y = regression(N)
+    kind = steps.two_optimizer_model(lab.backend)
+
+    def build():
+        model = kind()()
+        model.compile(keras.optimizers.SGD(0.05))
+        model.build((None, 4))
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("custom steps", replicas=REPLICAS)
+def global_batch(lab):
+    """`kd.global_batch` in a loss over all pairs of the batch equals one device."""
+    x, y = regression(12)
+
+    def kind():
+        class Model(keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                every, target = kd.global_batch(y_pred), kd.global_batch(y)
+                gaps = keras.ops.abs(every - keras.ops.transpose(every))
+                wanted = keras.ops.abs(target - keras.ops.transpose(target))
+                return keras.ops.mean(keras.ops.square(gaps - wanted))
+
+        return Model
+
+    # 12 in batches of 5: the last batch of 2 leaves replicas empty.
+    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=5, epochs=2, shuffle=False))
+
+
+@case("custom steps")
+def gradient_penalty(lab):
+    """A step that clips its gradients by hand before `apply`, as one device does."""
+    x, y = regression(N)
+    kind = steps.guide_model(lab.backend, scale=0.5)
+    lab.same(lambda: assemble(kind()), fit(x, y, batch_size=BATCH))

@@ -1,0 +1,169 @@
+"""What a case works with: the backend, the replicas, and the comparison with one device."""
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
+from tests.conformance.lazy import kd, keras
+from tests.conformance.registry import Case
+
+SEED = 1337
+Action = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a model has to show after some actions, as NumPy."""
+
+    results: list[Any]
+    weights: list[np.ndarray]
+    optimizer: list[np.ndarray]
+
+    def parts(self, optimizer: bool) -> dict[str, Any]:
+        shown: dict[str, Any] = {"results": self.results, "weights": self.weights}
+        return {**shown, "optimizer": self.optimizer} if optimizer else shown
+
+
+class PlainOutcomes:
+    """One-device outcomes by case and call: they don't depend on the number of replicas."""
+
+    def __init__(self):
+        self._kept: dict[tuple[str, int], Outcome] = {}
+
+    def get(self, key: tuple[str, int], compute: Callable[[], Outcome]) -> Outcome:
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]
+
+
+class PlainStrategy:
+    """Stands for a strategy where the harness itself is tested: plain Keras against plain Keras."""
+
+    def __init__(self, replicas: int):
+        self.num_replicas_in_sync = replicas
+
+    def scope(self):
+        return contextlib.nullcontext(self)
+
+
+class Lab:
+    def __init__(self, case: Case, backend: str, replicas: int, plain: PlainOutcomes, mirrored):
+        self.case = case
+        self.backend = backend
+        self.replicas = replicas
+        self.difference = 0.0
+        self.tolerances: set[str] = set()
+        self._plain = plain
+        self._mirrored = mirrored
+        self._calls = 0
+
+    @property
+    def devices(self) -> list[str]:
+        return [f"cpu:{index}" for index in range(self.replicas)]
+
+    def strategy(self, **options):
+        if not self._mirrored:
+            return PlainStrategy(self.replicas)
+        return kd.MirroredStrategy(self.devices, **options)
+
+    def same(
+        self,
+        build: Callable[[], Any],
+        *actions: Action,
+        tolerance: Tolerance = FLOAT32,
+        strategy: Any = None,
+        optimizer: bool = True,
+        share_plain: bool = True,
+    ):
+        """``build`` and ``actions`` under a strategy give what they give on one device.
+
+        ``share_plain=False`` where the data depends on the number of replicas.
+        Returns the model that was trained under the strategy.
+        """
+        self._calls += 1
+        if share_plain:
+            key = (self.case.name, self._calls)
+            expected = self._plain.get(key, lambda: self.run(build, actions)[1])
+        else:
+            expected = self.run(build, actions)[1]
+        strategy = strategy or self.strategy()
+        model, actual = self.run(build, actions, strategy)
+        self.equal(expected.parts(optimizer), actual.parts(optimizer), tolerance)
+        return model
+
+    def run(
+        self, build: Callable[[], Any], actions: Sequence[Action], strategy: Any = None
+    ) -> tuple[Any, Outcome]:
+        """Builds in the scope, acts outside of it: the model must remember its strategy."""
+        fresh()
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = build()
+        results = []
+        for index, action in enumerate(actions):
+            keras.utils.set_random_seed(SEED + 1 + index)
+            results.append(plain_values(action(model)))
+        return model, Outcome(results, values(model.weights), optimizer_values(model))
+
+    def equal(self, expected: Any, actual: Any, tolerance: Tolerance = FLOAT32):
+        self.tolerances.add(tolerance.reason)
+        found = largest_difference(plain_values(expected), plain_values(actual), tolerance)
+        self.difference = max(self.difference, found)
+
+    def check(self, condition: Any, complaint: str):
+        """An assertion that survives ``python -O`` and says what it is about."""
+        if not condition:
+            raise AssertionError(complaint)
+
+    @contextlib.contextmanager
+    def raises(self, kinds, pattern: str):
+        """The error says what was expected, what came, what to do: ``pattern`` names its gist."""
+        try:
+            yield
+        except kinds as error:
+            if not re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
+                raise AssertionError(
+                    f"the error's message should match {pattern!r}, received: {error}"
+                ) from error
+            return
+        raise AssertionError(f"expected an error that matches {pattern!r}, none came")
+
+    def still_usable(self, strategy):
+        """After whatever happened, the strategy trains, and trains rightly."""
+        from tests.conformance.models import dense, regression
+
+        x, y = regression(7)
+        self.same(dense, lambda model: model.fit(x, y, batch_size=5, verbose=0), strategy=strategy)
+
+
+def fresh():
+    """Layer names and draws begin anew, so that twins are born equal."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(SEED)
+
+
+def values(variables) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def optimizer_values(model) -> list[np.ndarray]:
+    """The optimizer's state; a learning-rate schedule's rate is a variable of it too."""
+    optimizer = getattr(model, "optimizer", None)
+    return [] if optimizer is None else values(optimizer.variables)
+
+
+def plain_values(result: Any) -> Any:
+    """Tensors as NumPy, History as its dicts, containers kept."""
+    if type(result).__name__ == "History":
+        return {"history": result.history, "epoch": list(result.epoch)}
+    if isinstance(result, dict):
+        return {key: plain_values(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return [plain_values(value) for value in result]
+    if isinstance(result, (str, bytes, bool, int, float, type(None), np.ndarray, np.generic)):
+        return result
+    return np.asarray(keras.ops.convert_to_numpy(result))

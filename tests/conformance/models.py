@@ -1,0 +1,94 @@
+"""Small data and models that many cases share. Every number here is deterministic."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.lazy import keras
+
+FEATURES = 4
+CLASSES = 3
+VOCABULARY = 11
+STEPS_IN_TIME = 5
+
+
+def regression(n: int, outputs: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, FEATURES)).astype("float32")
+    y = np.tanh(x[:, :outputs]) + 0.1 * random.normal(size=(n, outputs)) + 0.5
+    return x, y.astype("float32")
+
+
+def classification(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, FEATURES)).astype("float32")
+    return x, np.argmax(x[:, :CLASSES], axis=1).astype("int32")
+
+
+def binary(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n, FEATURES)).astype("float32")
+    return x, (x[:, :1] + 0.3 * random.normal(size=(n, 1)) > 0).astype("float32")
+
+
+def weights_for(n: int, seed: int = 7) -> np.ndarray:
+    """Sample weights, some of them zero."""
+    random = np.random.default_rng(seed)
+    drawn = random.uniform(0.1, 2.0, size=n).astype("float32")
+    drawn[::4] = 0.0
+    return drawn
+
+
+def tokens(n: int, seed: int = 0) -> np.ndarray:
+    """Sequences padded with 0 at the end, of very different lengths."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(1, VOCABULARY, size=(n, STEPS_IN_TIME)).astype("int32")
+    lengths = random.integers(1, STEPS_IN_TIME + 1, size=n)
+    ids[np.arange(STEPS_IN_TIME)[None, :] >= lengths[:, None]] = 0
+    return ids
+
+
+def dense(optimizer: Any = None, loss: Any = "mse", metrics: Any = ("mae",), **options) -> Any:
+    """Dense 4→6→1, SGD with momentum: enough state to go wrong, quick to trace."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), layers.Dense(6, activation="tanh"), layers.Dense(1)]
+    )
+    if optimizer is None:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer=optimizer, loss=loss, metrics=list(metrics), **options)
+    return model
+
+
+def tagger(loss: Any = None, **options) -> Any:
+    """A label for every step in time, with the mask of the padding."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((STEPS_IN_TIME,), dtype="int32"),
+            layers.Embedding(VOCABULARY, 4, mask_zero=True),
+            layers.Dense(5, activation="tanh"),
+            layers.Dense(1),
+        ]
+    )
+    options.setdefault("metrics", ["mae"])
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss or "mse", **options)
+    return model
+
+
+def classifier(optimizer: Any = None, **options) -> Any:
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(6, activation="tanh"),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+    options.setdefault("metrics", ["accuracy"])
+    model.compile(
+        optimizer=optimizer or keras.optimizers.SGD(0.1),
+        loss="sparse_categorical_crossentropy",
+        **options,
+    )
+    return model

@@ -1,0 +1,115 @@
+"""The catalogue of cases. Imports no framework, so that pytest can parametrise over it.
+
+A case is a function of one argument, the ``Lab``, in a module ``cases_*.py``::
+
+    @case("losses")
+    def sum_reduction(lab):
+        "Loss reduction `sum`."
+        lab.same(build, fit(x, y))
+
+Its docstring's first line is its title in docs/support.md.
+"""
+
+import importlib
+import os
+import pkgutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BACKENDS = ("tensorflow", "jax", "torch")
+REPLICAS = (2, 3, 4)
+SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    topic: str
+    title: str
+    function: Callable[[Any], None]
+    backends: tuple[str, ...] = BACKENDS
+    replicas: tuple[int, ...] = REPLICAS
+    # Where a backend can't have the feature: the error that the user must see there.
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    # Where a backend passes with a declared exemption: one sentence for the support table.
+    limitation: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True)
+class Item:
+    """One case on one backend with one number of replicas: what pytest calls a test."""
+
+    case: Case
+    backend: str
+    replicas: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.case.name}-x{self.replicas}"
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    topic: str,
+    *,
+    backends: tuple[str, ...] = BACKENDS,
+    replicas: tuple[int, ...] | None = None,
+    refused: Mapping[str, tuple[str, str]] | None = None,
+    limitation: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
+    name: str | None = None,
+    title: str | None = None,
+):
+    """Registers a case; ``name`` and ``title`` are for those that a loop makes.
+
+    ``replicas=None``: one count, chosen by the name, so that the suite as a
+    whole covers 2, 3 and 4 without running every case three times; ``KERASDIST_CONFORMANCE_FULL=1``
+    runs them all."""
+
+    def register(function):
+        theme = function.__module__.rpartition("cases_")[2]
+        full_name = f"{theme}.{name or function.__name__}"
+        shown = title or (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        if full_name in CASES:
+            raise ValueError(f"Two cases have one name. Received: name={full_name!r}. Rename one.")
+        if not shown:
+            raise ValueError(f"A case needs a docstring, its title. Received: name={full_name!r}.")
+        chosen = replicas
+        if chosen is None:
+            full = os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
+            chosen = REPLICAS if full else (REPLICAS[zlib.crc32(full_name.encode()) % 3],)
+        CASES[full_name] = Case(
+            name=full_name,
+            topic=topic,
+            title=shown,
+            function=function,
+            backends=tuple(backends),
+            replicas=tuple(chosen),
+            refused=dict(refused or {}),
+            limitation=dict(limitation or {}),
+            seconds=seconds,
+        )
+        return function
+
+    return register
+
+
+def load() -> dict[str, Case]:
+    """All cases, by name, in the order of their modules."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name.startswith("cases_"):
+            importlib.import_module(f"{__package__}.{module.name}")
+    return CASES
+
+
+def items(backend: str) -> Iterator[Item]:
+    for one in load().values():
+        if backend in one.backends:
+            for replicas in one.replicas:
+                yield Item(one, backend, replicas)

@@ -1,0 +1,196 @@
+"""Starts a worker a backend, reads its lines, and starts a new one for what a dead one left."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.conformance import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(os.environ.get("KERASDIST_CONFORMANCE_RESULTS", ROOT / "build" / "conformance"))
+STARTUP_SECONDS = 200.0
+GRACE_SECONDS = 15.0
+LOG_TAIL = 6000
+
+
+@dataclass(frozen=True)
+class Result:
+    key: str
+    backend: str
+    # passed; refused: the declared error came; failed: a comparison; error: it raised;
+    # timeout: over its limit; died: the process ended under it
+    status: str
+    seconds: float = 0.0
+    difference: float = 0.0
+    tolerances: Sequence[str] = field(default_factory=tuple)
+    message: str = ""
+    traceback: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.status in ("passed", "refused")
+
+
+class Worker:
+    """One process. Iterating yields results; the last one may tell of the process's death."""
+
+    def __init__(self, backend: str, keys: Sequence[str], plain: bool, log: Path):
+        self.backend = backend
+        self._limits = {item.key: item.case.seconds for item in registry.items(backend)}
+        self._log_path = log
+        self._log = log.open("ab")
+        command = [sys.executable, "-m", "tests.conformance.worker", "--backend", backend]
+        self._process = subprocess.Popen(
+            command + (["--plain"] if plain else []),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n".join(keys) + "\n")
+        self._process.stdin.close()
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def results(self) -> Iterator[Result]:
+        running, limit = "", STARTUP_SECONDS
+        while True:
+            try:
+                text = self._lines.get(timeout=limit)
+            except queue.Empty:
+                yield self._dead(running, "timeout", f"silent for {limit:.0f} s; killed")
+                return
+            if text is None:
+                yield self._dead(running, "died", "")
+                return
+            line = json.loads(text)
+            event = line.pop("event")
+            if event == "start":
+                running = line["key"]
+                limit = self._limits[running] + GRACE_SECONDS
+            elif event == "end":
+                running, limit = "", STARTUP_SECONDS
+                yield Result(backend=self.backend, **line)
+            elif event == "done":
+                return
+
+    def _dead(self, key: str, status: str, message: str) -> Result:
+        self.stop()
+        with self._log_path.open("rb") as file:
+            file.seek(max(0, self._log_path.stat().st_size - LOG_TAIL))
+            tail = file.read().decode("utf-8", "replace")
+        if "Timeout (" in tail:
+            status, message = "timeout", f"over its limit of {self._limits.get(key, 0):.0f} s"
+        code = self._process.returncode
+        message = message or f"the worker process ended with exit code {code}"
+        return Result(
+            key=key, backend=self.backend, status=status, message=message, traceback=tail
+        )
+
+    def stop(self):
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class BackendRun:
+    """The selected items of one backend, run once, results kept as they come."""
+
+    def __init__(self, backend: str, keys: Sequence[str], plain: bool = False):
+        self.backend = backend
+        self._left = list(dict.fromkeys(keys))
+        self._plain = plain
+        self._known: dict[str, Result] = {}
+        self._worker: Worker | None = None
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        self.log = RESULTS / f"{backend}.log"
+        self.log.write_bytes(b"")
+        self._stream = self._run()
+
+    def _run(self) -> Iterator[Result]:
+        while self._left:
+            self._worker = Worker(self.backend, self._left, self._plain, self.log)
+            try:
+                for result in self._worker.results():
+                    if not result.key:
+                        # It died before a case began: that is every remaining case's result.
+                        for key in list(self._left):
+                            self._left.remove(key)
+                            yield Result(**{**asdict(result), "key": key})
+                        break
+                    self._left.remove(result.key)
+                    yield result
+            finally:
+                self._worker.stop()
+
+    def result(self, key: str) -> Result:
+        """Waits until this item's result is known."""
+        while key not in self._known:
+            result = next(self._stream, None)
+            if result is None:
+                return Result(key, self.backend, "error", message="the worker never ran it")
+            self._known[result.key] = result
+        return self._known[key]
+
+    def results(self) -> Iterator[Result]:
+        for result in self._stream:
+            self._known[result.key] = result
+            yield result
+
+    def stop(self):
+        self._stream.close()  # type: ignore[attr-defined]
+
+    def save(self) -> Path:
+        """JSON lines of what ran, for ``python -m tests.conformance.support``."""
+        path = RESULTS / f"{self.backend}.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for result in self._known.values():
+                file.write(json.dumps(asdict(result)) + "\n")
+        return path
+
+
+def main():
+    """``python -m tests.conformance.runner jax [pattern ...]``: for work on a few cases."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("backend", choices=registry.BACKENDS)
+    parser.add_argument("patterns", nargs="*", help="parts of names; all cases without one")
+    parser.add_argument("--plain", action="store_true", help="plain against plain: the harness")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print tracebacks")
+    arguments = parser.parse_intermixed_args()
+    keys = [
+        item.key
+        for item in registry.items(arguments.backend)
+        if not arguments.patterns or any(part in item.key for part in arguments.patterns)
+    ]
+    run = BackendRun(arguments.backend, keys, arguments.plain)
+    counts: dict[str, int] = {}
+    for result in run.results():
+        counts[result.status] = counts.get(result.status, 0) + 1
+        head = f"{result.status:8} {result.seconds:6.2f} s  {result.difference:8.1e}  {result.key}"
+        print(head + ("" if result.status == "passed" else f"\n    {result.message[:1500]}"))
+        if arguments.verbose and result.traceback:
+            print(result.traceback)
+        sys.stdout.flush()
+    run.save()
+    print(counts, "log:", run.log)
+
+
+if __name__ == "__main__":
+    main()

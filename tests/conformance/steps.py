@@ -1,0 +1,46 @@
+"""Models with steps written for one device, in each backend's own signature.
+
+Every function returns a function that makes the class: the class must be made by whoever builds
+the model, in the scope or out of it.
+"""
+
+import importlib
+
+from tests.conformance.lazy import keras
+
+
+def _of(backend):
+    return importlib.import_module(f"tests.conformance.steps_{backend}")
+
+
+def guide_model(backend, scale=1.0):
+    return lambda: _of(backend).guide_model(scale)
+
+
+def raw_loss_model(backend):
+    return lambda: _of(backend).raw_loss_model()
+
+
+def test_step_model(backend):
+    return lambda: _of(backend).test_step_model()
+
+
+def two_optimizer_model(backend):
+    return lambda: _of(backend).two_optimizer_model()
+
+
+def parts(model):
+    """The two halves of the model with two optimizers."""
+    model.maker = keras.layers.Dense(3, name="maker")
+    model.judge = keras.layers.Dense(1, name="judge")
+    model.judge_optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+    model.maker_loss = keras.metrics.Mean(name="maker_loss")
+    model.judge_loss = keras.metrics.Mean(name="judge_loss")
+
+
+def losses_of_two(made, real, judged_made, judged_real):
+    """(judge's, maker's): raw means over the batch."""
+    ops = keras.ops
+    judge = ops.mean(ops.square(judged_real - 1.0)) + ops.mean(ops.square(judged_made))
+    maker = ops.mean(ops.square(judged_made - 1.0)) + 0.1 * ops.mean(ops.square(made - real))
+    return judge, maker

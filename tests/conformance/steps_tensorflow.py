@@ -1,0 +1,100 @@
+"""Steps of the user with TensorFlow's signature."""
+
+import keras
+import tensorflow as tf
+
+from tests.conformance.steps import losses_of_two, parts
+
+
+def guide_model(scale):
+    class Model(keras.Model):
+        def train_step(self, data):
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            gradients = [scale * gradient for gradient in gradients]
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(y, y_pred, sample_weight=sample_weight)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    return Model
+
+
+def raw_loss_model():
+    class Model(keras.Model):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.tracker = keras.metrics.Mean(name="raw")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply(gradients, self.trainable_weights)
+            self.tracker.update_state(loss)
+            return {"raw": self.tracker.result()}
+
+    return Model
+
+
+def test_step_model():
+    class Model(keras.Model):
+        def test_step(self, data):
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            y_pred = self(x, training=False)
+            self.compute_loss(x=x, y=y, y_pred=y_pred, training=False)
+            for metric in self.metrics:
+                if metric.name != "loss":
+                    metric.update_state(y, y_pred)
+            return {m.name: m.result() for m in self.metrics if m.name != "loss"}
+
+        def predict_step(self, data):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            return {"double": 2.0 * self(x, training=False), "input": x}
+
+    return Model
+
+
+def two_optimizer_model():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            parts(self)
+
+        def build(self, shape):
+            self.maker.build(shape)
+            self.judge.build((None, 3))
+            self.judge_optimizer.build(self.judge.trainable_variables)
+            self.optimizer.build(self.maker.trainable_variables)
+            self.built = True
+
+        def call(self, x):
+            return self.judge(self.maker(x))
+
+        def train_step(self, data):
+            x, _ = data
+            real = x[:, :3]
+            with tf.GradientTape(persistent=True) as tape:
+                made = self.maker(x)
+                judge_loss, maker_loss = losses_of_two(
+                    made, real, self.judge(made), self.judge(real)
+                )
+            judge, maker = self.judge.trainable_variables, self.maker.trainable_variables
+            self.judge_optimizer.apply(tape.gradient(judge_loss, judge), judge)
+            self.optimizer.apply(tape.gradient(maker_loss, maker), maker)
+            self.judge_loss.update_state(judge_loss)
+            self.maker_loss.update_state(maker_loss)
+            return {m.name: m.result() for m in (self.judge_loss, self.maker_loss)}
+
+    return Model

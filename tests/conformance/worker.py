@@ -1,0 +1,132 @@
+"""Runs cases on one backend, all of them in this process, and tells of each in a JSON line.
+
+    python -m tests.conformance.worker --backend jax < names-of-items
+
+Standard output carries the JSON lines alone; whatever the cases print goes to standard error.
+A case that exceeds its time limit ends the process with the stacks of all threads on standard
+error; whoever started us runs the rest in a new one.
+"""
+
+import argparse
+import faulthandler
+import gc
+import json
+import os
+import re
+import sys
+import time
+import traceback
+
+from tests.conformance import registry
+
+
+def prepare(backend: str):
+    """All that must be said before the backend starts."""
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+
+def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
+    from tests.conformance.lab import Lab
+
+    lab = Lab(item.case, item.backend, item.replicas, plain, mirrored)
+    start = time.perf_counter()
+    line = {"status": "passed", "message": "", "traceback": ""}
+    try:
+        item.case.function(lab)
+        if item.backend in item.case.refused:
+            line.update(
+                status="failed",
+                message="declared as refused on this backend, but it worked: "
+                f"expected {item.case.refused[item.backend]}",
+            )
+    except Exception as error:  # noqa: BLE001: whatever a case raises is its result
+        line.update(verdict(item, error))
+    return {
+        **line,
+        "seconds": round(time.perf_counter() - start, 3),
+        "difference": lab.difference,
+        "tolerances": sorted(lab.tolerances),
+    }
+
+
+def verdict(item: registry.Item, error: Exception) -> dict:
+    message = f"{type(error).__name__}: {error}"
+    expected = item.case.refused.get(item.backend)
+    if expected is not None:
+        kind, pattern = expected
+        kinds = {base.__name__ for base in type(error).__mro__}
+        if kind in kinds and re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
+            return {"status": "refused", "message": message}
+        message = f"expected {kind} matching {pattern!r}, received {message}"
+    status = "failed" if isinstance(error, AssertionError) else "error"
+    return {"status": status, "message": message, "traceback": traceback.format_exc()}
+
+
+def reset():
+    """What one case leaves behind must not reach the next."""
+    import keras
+
+    keras.config.set_dtype_policy("float32")
+    keras.config.enable_traceback_filtering()
+    keras.backend.clear_session(free_memory=False)
+    gc.collect()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
+    parser.add_argument("--devices", type=int, default=max(registry.REPLICAS))
+    parser.add_argument("--plain", action="store_true", help="plain against plain: the harness")
+    arguments = parser.parse_args()
+
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(**line):
+        lines.write(json.dumps(line) + "\n")
+        lines.flush()
+
+    wanted = [line.strip() for line in sys.stdin if line.strip()]
+    known = {item.key: item for item in registry.items(arguments.backend)}
+    prepare(arguments.backend)
+    faulthandler.dump_traceback_later(180, exit=True)
+    import keras
+
+    if not arguments.plain:
+        import kerasdist as kd
+
+        kd.config.set_logical_cpu_devices(arguments.devices)
+    from tests.conformance.lab import PlainOutcomes
+
+    if keras.backend.backend() != arguments.backend:
+        raise SystemExit(
+            f"Keras should run on {arguments.backend}. Received: {keras.backend.backend()}."
+        )
+    keras.utils.disable_interactive_logging()
+    keras.config.disable_traceback_filtering()
+    plain = PlainOutcomes()
+    tell(event="ready", backend=arguments.backend, keras=keras.__version__)
+    for key in wanted:
+        item = known[key]
+        faulthandler.dump_traceback_later(item.case.seconds, exit=True)
+        tell(event="start", key=key)
+        print(f"\n===== {key} =====", file=sys.stderr, flush=True)
+        line = run_item(item, plain, mirrored=not arguments.plain)
+        reset()
+        tell(event="end", key=key, **line)
+        if line["traceback"]:
+            print(line["traceback"], file=sys.stderr, flush=True)
+    faulthandler.cancel_dump_traceback_later()
+    tell(event="done")
+    lines.flush()
+    sys.stderr.flush()
+    # A case may leave a thread behind; it shall not keep us from ending.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

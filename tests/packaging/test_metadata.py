@@ -1,0 +1,79 @@
+"""What the package promises to an installer."""
+
+import re
+import tomllib
+from importlib import metadata
+
+import pytest
+
+import kerasdist
+from tests.packaging.fresh import ROOT
+
+FRAMEWORKS = {"tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch"}
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found, requirement
+    return found[0].lower()
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def test_no_framework_is_a_hard_requirement(project):
+    assert not {name_of(requirement) for requirement in project["dependencies"]} & FRAMEWORKS
+
+
+@pytest.mark.parametrize("extra", ["tensorflow", "jax", "torch"])
+def test_an_extra_a_framework(project, extra):
+    assert extra in {name_of(each) for each in project["optional-dependencies"][extra]}
+
+
+def test_the_extra_all_has_every_framework(project):
+    assert project["optional-dependencies"]["all"] == ["kerasdist[tensorflow,jax,torch]"]
+
+
+def test_one_version(project):
+    assert project["version"] == kerasdist.__version__
+
+
+def test_the_changelog_has_the_version(project):
+    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_installed_metadata_equals_the_project(project):
+    """Fails when .venv is older than pyproject.toml (`make venv` cures it)."""
+    try:
+        installed = metadata.metadata("kerasdist")
+    except metadata.PackageNotFoundError:
+        pytest.skip("kerasdist is not installed here: it runs from the checkout")
+    assert installed["Version"] == project["version"]
+    assert set(installed.get_all("Provides-Extra") or []) == set(project["optional-dependencies"])
+
+
+def test_the_lock_names_no_machine_and_no_cuda():
+    text = (ROOT / "requirements" / "lock.txt").read_text(encoding="utf-8")
+    requirements = [line for line in text.splitlines() if not line.startswith("#")]
+    assert not [line for line in requirements if re.search(r"[/@+:]", line)]
+    assert not [line for line in requirements if re.search(r"nvidia|cuda|triton", line, re.I)]
+
+
+def test_the_lock_holds_every_direct_pin():
+    lines = (ROOT / "requirements" / "lock.in").read_text(encoding="utf-8").splitlines()
+    direct = dict(
+        re.sub(r"\[.*\]", "", line).split("==") for line in lines if line and line[0] != "#"
+    )
+    normal = {name.lower().replace("_", "-"): version for name, version in pins().items()}
+    assert {name: normal.get(name) for name in direct} == direct
+
+
+def test_the_type_marker_is_shipped():
+    assert (ROOT / "kerasdist" / "py.typed").is_file()

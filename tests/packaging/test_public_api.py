@@ -1,0 +1,59 @@
+"""The public names are frozen: a change here is a change of the API, for the CHANGELOG."""
+
+import json
+
+import kerasdist
+from tests.packaging.fresh import run_fresh
+
+PUBLIC = [
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "ReplicaContext",
+    "Strategy",
+    "__version__",
+    "auto",
+    "config",
+    "errors",
+    "get_replica_context",
+    "get_strategy",
+    "global_batch",
+    "has_strategy",
+    "in_cross_replica_context",
+]
+
+
+def test_the_public_names():
+    assert sorted(kerasdist.__all__) == sorted(PUBLIC)
+
+
+def test_dir_gives_the_public_names():
+    assert set(PUBLIC) <= set(dir(kerasdist))
+
+
+def test_every_public_name_resolves_and_has_a_docstring():
+    code = """
+import inspect, json, kerasdist
+print(json.dumps({
+    name: bool(inspect.getdoc(getattr(kerasdist, name)))
+    for name in kerasdist.__all__ if name != "__version__"
+}))
+"""
+    documented = json.loads(run_fresh(code, KERAS_BACKEND="jax").splitlines()[-1])
+    assert set(documented) == set(PUBLIC) - {"__version__"}
+    assert not [name for name, has in documented.items() if not has]
+
+
+def test_every_public_member_of_a_public_class_has_a_docstring():
+    # Methods and properties: a field of a dataclass is described in the docstring of its class.
+    code = """
+import inspect, json, kerasdist
+print(json.dumps([
+    f"{name}.{member}"
+    for name in kerasdist.__all__ if inspect.isclass(getattr(kerasdist, name))
+    for member in dir(getattr(kerasdist, name)) if not member.startswith("_")
+    if inspect.isroutine(value := getattr(getattr(kerasdist, name), member))
+    or isinstance(value, property)
+    if not inspect.getdoc(value)
+]))
+"""
+    assert json.loads(run_fresh(code, KERAS_BACKEND="jax").splitlines()[-1]) == []

@@ -1,0 +1,45 @@
+"""The arithmetic of dividing a batch, by its laws."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerasdist.input import sharding
+
+TOTALS = st.integers(0, 10_000)
+REPLICAS = st.integers(1, 64)
+
+
+@given(TOTALS, REPLICAS)
+def test_nothing_is_dropped_and_nothing_comes_twice(total, replicas):
+    rows = [
+        row for begin, end in sharding.piece_bounds(total, replicas) for row in range(begin, end)
+    ]
+    assert rows == list(range(total))
+
+
+@given(TOTALS, REPLICAS)
+def test_pieces_are_as_equal_as_can_be_and_the_longer_come_first(total, replicas):
+    sizes = sharding.piece_sizes(total, replicas)
+    assert len(sizes) == replicas
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True)
+
+
+@given(TOTALS, REPLICAS)
+def test_only_the_last_replicas_can_be_empty(total, replicas):
+    sizes = sharding.piece_sizes(total, replicas)
+    assert all(sizes[: min(total, replicas)])
+    assert not any(sizes[total:])
+
+
+@given(TOTALS, REPLICAS)
+def test_weights_sum_to_one(total, replicas):
+    expected = 1.0 if total else 0.0
+    assert sum(sharding.weights(total, replicas)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("total", "replicas"), [(-1, 2), (3, 0), (3, -1)])
+def test_impossible_numbers_are_refused(total, replicas):
+    with pytest.raises(ValueError, match="Received: "):
+        sharding.piece_bounds(total, replicas)

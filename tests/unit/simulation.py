@@ -1,0 +1,62 @@
+"""Replicas simulated with NumPy: a thread each, meeting at a barrier. For tests of arithmetic."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from kerasdist import context
+from kerasdist.backends.base import Collectives
+from kerasdist.input.sharding import piece_bounds
+from kerasdist.replica_context import BatchShare, ReplicaContext
+from kerasdist.strategy import Strategy
+
+TIME_LIMIT_S = 20
+
+
+class SimulatedCollectives(Collectives):
+    """What one simulated replica sees of the others."""
+
+    def __init__(self, replica, slots, barrier):
+        self._replica = replica
+        self._slots = slots
+        self._barrier = barrier
+
+    def _exchange(self, value):
+        self._slots[self._replica] = value
+        self._barrier.wait(TIME_LIMIT_S)
+        values = list(self._slots)
+        self._barrier.wait(TIME_LIMIT_S)
+        return values
+
+    def all_sum(self, tensors):
+        return [sum(parts) for parts in zip(*self._exchange(list(tensors)), strict=True)]
+
+    def all_gather(self, tensor):
+        return np.concatenate(self._exchange(np.asarray(tensor)))
+
+    def apply_gradients(self, optimizer, gradients, variables):
+        raise AssertionError("the simulation has no optimizer")
+
+
+def run(function, arrays, replicas):
+    """Runs `function(context, *pieces)` in every replica on its piece; returns results by rank.
+
+    The one-device contract holds in it, with the share as tensors, as on TensorFlow, so that
+    replicas without an example take part too.
+    """
+    total = len(arrays[0])
+    slots = [None] * replicas
+    barrier = threading.Barrier(replicas)
+    strategy = Strategy(None)
+
+    def replica_main(rank):
+        begin, end = piece_bounds(total, replicas)[rank]
+        share = BatchShare(end - begin, total, np.float32((end - begin) / total))
+        collectives = SimulatedCollectives(rank, slots, barrier)
+        replica = ReplicaContext(strategy, rank, replicas, collectives, share)
+        with context.replica_scope(replica):
+            return function(replica, *(array[begin:end] for array in arrays))
+
+    with ThreadPoolExecutor(replicas) as pool:
+        return list(pool.map(replica_main, range(replicas)))

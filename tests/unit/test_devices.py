@@ -1,0 +1,51 @@
+"""Names of devices."""
+
+import pytest
+
+from kerasdist.devices import Device, check_available, parse_device, parse_devices
+from kerasdist.errors import DeviceError
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "index"),
+    [
+        ("cpu:0", "cpu", 0),
+        ("CPU:3", "cpu", 3),
+        ("gpu", "gpu", 0),
+        ("cuda:1", "gpu", 1),
+        ("/gpu:1", "gpu", 1),
+        ("/device:GPU:2", "gpu", 2),
+        ("/job:localhost/replica:0/task:0/device:TPU:7", "tpu", 7),
+    ],
+)
+def test_every_spelling_is_read(name, kind, index):
+    assert parse_device(name) == Device(kind, index)
+
+
+def test_a_device_prints_as_keras_names_it():
+    assert str(parse_device("/device:GPU:2")) == "gpu:2"
+
+
+@pytest.mark.parametrize("name", ["", "cpu:", "cpu:-1", "disk:0", "cpu:0:1", 3, None])
+def test_other_names_are_refused(name):
+    with pytest.raises(DeviceError, match="Received: device="):
+        parse_device(name)
+
+
+def test_one_name_is_a_list_of_one():
+    assert parse_devices("cpu:1") == (Device("cpu", 1),)
+
+
+def test_no_device_is_refused():
+    with pytest.raises(DeviceError, match="at least one device"):
+        parse_devices([])
+
+
+def test_a_device_named_twice_is_refused():
+    with pytest.raises(DeviceError, match="cpu:0 more than once"):
+        parse_devices(["cpu:0", "cpu:1", "/device:CPU:0"])
+
+
+def test_a_missing_device_is_refused_and_the_cure_is_named():
+    with pytest.raises(DeviceError, match=r"'cpu:1'.*set_logical_cpu_devices"):
+        check_available([Device("cpu", 1)], [Device("cpu", 0)])

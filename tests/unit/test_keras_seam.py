@@ -1,0 +1,94 @@
+"""Tripwires: each place where kerasdist touches private parts of Keras is where it should be.
+
+A failure here means that Keras moved something; `kerasdist/keras_seam.py` is the file to mend.
+Keras fixes its backend at import, so every backend is looked at in a fresh process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+BACKENDS = ["tensorflow", "jax", "torch"]
+TIME_LIMIT_S = 100
+
+PROBE = """
+import inspect, json
+from kerasdist import keras_seam
+
+print(json.dumps({
+    "signatures": {
+        f"{hook}: {getattr(owner, '__name__', owner)}.{name}":
+            list(inspect.signature(getattr(owner, name)).parameters)
+        for hook, places in keras_seam.PLACES.items()
+        for owner, name in places
+    },
+    "hooks": sorted(field for field in keras_seam.Hooks.__dataclass_fields__),
+    "places": sorted(keras_seam.PLACES),
+    "missing_overrides": [
+        name for name in keras_seam.OVERRIDDEN if not hasattr(keras_seam.BackendTrainer, name)
+    ],
+    "own": [
+        keras_seam.is_kerass_own(keras_seam.keras.metrics.AUC),
+        keras_seam.is_kerass_own(keras_seam.keras.losses.mean_squared_error),
+        keras_seam.is_kerass_own(print),
+    ],
+}))
+"""
+
+# What the hooks and their callers rely on: the first parameters, in this order.
+SIGNATURES = {
+    "add_loss": ["self", "loss"],
+    "apply": ["self", "grads", "trainable_variables"],
+    "batch_moments": ["self", "inputs", "mask"],
+    "batch_norm_weight": ["self"],
+    "clear_losses": ["self"],
+    "draw_seed": ["self"],
+    "evaluate": ["self", "x", "y", "batch_size"],
+    "fit": ["self", "x", "y", "batch_size"],
+    "layer_created": ["self"],
+    "metric_created": ["self"],
+    "model_created": ["self"],
+    "own_losses": ["self"],
+    "predict": ["self", "x", "batch_size"],
+    "reduce_loss": ["values", "sample_weight", "mask", "reduction", "dtype"],
+    "scale_loss": ["value"],
+    "unscale_loss": ["value"],
+    "update_mean": ["self", "values", "sample_weight"],
+    "update_wrapped": ["self", "y_true", "y_pred", "sample_weight"],
+}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def probe(request):
+    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{request.param} is missing or broken:\n{done.stderr}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_place_has_the_parameters_that_the_hooks_use(probe):
+    for place, parameters in probe["signatures"].items():
+        expected = SIGNATURES[place.partition(":")[0]]
+        assert parameters[: len(expected)] == expected, place
+
+
+def test_every_hook_has_its_place(probe):
+    assert probe["hooks"] == probe["places"] == sorted(SIGNATURES)
+
+
+def test_every_method_that_a_trainer_overrides_by_name_exists(probe):
+    assert probe["missing_overrides"] == []
+
+
+def test_kerass_own_functions_are_told_from_others(probe):
+    assert probe["own"] == [True, True, False]

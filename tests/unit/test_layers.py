@@ -1,0 +1,169 @@
+"""The layers of the package: who may import whom, and how large a file may be."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "kerasdist"
+SEAM = PACKAGE / "keras_seam.py"
+FRAMEWORK_OF = {
+    "tensorflow": "tensorflow",
+    "tensorboard": "tensorflow",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "torch": "torch",
+    "torch_xla": "torch",
+}
+LOWER = ("backends", "training", "input")
+UPPER = ("kerasdist.strategy", "kerasdist.strategies")
+MAX_LINES = 500
+MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every name that is imported anywhere below `tree`, as a dotted path.
+
+    `from a import b` gives `a.b`, since b may be a module. `importlib.import_module("a.b")` and
+    `__import__("a.b")` count too, when the name is a literal.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=0):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
+                if ast.unparse(func) in ("importlib.import_module", "import_module", "__import__"):
+                    yield name
+
+
+def imported_at_module_level(tree: ast.Module) -> Iterator[str]:
+    """Like `imported`, for what importing the module runs; `if TYPE_CHECKING` is not run."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imported(node)
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def is_inside(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@pytest.fixture(params=FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def path(request) -> Path:
+    return request.param
+
+
+def test_the_package_has_files():
+    assert SEAM in FILES  # a moved package must not empty the tests below
+
+
+def test_only_the_seam_imports_keras_src(path):
+    if path == SEAM:
+        return
+    found = [name for name in imported(parse(path)) if is_inside(name, "keras.src")]
+    assert not found, f"only {SEAM.name} touches Keras internals"
+
+
+def test_a_framework_is_imported_only_in_its_own_folder(path):
+    found = []
+    for name in imported(parse(path)):
+        framework = FRAMEWORK_OF.get(name.partition(".")[0])
+        if framework and not path.is_relative_to(PACKAGE / "backends" / framework):
+            found.append(name)
+    assert not found
+
+
+def test_a_backend_imports_no_other_backend(path):
+    """Only the registry and the base, which stand beside the folders, are shared."""
+    backends = PACKAGE / "backends"
+    if path.parent.parent != backends:
+        return
+    others = {"tensorflow", "jax", "torch"} - {path.parent.name}
+    found = [
+        name
+        for name in imported(parse(path))
+        if any(is_inside(name, f"kerasdist.backends.{other}") for other in others)
+    ]
+    assert not found
+
+
+def test_lower_layers_do_not_import_the_strategies(path):
+    if path.relative_to(PACKAGE).parts[0] not in LOWER:
+        return
+    found = [
+        name
+        for name in imported_at_module_level(parse(path))
+        if any(is_inside(name, upper) for upper in UPPER)
+    ]
+    assert not found
+
+
+def test_imports_are_absolute(path):
+    found = [
+        ast.unparse(node)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not found
+
+
+def test_no_file_is_too_long(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_every_module_says_what_it_is_for(path):
+    parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(ROOT).parts}
+    assert not parts & MEANINGLESS
+    assert ast.get_docstring(parse(path)) is not None
+
+
+class TestThisFileItself:
+    """The checks above pass on an empty net, so the net is tried on bad code."""
+
+    def test_imported_sees_every_form(self):
+        source = """
+import jax.numpy as jnp
+from keras import src
+def late():
+    import torch
+    return importlib.import_module("tensorflow")
+"""
+        assert set(imported(ast.parse(source))) == {
+            "jax.numpy",
+            "keras.src",
+            "torch",
+            "tensorflow",
+        }
+
+    def test_module_level_leaves_out_functions_and_type_checking(self):
+        source = """
+import a
+if TYPE_CHECKING:
+    import b
+else:
+    import c
+try:
+    import d
+except ImportError:
+    pass
+class Here:
+    import e
+def late():
+    import f
+"""
+        assert set(imported_at_module_level(ast.parse(source))) == {"a", "c", "d", "e"}
