@@ -10,6 +10,7 @@ C3).
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -41,11 +42,13 @@ __all__ = [
     "apply_mask",
     "backend_name",
     "carry_registration",
+    "change_aggregation",
     "computes_on_gradients",
     "copy_thread_state",
     "get_data_adapter",
     "global_seed_generator",
     "install",
+    "install_apply_mask",
     "is_kerass_own",
     "ops",
     "optimized_variables",
@@ -78,6 +81,7 @@ class Hooks:
         model_created: ``Trainer.__init__``: a model remembers the strategy of its scope.
         layer_created: ``Layer.__init__``: its activity regularizer learns of replicas.
         metric_created: ``Metric.__init__``: a metric that Keras does not ship learns of replicas.
+        compile: ``model.compile``: optimizer and metrics belong to the model's strategy.
         fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
         evaluate: ``model.evaluate``, likewise.
         predict: ``model.predict``, likewise.
@@ -98,6 +102,7 @@ class Hooks:
     model_created: Callable[..., None]
     layer_created: Callable[..., None]
     metric_created: Callable[..., None]
+    compile: Callable[..., Any]
     fit: Callable[..., Any]
     evaluate: Callable[..., Any]
     predict: Callable[..., Any]
@@ -120,6 +125,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "model_created": ((Trainer, "__init__"),),
     "layer_created": ((Layer, "__init__"),),
     "metric_created": ((keras.metrics.Metric, "__init__"),),
+    "compile": ((Trainer, "compile"),),
     "fit": ((BackendTrainer, "fit"),),
     "evaluate": ((BackendTrainer, "evaluate"),),
     "predict": ((BackendTrainer, "predict"),),
@@ -164,7 +170,18 @@ def _put_in(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     def hooked(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
+    # Keras reads the arguments of a layer's `__init__` in a way that does not follow `__wrapped__`.
+    hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, hooked)
+
+
+def install_apply_mask(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where a loss merges a mask into sample weights.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(loss_module, "apply_mask", hook)
 
 
 def backend_name() -> str:
@@ -235,6 +252,18 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
         optimizer._common_apply(gradients, variables)
     else:
         BaseOptimizer.apply(optimizer, gradients, variables)
+
+
+def change_aggregation(variable: Any, aggregation: str) -> None:
+    """Makes a variable anew, with its value, for another way to aggregate it over replicas.
+
+    Args:
+        variable: A Keras variable that no compiled function has seen.
+        aggregation: One of Keras's aggregations.
+    """
+    value = variable.numpy()
+    variable._aggregation = aggregation
+    variable._initialize(value)
 
 
 def computes_on_gradients(optimizer: Any) -> bool:

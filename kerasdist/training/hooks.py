@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from kerasdist import context, keras_seam
+from kerasdist.keras_seam import ops
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
     layer_losses,
@@ -35,6 +36,7 @@ def install() -> None:
             model_created=_model_created,
             layer_created=regularizers.layer_created,
             metric_created=metrics.metric_created,
+            compile=_compile,
             fit=_fit,
             evaluate=_evaluate,
             predict=_predict,
@@ -60,6 +62,14 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
     if strategy is not None and strategy.replica_set is not None:
         remember(model, Binding(strategy, strategy.replica_set))
         bind(model, strategy.replica_set.trainer_class)
+
+
+def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+    binding = binding_of(model)
+    if binding is None:
+        return original(model, *args, **kwargs)
+    with binding.strategy.scope():
+        return original(model, *args, **kwargs)
 
 
 def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,6 +185,14 @@ def _batch_norm_weight(original: Original, layer: Any, *args: Any, **kwargs: Any
 
 def _batch_moments(original: Original, layer: Any, inputs: Any, mask: Any) -> Any:
     replica = one_device_replica()
-    if replica is None or replica.strategy.options.batch_norm == "per_replica":
+    if replica is None:
         return original(layer, inputs, mask)
+    if replica.strategy.options.batch_norm == "per_replica":
+        mean, variance = original(layer, inputs, mask)
+        # A replica without example has no statistics, so it leaves the moving ones as they are.
+        known = (
+            ops.where(replica.weight > 0, new, ops.cast(old, new.dtype))
+            for new, old in ((mean, layer.moving_mean), (variance, layer.moving_variance))
+        )
+        return tuple(known)
     return normalization.global_moments(replica, inputs, layer._reduction_axes, mask)

@@ -36,15 +36,33 @@ def global_logs(
     first = replica_logs[0]
     if not isinstance(first, dict):
         return keras.tree.map_structure(lambda *parts: _mean(parts, weights), *replica_logs)
-    merged = {}
-    for name, value in first.items():
-        parts = [logs[name] for logs in replica_logs]
-        mean: Any = keras.tree.map_structure(lambda *leaves: _mean(leaves, weights), *parts)
-        if name in global_results and not keras.tree.is_nested(value):
-            is_result = ops.equal(value, replica_results[0][name])
-            mean = ops.where(is_result, ops.cast(global_results[name], mean.dtype), mean)
-        merged[name] = mean
-    return merged
+    return {
+        name: _entry(
+            name, [logs[name] for logs in replica_logs], replica_results, global_results, weights
+        )
+        for name in first
+    }
+
+
+def _entry(
+    name: str,
+    parts: Sequence[Any],
+    replica_results: Sequence[dict[str, Any]],
+    global_results: dict[str, Any],
+    weights: Sequence[Any],
+) -> Any:
+    if isinstance(parts[0], dict):  # such as the result of Keras's own compiled metrics
+        return {
+            inner: _entry(
+                inner, [part[inner] for part in parts], replica_results, global_results, weights
+            )
+            for inner in parts[0]
+        }
+    mean: Any = keras.tree.map_structure(lambda *leaves: _mean(leaves, weights), *parts)
+    if name not in global_results or keras.tree.is_nested(parts[0]):
+        return mean
+    is_result = ops.equal(parts[0], replica_results[0][name])
+    return ops.where(is_result, ops.cast(global_results[name], mean.dtype), mean)
 
 
 def _mean(parts: Sequence[Any], weights: Sequence[Any]) -> Any:

@@ -44,6 +44,20 @@ class GlobalBatchMetric:
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
+def share_inner_state(metric: Any) -> None:
+    """Makes the state of metrics inside a `GlobalBatchMetric` equal on all replicas, too.
+
+    They are updated with the global batch on every replica, so their states must not be added.
+
+    Args:
+        metric: A metric of a model; any other one than a `GlobalBatchMetric` is left as it is.
+    """
+    if isinstance(metric, GlobalBatchMetric):
+        for variable in metric.variables:  # type: ignore[attr-defined]
+            if variable.aggregation == "sum":
+                keras_seam.change_aggregation(variable, "only_first_replica")
+
+
 def _gathered(replica: ReplicaContext, structure: Any) -> Any:
     def gather(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):

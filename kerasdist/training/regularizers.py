@@ -1,6 +1,7 @@
 """Activity regularizers over replicas: a penalty on the outputs of a whole batch.
 
-Keras's own are sums over the batch, which are scaled; any other one sees the rows of all replicas.
+L1 and L2 are means over the examples once Keras has divided them by the number of rows, so they need
+nothing. Any other one sees the rows of all replicas.
 """
 
 from __future__ import annotations
@@ -9,29 +10,29 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from kerasdist import context, keras_seam
+import keras
+
+from kerasdist import context
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training.binding import bind
-from kerasdist.training.numerics import per_weight
+from kerasdist.training.numerics import weighted
 
 
-class BatchSumRegularizer:
-    """Put before the class of an activity regularizer that Keras ships: a sum over the batch."""
-
-    def __call__(self, x: Any) -> Any:
-        """Returns the penalty whose weighted mean over the replicas is that of one device."""
-        penalty = super().__call__(x)  # type: ignore[misc]
-        replica = one_device_replica()
-        return penalty if replica is None else per_weight(penalty, replica.weight)
+# Keras divides a penalty on outputs by their number of rows, so these are means over examples.
+_MEANS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class GlobalBatchRegularizer:
-    """Put before the class of any other activity regularizer."""
+    """Put before the class of an activity regularizer that may mix examples."""
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty of the rows of all replicas; all replicas must call it."""
         replica = one_device_replica()
-        return super().__call__(x if replica is None else replica.collectives.all_gather(x))  # type: ignore[misc]
+        if replica is None:
+            return super().__call__(x)  # type: ignore[misc]
+        penalty = super().__call__(replica.collectives.all_gather(x))  # type: ignore[misc]
+        # Keras divides by this replica's number of rows, where it must be the global batch's.
+        return weighted(penalty, replica.weight)
 
 
 def layer_created(original: Callable[..., None], layer: Any, *args: Any, **kwargs: Any) -> None:
@@ -45,9 +46,8 @@ def layer_created(original: Callable[..., None], layer: Any, *args: Any, **kwarg
     """
     original(layer, *args, **kwargs)
     regularizer = layer.activity_regularizer
-    if regularizer is None or not context.has_strategy():
+    if regularizer is None or type(regularizer) in _MEANS or not context.has_strategy():
         return
-    own = keras_seam.is_kerass_own(type(regularizer))
     # A copy: the same object may regularize a kernel, which is no batch.
     layer.activity_regularizer = copy.copy(regularizer)
-    bind(layer.activity_regularizer, BatchSumRegularizer if own else GlobalBatchRegularizer)
+    bind(layer.activity_regularizer, GlobalBatchRegularizer)

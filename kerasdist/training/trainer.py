@@ -7,15 +7,17 @@ wins, and so does everything else that a user's class defines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from kerasdist import keras_seam
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.replica_context import one_device_replica
-from kerasdist.strategy import Strategy
 from kerasdist.training.binding import Binding, binding_of
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
 
 
 class ReplicatedTrainer:

@@ -17,38 +17,49 @@ from typing import Any, final
 
 import jax
 
-# Steps until the host waits for the devices. Well below 32: two models may train at a time, and callbacks
-# launch programs too.
-_STEPS_AHEAD = 12
+# Launches from one mark to the next. So at most twice as many steps are in flight, well below 32: callbacks
+# and the user's own code launch programs too.
+_STRIDE = 8
 
 
 @final
 class FreeFlow:
     """Does not wait."""
 
-    def after_launch(self, results: Any) -> None:
+    def after_launch(self, outputs: Any, state: Any) -> None:
         """Does nothing.
 
         Args:
-            results: What the step returned.
+            outputs: The outputs of the step.
+            state: The state that the next step will consume.
         """
 
 
 @final
 class BoundedFlow:
-    """Waits now and then, so that the launches never fill the devices' queues."""
+    """Waits for a step of a while ago, now and then: no step is ever held up, the queue never full."""
 
     def __init__(self) -> None:
         """Starts counting."""
-        self._ahead = 0
+        self._launches = 0
+        self._mark: list[Any] = []
 
-    def after_launch(self, results: Any) -> None:
-        """Notes a launch, and waits for it if it is one too many.
+    def after_launch(self, outputs: Any, state: Any) -> None:
+        """Counts a launch, and waits if the devices are too far behind.
 
         Args:
-            results: What the step returned: arrays that are ready when it has ended.
+            outputs: The outputs of the step.
+            state: The state that the next step will consume.
         """
-        self._ahead += 1
-        if self._ahead >= _STEPS_AHEAD:
-            self._ahead = 0
-            jax.block_until_ready(jax.tree.leaves(results)[:1])
+        self._launches += 1
+        if self._launches < _STRIDE:
+            return
+        self._launches = 0
+        jax.block_until_ready(self._mark)
+        self._mark = jax.tree.leaves(outputs)[:1]
+        if not self._mark:  # nothing of this step survives the next one, so it is now or never
+            jax.block_until_ready(jax.tree.leaves(state)[:1])
+
+
+# All strategies of a process launch into the same queues.
+ALL_CPUS = BoundedFlow()

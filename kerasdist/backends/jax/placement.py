@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax.flow import BoundedFlow, FreeFlow
+from kerasdist.backends.jax.flow import ALL_CPUS, BoundedFlow, FreeFlow
 
 AXIS = "replica"
 
@@ -140,7 +140,7 @@ class MeshPlacement(Placement):
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._on_host = devices[0].platform == "cpu"
-        self.flow = BoundedFlow() if self._on_host else FreeFlow()
+        self.flow = ALL_CPUS if self._on_host else FreeFlow()
 
     def state(self, state: Any) -> Any:
         """Copies to every device what is not there yet, in one transfer."""
@@ -156,8 +156,8 @@ class MeshPlacement(Placement):
         return jax.tree.unflatten(structure, leaves)
 
     def batch(self, batch: Any) -> Any:
-        """Sends each accelerator its rows; on the CPU, the step itself takes its rows from NumPy arrays."""
-        return jax.tree.map(self._placed, batch)
+        """Sends each accelerator its rows; the CPU's step itself takes its rows from NumPy arrays."""
+        return jax.tree.map(self._placed_on_host if self._on_host else self._placed, batch)
 
     def divided(self, batch: Any) -> Any:
         """Constrains the first axis to the mesh; XLA pads an uneven one by itself, exactly."""
@@ -172,7 +172,19 @@ class MeshPlacement(Placement):
 
     def compile(self, step: Step) -> Step:
         """Compiles for the mesh, with the state on every device before and after."""
-        return jax.jit(step, donate_argnums=0, out_shardings=(None, self._replicated))
+
+        def program(state: Any, batch: Any) -> tuple[Any, Any]:
+            outputs, state = step(state, batch)
+            return jax.tree.map(self._returned, outputs), state
+
+        # Left to itself, XLA divides an uneven array of the host in ways that JAX has no name for.
+        batch = self._replicated if self._on_host else None
+        return jax.jit(
+            program,
+            donate_argnums=0,
+            in_shardings=(self._replicated, batch),
+            out_shardings=(None, self._replicated),
+        )
 
     @property
     def places_ahead(self) -> bool:
@@ -180,14 +192,21 @@ class MeshPlacement(Placement):
         return not self._on_host
 
     def _placed(self, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            if leaf.sharding.mesh is self._mesh if isinstance(leaf.sharding, NamedSharding) else False:
-                return leaf
-        elif self._on_host:
+        if isinstance(leaf, jax.Array) and leaf.sharding in (self._divided, self._replicated):
             return leaf
-        return jax.device_put(leaf, self._sharding_of(leaf))
+        return jax.device_put(leaf, self._even_sharding(leaf))
 
-    def _sharding_of(self, leaf: Any) -> Sharding:
-        # JAX places only what can be divided evenly.
+    def _placed_on_host(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding != self._replicated:
+            return jax.device_put(leaf, self._replicated)
+        return leaf
+
+    def _returned(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.ndim == 0:
+            return leaf
+        return jax.lax.with_sharding_constraint(leaf, self._even_sharding(leaf))
+
+    def _even_sharding(self, leaf: Any) -> Sharding:
+        # What crosses the border of a program is divided evenly or not at all.
         even = leaf.ndim > 0 and leaf.shape[0] % self._mesh.size == 0
         return self._divided if even else self._replicated

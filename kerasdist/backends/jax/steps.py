@@ -78,9 +78,9 @@ class StepFunction:
         return self._combined(outputs), state
 
     def _run(self, step: Step, state: Any, batch: Any) -> tuple[Any, Any]:
-        results = step(state, batch)
-        self._arrays.flow.after_launch(results)
-        return results
+        outputs, state = step(state, batch)
+        self._arrays.flow.after_launch(outputs, state)
+        return outputs, state
 
     def _runs(self, batches: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """Yields runs of batches that one compiled loop takes, in their order."""

@@ -12,7 +12,7 @@ from kerasdist.backends.base import Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.engine_seam import cross_replica_code_without_merge_call
 from kerasdist.backends.tensorflow.exchange import Exchange
-from kerasdist.backends.tensorflow.variables import gradient_replaces
+from kerasdist.backends.tensorflow.variables import check_mirrored, gradient_replaces
 from kerasdist.replica_context import BatchShare
 from kerasdist.training import numerics
 
@@ -84,6 +84,7 @@ class TensorFlowCollectives(Collectives):
             if not optimizer.built:
                 with tf.init_scope():
                     optimizer.build(known)
+            check_mirrored(optimizer.variables, self._exchange.engine, "the optimizer")
             reduced = self._reduced(optimizer, parts, known, replaces)
             with cross_replica_code_without_merge_call():
                 keras_seam.apply_combined_gradients(optimizer, reduced, variables)

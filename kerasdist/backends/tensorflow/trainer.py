@@ -62,7 +62,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
         if self.train_function is None or force:
-            check_mirrored(self.optimizer.variables, self.replica_set.engine, "the optimizer")
             self.train_function = self._step_function(self.train_step)
         return self.train_function
 
@@ -80,14 +79,14 @@ class TensorFlowTrainer(ReplicatedTrainer):
             def built_then_predict(batches: list[Any]) -> Any:
                 x, _, _ = keras_seam.unpack_x_y_sample_weight(batches[0])
                 self.ensure_built(x)
-                self._check_variables()
+                self._prepare()
                 return predict(batches)
 
             self.predict_function = built_then_predict
         return self.predict_function
 
     def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
-        self._check_variables()
+        self._prepare()
         return StepsOnIterator(
             lambda batch: self._step_on_batch(step, batch),
             self.steps_per_execution,
@@ -118,11 +117,23 @@ class TensorFlowTrainer(ReplicatedTrainer):
             [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
         )
 
-    def _check_variables(self) -> None:
+    def _prepare(self) -> None:
         engine = self.replica_set.engine
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
-        for metric in self.metrics:
+        for metric in self._flatten_metrics():
             check_mirrored(metric.variables, engine, f"the metric {metric.name!r}")
+            share_inner_state(metric)
+        if self.jit_compile and not self.run_eagerly:
+            warnings.warn(
+                f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
+                "cannot compile a step that runs on several devices: it runs without XLA, with the "
+                "same results. Pass jit_compile=False to silence this.",
+                stacklevel=5,
+            )
+
+    def _flatten_metrics(self) -> Iterator[Any]:
+        for metric in self.metrics:
+            yield from metric.metrics if isinstance(metric, CompileMetrics) else [metric]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds the model from the description of a batch.

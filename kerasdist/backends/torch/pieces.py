@@ -72,7 +72,7 @@ def divide(batch: Any, replicas: int) -> Division | None:
         keras.tree.pack_sequence_as(
             batch,
             [
-                leaf if size is None else leaf[begin:end]
+                leaf if size is None else _rows_of(leaf, begin, end)
                 for leaf, size in zip(leaves, rows, strict=True)
             ],
         )
@@ -96,6 +96,13 @@ def _joined(parts: Sequence[Any]) -> Any:
     if all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part.to(parts[0].device) for part in parts])
     return keras_seam.ops.concatenate(parts)
+
+
+def _rows_of(leaf: Any, begin: int, end: int) -> Any:
+    rows = leaf[begin:end]
+    # Slices of one tensor share the counter by which torch notices changes in place, such as Keras makes
+    # in a mask, and one replica's would spoil another one's backward pass. `data` has its own counter.
+    return rows.data if isinstance(rows, torch.Tensor) and not rows.requires_grad else rows
 
 
 def _rows(leaf: Any) -> int | None:

@@ -14,7 +14,7 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
-from kerasdist.backends.torch import modules, rendezvous
+from kerasdist.backends.torch import masks, modules, rendezvous
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.draws import FirstDraw
 from kerasdist.backends.torch.pieces import Division
@@ -49,6 +49,7 @@ class TorchReplicaSet(ReplicaSet):
         self._one_step = threading.Lock()
         if len(self.devices) > 1:
             modules.install()
+            masks.install()
 
     @property
     def trainer_class(self) -> type[Any]:

@@ -184,7 +184,7 @@ def is_sum(variable: Any) -> bool:
     Args:
         variable: A Keras variable.
     """
-    return variable.aggregation == "sum" and variable.synchronization == "on_read"
+    return variable.aggregation == "sum"
 
 
 def commit(scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:

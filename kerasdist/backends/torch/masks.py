@@ -1,0 +1,45 @@
+"""Masks and sample weights together, of which Keras on PyTorch changes the weights in place.
+
+``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that reaches the batch's own weights,
+so whatever reads them later in the step, such as a weighted metric, sees them masked and, for a mean, times
+``total / valid`` (seen in Keras 3.15). To give one device's numbers that factor must be the global batch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from kerasdist import keras_seam
+from kerasdist.replica_context import one_device_replica
+
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+@cache
+def install() -> None:
+    """Puts the hook into Keras."""
+    keras_seam.install_apply_mask(_apply_mask)
+
+
+def _apply_mask(
+    original: Callable[..., Any], sample_weight: Any, mask: Any, dtype: Any, reduction: str
+) -> Any:
+    replica = one_device_replica()
+    if replica is None or sample_weight is None or mask is None:
+        return original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    # The loss keeps a copy for its backward pass; the weights themselves are changed below.
+    merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
+    with torch.no_grad():
+        float_mask = mask.to(merged.dtype)
+        if reduction in _MEANS:
+            counts = torch.stack([float_mask.new_tensor(math.prod(mask.shape)), float_mask.sum()])
+            [[total, valid]] = replica.collectives.all_sum([counts])
+            float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
+        if merged.dtype == sample_weight.dtype:  # else Keras's cast has made a copy
+            sample_weight *= float_mask.reshape(sample_weight.shape)
+    return merged
