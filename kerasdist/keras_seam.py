@@ -26,6 +26,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
 from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
+from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -34,10 +35,13 @@ from keras.src.trainers.trainer import Trainer
 __all__ = [
     "BackendTrainer",
     "BaseOptimizer",
+    "CompileMetrics",
     "DataAdapter",
     "Hooks",
     "Layer",
+    "LossScaleOptimizer",
     "Trainer",
+    "adopt_optimizer",
     "apply_combined_gradients",
     "apply_mask",
     "backend_name",
@@ -50,6 +54,7 @@ __all__ = [
     "install",
     "install_apply_mask",
     "is_kerass_own",
+    "make_anew",
     "ops",
     "optimized_variables",
     "outside_stateless_scopes",
@@ -60,6 +65,7 @@ __all__ = [
     "unpack_x_y_sample_weight",
 ]
 
+LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 get_data_adapter = data_adapters.get_data_adapter
 
 _STATELESS_SCOPE = "stateless_scope"
@@ -86,6 +92,8 @@ class Hooks:
         evaluate: ``model.evaluate``, likewise.
         predict: ``model.predict``, likewise.
         apply: ``optimizer.apply``: gradients are combined over the replicas first.
+        scale_by_optimizer: ``LossScaleOptimizer.scale_loss``.
+        assign: The end of ``Variable.assign``.
         reduce_loss: The mean or sum at the end of a Keras loss.
         scale_loss: Keras's own division by the number of replicas, on TensorFlow.
         unscale_loss: Its inverse.
@@ -107,6 +115,8 @@ class Hooks:
     evaluate: Callable[..., Any]
     predict: Callable[..., Any]
     apply: Callable[..., Any]
+    scale_by_optimizer: Callable[..., Any]
+    assign: Callable[..., Any]
     reduce_loss: Callable[..., Any]
     scale_loss: Callable[..., Any]
     unscale_loss: Callable[..., Any]
@@ -120,6 +130,12 @@ class Hooks:
     clear_losses: Callable[..., Any]
 
 
+# Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
+OVERRIDDEN: dict[str, str] = {
+    "_symbolic_build": "what it makes belongs to the strategy",
+    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, which is then lost",
+}
+
 # Where each hook is put in: the owner of a function, and the function's name.
 PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "model_created": ((Trainer, "__init__"),),
@@ -129,7 +145,9 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "fit": ((BackendTrainer, "fit"),),
     "evaluate": ((BackendTrainer, "evaluate"),),
     "predict": ((BackendTrainer, "predict"),),
-    "apply": ((BaseOptimizer, "apply"), (keras.optimizers.LossScaleOptimizer, "apply")),
+    "apply": ((BaseOptimizer, "apply"), (LossScaleOptimizer, "apply")),
+    "scale_by_optimizer": ((LossScaleOptimizer, "scale_loss"),),
+    "assign": ((keras.Variable, "_direct_assign"),),
     "reduce_loss": ((loss_module, "reduce_weighted_values"),),
     "scale_loss": ((loss_module, "scale_loss_for_distribution"),),
     "unscale_loss": ((loss_module, "unscale_loss_for_distribution"),),
@@ -247,7 +265,7 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
         gradients: One for each variable, None where there is none.
         variables: The variables, or None for all that the optimizer knows.
     """
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if isinstance(optimizer, LossScaleOptimizer):
         # On TensorFlow its `apply` insists on being called in a replica.
         optimizer._common_apply(gradients, variables)
     else:
@@ -261,9 +279,29 @@ def change_aggregation(variable: Any, aggregation: str) -> None:
         variable: A Keras variable that no compiled function has seen.
         aggregation: One of Keras's aggregations.
     """
-    value = variable.numpy()
     variable._aggregation = aggregation
-    variable._initialize(value)
+    make_anew(variable)
+
+
+def make_anew(variable: Any) -> None:
+    """Makes the framework's variable anew, with its value, as the scope in force wants it.
+
+    Args:
+        variable: A Keras variable that no compiled function has seen.
+    """
+    variable._initialize(variable.numpy())
+
+
+def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Moves a TensorFlow optimizer that has no state yet to another strategy.
+
+    Args:
+        optimizer: A Keras optimizer that is not built.
+        strategy: The ``tf.distribute.Strategy``, whose scope is open.
+    """
+    for variable in optimizer._variables:
+        make_anew(variable)
+    optimizer._distribution_strategy = strategy
 
 
 def computes_on_gradients(optimizer: Any) -> bool:
@@ -275,7 +313,7 @@ def computes_on_gradients(optimizer: Any) -> bool:
     computing = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
     return (
         not is_kerass_own(type(optimizer))
-        or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or isinstance(optimizer, LossScaleOptimizer)
         or bool(optimizer.gradient_accumulation_steps)
         or any(getattr(optimizer, name) is not None for name in computing)
     )

@@ -8,7 +8,7 @@ speaks to these three; everything that names a framework stands below them, in a
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -115,7 +115,24 @@ class ReplicaSet(abc.ABC):
 
 
 class Collectives(abc.ABC):
-    """What the code of one replica can ask of the others. All replicas must call the same."""
+    """What the code of one replica can ask of the others. All replicas must call the same.
+
+    Attributes:
+        weighs_scaled_losses: Whether a loss that a LossScaleOptimizer scales gets the replica's
+            weight before it, so that `apply_gradients` weighs such an optimizer's gradients no more.
+    """
+
+    weighs_scaled_losses = False
+
+    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+        """Assigns to a Keras variable in replica code, where nothing else catches the write.
+
+        Args:
+            variable: The variable.
+            value: A tensor of its type.
+            write: Keras's own assignment, of a variable and a value.
+        """
+        return write(variable, value)
 
     @abc.abstractmethod
     def all_sum(self, tensors: Sequence[Any]) -> list[Any]:

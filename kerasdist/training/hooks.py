@@ -41,6 +41,8 @@ def install() -> None:
             evaluate=_evaluate,
             predict=_predict,
             apply=_apply,
+            scale_by_optimizer=_scale_by_optimizer,
+            assign=_assign,
             reduce_loss=_reduce_loss,
             scale_loss=_scale_loss,
             unscale_loss=_scale_loss,
@@ -159,6 +161,21 @@ def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: 
         return original(optimizer, grads, trainable_variables)
     variables = None if trainable_variables is None else list(trainable_variables)
     return replica.collectives.apply_gradients(optimizer, list(grads), variables)
+
+
+def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
+    replica = one_device_replica()
+    if replica is None or not replica.collectives.weighs_scaled_losses:
+        return original(optimizer, loss)
+    # Before the scale: float16 gradients are then as large as on one device, not larger.
+    return original(optimizer, numerics.weighted(loss, replica.weight))
+
+
+def _assign(original: Original, variable: Any, value: Any) -> Any:
+    replica = one_device_replica()
+    if replica is None:
+        return original(variable, value)
+    return replica.collectives.assign(variable, value, original)
 
 
 def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:

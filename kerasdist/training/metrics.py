@@ -44,18 +44,21 @@ class GlobalBatchMetric:
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
-def share_inner_state(metric: Any) -> None:
-    """Makes the state of metrics inside a `GlobalBatchMetric` equal on all replicas, too.
+def settle(metric: Any) -> None:
+    """Makes all state of a metric that Keras does not ship equal on all replicas.
 
-    They are updated with the global batch on every replica, so their states must not be added.
+    That is the state of Keras's metrics inside of it, too, since they see the global batch with it,
+    and the state of a metric that was made outside of the scope.
 
     Args:
-        metric: A metric of a model; any other one than a `GlobalBatchMetric` is left as it is.
+        metric: A metric of a model, before the first step is compiled.
     """
-    if isinstance(metric, GlobalBatchMetric):
-        for variable in metric.variables:  # type: ignore[attr-defined]
-            if variable.aggregation == "sum":
-                keras_seam.change_aggregation(variable, "only_first_replica")
+    if keras_seam.is_kerass_own(type(metric)):
+        return
+    bind(metric, GlobalBatchMetric)
+    for variable in metric.variables:
+        if variable.aggregation == "sum":
+            keras_seam.change_aggregation(variable, "only_first_replica")
 
 
 def _gathered(replica: ReplicaContext, structure: Any) -> Any:

@@ -39,6 +39,20 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return ops.where(weight > 0, gradient, ops.zeros_like(gradient)) * weight
 
 
+def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
+    """Returns the weight that a replica's gradients still lack.
+
+    Args:
+        optimizer: A Keras optimizer. The loss that a LossScaleOptimizer scaled had the weight
+            already, where `Collectives.weighs_scaled_losses`.
+        weight: The replica's weight.
+    """
+    if not isinstance(optimizer, keras_seam.LossScaleOptimizer):
+        return weight
+    # Still zero where there is no example: such gradients may be NaN.
+    return float(weight > 0) if isinstance(weight, float) else ops.cast(weight > 0, weight.dtype)
+
+
 def per_weight(value: Any, weight: Any) -> Any:
     """Returns ``value / weight``, and 0 where the weight is 0.
 

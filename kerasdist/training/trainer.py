@@ -7,11 +7,13 @@ wins, and so does everything else that a user's class defines.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training.binding import Binding, binding_of
@@ -43,6 +45,21 @@ class ReplicatedTrainer:
         assert binding is not None  # this class is only put before a bound model's
         return binding
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras's own method, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one batch, as Keras's own method, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Predicts one batch, as Keras's own method, on the strategy's devices."""
+        with self.replica_set.placement():
+            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it.
 
@@ -56,13 +73,17 @@ class ReplicatedTrainer:
             lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)),
             x,
         )
-        with self.bound_strategy.scope():
+        with self._building():
             self(symbolic)  # type: ignore[operator]
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
-        # What is made while building (variables, metrics, inner layers) is the strategy's too.
-        with self.bound_strategy.scope():
+        with self._building():
             super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
+
+    def _building(self) -> AbstractContextManager[Any]:
+        """What is made while building (variables, metrics, inner layers) is the strategy's too."""
+        # In a replica, where a step may train another model, the strategy is in force already.
+        return nullcontext() if context.replica() is not None else self.bound_strategy.scope()
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; in a replica of Keras's own step nobody reads them."""
@@ -73,8 +94,13 @@ class ReplicatedTrainer:
     @property
     def runs_kerass_own_steps(self) -> bool:
         """Whether no class of the user's has a hand in what a step reports."""
-        names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-        return all(keras_seam.is_kerass_own(_defined_by_model(type(self), name)) for name in names)
+        return _runs_kerass_own_steps(type(self))
+
+
+@cache
+def _runs_kerass_own_steps(model_class: type) -> bool:
+    names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+    return all(keras_seam.is_kerass_own(_defined_by_model(model_class, name)) for name in names)
 
 
 def _defined_by_model(model_class: type, name: str) -> Callable[..., Any]:

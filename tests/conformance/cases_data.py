@@ -24,7 +24,7 @@ def tensors(backend, *arrays):
     return tuple(torch.tensor(array) for array in arrays)
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def numpy_shuffled(lab):
     """NumPy, `shuffle=True`: the same seed gives plain Keras's order."""
     x, y = regression(N)
@@ -60,7 +60,7 @@ def pandas(lab):
     )
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def tensors_of_the_backend(lab):
     """Tensors of the running backend."""
     x, y = regression(N)
@@ -108,7 +108,7 @@ def dataset(n=N, batch=BATCH, unknown=False, weights=False, repeat=False):
     return make
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def tf_data(lab):
     """`tf.data.Dataset`."""
     lab.same(dense, fit(dataset(), epochs=2), evaluate(dataset()), predict(dataset()))
@@ -120,7 +120,7 @@ def tf_data_weighted(lab):
     lab.same(dense, fit(dataset(weights=True)), evaluate(dataset(weights=True)))
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def tf_data_unknown_batch_size(lab):
     """A mapped `tf.data` pipeline whose batch size is unknown."""
     lab.same(dense, fit(dataset(unknown=True)), evaluate(dataset(unknown=True)))
@@ -175,7 +175,7 @@ def loader(**options):
     return make
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def torch_data_loader(lab):
     """torch's `DataLoader`."""
     lab.same(dense, fit(loader(), epochs=2), evaluate(loader()), predict(loader()))
@@ -205,7 +205,7 @@ def py_dataset(*sizes, weights=False, **options):
     return make
 
 
-@case("data", replicas=REPLICAS)
+@case("data")
 def py_dataset_uneven(lab):
     """`PyDataset` with batches of very different sizes."""
     make = py_dataset(1, 6, 5, 2, weights=True)
@@ -294,7 +294,7 @@ def nothing_dropped_or_twice(lab):
         lab.equal(model.predict(x, batch_size=3, verbose=0), outputs)
 
 
-@case("validation", replicas=REPLICAS)
+@case("validation")
 def validation_data(lab):
     """`validation_data` with weights, `validation_batch_size` and `validation_freq`."""
     x, y = regression(N)

@@ -70,7 +70,7 @@ def reduction_none(lab):
             action = fit(x, y, batch_size=4, shuffle=False)
             build = lambda: dense(loss=keras.losses.MeanSquaredError(reduction=None))  # noqa: E731
             return lab.run(build, [action], strategy)[1].results
-        except Exception as error:  # noqa: BLE001: plain Keras decides what is right here
+        except Exception as error:  # noqa: BLE001 (plain Keras decides what is right here)
             return type(error).__name__
 
     lab.equal(outcome(None), outcome(lab.strategy()))
@@ -117,7 +117,7 @@ def sample_weight_per_step(lab):
     lab.same(tagger, fit(x, y, batch_size=BATCH, sample_weight=weights, shuffle=False))
 
 
-@case("masks", replicas=REPLICAS)
+@case("masks")
 def embedding_and_lstm(lab):
     """`Embedding(mask_zero=True)` and `LSTM`, a label a sequence."""
     x, y = tokens(N), binary(N)[1]
@@ -193,7 +193,7 @@ def two_outputs(**options):
     return model
 
 
-@case("several outputs", replicas=REPLICAS)
+@case("several outputs")
 def loss_weights(lab):
     """Two outputs with `loss_weights` and metrics of their own."""
     x, number = regression(N)
@@ -262,7 +262,7 @@ def masked_and_unmasked(lab):
     lab.same(build, fit(x, y, batch_size=BATCH))
 
 
-@case("extra losses", replicas=REPLICAS)
+@case("extra losses")
 def regularizers(lab):
     """Kernel and bias regularizers: they don't depend on the batch."""
     x, y = regression(N)
@@ -314,7 +314,7 @@ def with_add_loss(reduce):
     return model
 
 
-@case("extra losses", replicas=REPLICAS)
+@case("extra losses")
 def add_loss_mean(lab):
     """`add_loss` of a mean over the batch."""
     x, y = regression(N)

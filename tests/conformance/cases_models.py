@@ -67,7 +67,7 @@ def initial_weights(lab):
     lab.same(build)
 
 
-@case("models", replicas=REPLICAS)
+@case("models")
 def sequential_built_by_data(lab):
     """A Sequential without `Input`: built by the first batch."""
     x, y = regression(N)
@@ -125,7 +125,7 @@ def subclassed():
     return Net()
 
 
-@case("models", replicas=REPLICAS)
+@case("models")
 def subclassed_model(lab):
     """A subclassed model, built by its data, with a `training` argument."""
     x, y = regression(N)
@@ -202,7 +202,7 @@ def unused_weights(lab):
     lab.same(build, fit(x, y, batch_size=BATCH))
 
 
-@case("models", replicas=REPLICAS)
+@case("models")
 def convolution(lab):
     """A small convolutional classifier."""
     random = np.random.default_rng(0)

@@ -63,9 +63,7 @@ def clip_case(option, value):
             model.compile(keras.optimizers.SGD(0.1, **{option: value}), "mse")
             return model
 
-        lab.same(
-            build, fit(x, y, batch_size=len(x), shuffle=False, epochs=2), share_plain=False
-        )
+        lab.same(build, fit(x, y, batch_size=len(x), shuffle=False, epochs=2), share_plain=False)
 
     case(
         "clipping",

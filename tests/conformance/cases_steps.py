@@ -17,7 +17,7 @@ def assemble(kind, **options):
     return model
 
 
-@case("custom steps", replicas=REPLICAS)
+@case("custom steps")
 def train_step(lab):
     """`train_step` as Keras's guide writes it, with `compute_loss` and metrics."""
     x, y = regression(N)
@@ -31,7 +31,7 @@ def train_step(lab):
 
 @case("custom steps", replicas=REPLICAS)
 def raw_mean_loss(lab):
-    """`train_step` with a raw mean of squares, a `Mean` metric updated by that scalar, `self(x)`."""
+    """`train_step` with a raw mean of squares, a `Mean` metric of that scalar, `self(x)`."""
     x, y = regression(N)
     kind = steps.raw_loss_model(lab.backend)
 
@@ -57,7 +57,7 @@ def test_and_predict_step(lab):
     )
 
 
-@case("custom steps", replicas=REPLICAS)
+@case("custom steps")
 def compute_loss(lab):
     """`compute_loss` with a term of its own over the batch."""
     x, y = regression(N)

@@ -68,9 +68,9 @@ def _leaf(expected, actual, tolerance) -> tuple[float, str]:
     one, other = np.asarray(expected), np.asarray(actual)
     if one.shape != other.shape:
         return 0.0, f"expected shape {one.shape}, received {other.shape}"
-    if isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray):
-        if one.dtype != other.dtype:
-            return 0.0, f"expected dtype {one.dtype}, received {other.dtype}"
+    arrays = isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray)
+    if arrays and one.dtype != other.dtype:
+        return 0.0, f"expected dtype {one.dtype}, received {other.dtype}"
     if one.dtype.kind not in "fiubV":
         return 0.0, "" if np.array_equal(one, other) else f"expected {one!r}, received {other!r}"
     one, other = one.astype("float64"), other.astype("float64")
@@ -80,7 +80,9 @@ def _leaf(expected, actual, tolerance) -> tuple[float, str]:
         differences = np.where(one == other, 0.0, np.abs(one - other))
     both_nan = np.isnan(one) & np.isnan(other)
     differences = np.where(both_nan, 0.0, differences)
-    outside = ~(differences <= tolerance.atol + tolerance.rtol * np.abs(one))
+    # Infinite is right only where it is expected: it must not widen the tolerance to infinity.
+    magnitude = np.where(np.isfinite(one), np.abs(one), 0.0)
+    outside = ~(differences <= tolerance.atol + tolerance.rtol * magnitude)
     worst = float(np.nanmax(np.where(np.isfinite(differences), differences, 0.0)))
     if not outside.any():
         return worst, ""

@@ -71,6 +71,10 @@ class Lab:
             return PlainStrategy(self.replicas)
         return kd.MirroredStrategy(self.devices, **options)
 
+    def with_replicas(self, replicas: int) -> "Lab":
+        """The same lab with another number of replicas, for generated cases."""
+        return Lab(self.case, self.backend, replicas, self._plain, self._mirrored)
+
     def same(
         self,
         build: Callable[[], Any],

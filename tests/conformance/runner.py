@@ -27,6 +27,8 @@ class Result:
     # timeout: over its limit; died: the process ended under it
     status: str
     seconds: float = 0.0
+    # Of all threads: what the case costs, whatever else the machine does meanwhile.
+    cpu_seconds: float = 0.0
     difference: float = 0.0
     tolerances: Sequence[str] = field(default_factory=tuple)
     message: str = ""
@@ -97,9 +99,7 @@ class Worker:
             status, message = "timeout", f"over its limit of {self._limits.get(key, 0):.0f} s"
         code = self._process.returncode
         message = message or f"the worker process ended with exit code {code}"
-        return Result(
-            key=key, backend=self.backend, status=status, message=message, traceback=tail
-        )
+        return Result(key=key, backend=self.backend, status=status, message=message, traceback=tail)
 
     def stop(self):
         if self._process.poll() is None:

@@ -40,9 +40,7 @@ def guide_model(scale):
             def update(metric, values):
                 if metric.name == "loss":
                     return metric.stateless_update_state(values, loss)
-                return metric.stateless_update_state(
-                    values, y, y_pred, sample_weight=sample_weight
-                )
+                return metric.stateless_update_state(values, y, y_pred, sample_weight=sample_weight)
 
             logs, metrics = updated(self.metrics, metrics, update)
             return logs, (trainable, non_trainable, optimizer, metrics)
@@ -75,7 +73,9 @@ def raw_loss_model():
             )
             trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
             logs, metrics = updated(
-                self.metrics, metrics, lambda metric, mine: metric.stateless_update_state(mine, loss)
+                self.metrics,
+                metrics,
+                lambda metric, mine: metric.stateless_update_state(mine, loss),
             )
             return logs, (trainable, non_trainable, optimizer, metrics)
 
@@ -87,9 +87,7 @@ def test_step_model():
         def test_step(self, state, data):
             trainable, non_trainable, metrics = state
             x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            y_pred, non_trainable = self.stateless_call(
-                trainable, non_trainable, x, training=False
-            )
+            y_pred, non_trainable = self.stateless_call(trainable, non_trainable, x, training=False)
 
             def update(metric, values):
                 if metric.name == "loss":

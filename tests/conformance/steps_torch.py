@@ -55,7 +55,7 @@ def raw_loss_model():
 def test_step_model():
     class Model(keras.Model):
         def test_step(self, data):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
             y_pred = self(x, training=False)
             self.compute_loss(x=x, y=y, y_pred=y_pred, training=False)
             for metric in self.metrics:

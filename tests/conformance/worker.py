@@ -33,7 +33,7 @@ def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
     from tests.conformance.lab import Lab
 
     lab = Lab(item.case, item.backend, item.replicas, plain, mirrored)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     line = {"status": "passed", "message": "", "traceback": ""}
     try:
         item.case.function(lab)
@@ -43,18 +43,21 @@ def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
                 message="declared as refused on this backend, but it worked: "
                 f"expected {item.case.refused[item.backend]}",
             )
-    except Exception as error:  # noqa: BLE001: whatever a case raises is its result
+    except Exception as error:  # noqa: BLE001 (whatever a case raises is its result)
         line.update(verdict(item, error))
     return {
         **line,
         "seconds": round(time.perf_counter() - start, 3),
+        "cpu_seconds": round(time.process_time() - cpu, 3),
         "difference": lab.difference,
         "tolerances": sorted(lab.tolerances),
     }
 
 
 def verdict(item: registry.Item, error: Exception) -> dict:
-    message = f"{type(error).__name__}: {error}"
+    # Notes carry hypothesis's falsifying example.
+    notes = getattr(error, "__notes__", ())
+    message = "\n".join([f"{type(error).__name__}: {error}", *notes])
     expected = item.case.refused.get(item.backend)
     if expected is not None:
         kind, pattern = expected

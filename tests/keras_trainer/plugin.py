@@ -14,6 +14,7 @@ import faulthandler
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ def short_id(nodeid: str) -> str:
 
 def record(**line):
     if OUTCOMES:
-        with open(OUTCOMES, "a", encoding="utf-8") as file:
+        with Path(OUTCOMES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 

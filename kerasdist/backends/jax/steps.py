@@ -47,7 +47,7 @@ class StepFunction:
         self._execution = execution
         self._user_step = step
         self._step: Step = arrays.compile(self._divided_step) if execution.compiled else self._whole_step
-        self._loop: Step = arrays.compile(self._scanned_steps)
+        self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
         self._stacked = jax.jit(_stacked)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ class StepFunction:
     def _stack(self, run: Sequence[Any]) -> Any:
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(run)):
             return jax.tree.map(lambda *leaves: np.stack(leaves), *run)
-        return self._stacked(*run)
+        return self._arrays.batch(self._stacked(*run), axis=1)
 
     def _combined(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1 or not self._execution.keeps_outputs:

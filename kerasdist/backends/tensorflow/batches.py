@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -14,8 +15,8 @@ from kerasdist.input import sharding
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import BatchShare
 
-# Stands in the name of the operation that divides a batch, so that its errors can be recognised.
-DIVISION = "kerasdist_division_of_the_global_batch"
+# The name of the operation that divides a batch, by which its errors are recognised.
+_DIVISION = "kerasdist_division_of_the_global_batch"
 
 
 @final
@@ -86,6 +87,25 @@ def pieces(batch: Any, replicas: int) -> list[Piece]:
     ]
 
 
+@contextmanager
+def division_errors() -> Iterator[None]:
+    """Says in our words that a batch could not be divided.
+
+    Raises:
+        InputError: If a tensor of a batch has another number of rows than the first one.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _DIVISION not in error.message:
+            raise
+        raise InputError(
+            "Expected tensors with the same number of examples in a batch. Received: a batch with "
+            f"different ones: {error.message.splitlines()[0]}. Let the data source yield as many "
+            "targets and weights as inputs."
+        ) from error
+
+
 def _none_for_optional(leaf: Any) -> Any:
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
@@ -113,7 +133,7 @@ class _Division:
             return [_sparse_rows(leaf, self.begins[r], self.sizes[r]) for r in replicas]
         if isinstance(leaf, tf.RaggedTensor):
             return [leaf[self.begins[r] : self.begins[r] + self.sizes[r]] for r in replicas]
-        return tf.split(leaf, self.sizes, num=len(replicas), name=DIVISION)
+        return tf.split(leaf, self.sizes, num=len(replicas), name=_DIVISION)
 
 
 def _sparse_rows(tensor: tf.SparseTensor, begin: Any, size: Any) -> tf.SparseTensor:

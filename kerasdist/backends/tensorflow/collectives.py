@@ -21,6 +21,8 @@ from kerasdist.training import numerics
 class TensorFlowCollectives(Collectives):
     """What the code of one replica can ask of the others, in a graph or eagerly."""
 
+    weighs_scaled_losses = True
+
     def __init__(
         self, exchange: Exchange, replica: int, share: BatchShare | None, shares_memory: bool
     ) -> None:
@@ -75,8 +77,9 @@ class TensorFlowCollectives(Collectives):
         """Weighs the gradients, sums them, and updates every copy of the variables, in one go."""
         known = keras_seam.optimized_variables(optimizer) if variables is None else variables
         replaces = [gradient_replaces(variable) for variable in known]
+        weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
         given = [
-            gradient if replaced or self._share is None else self._weighted(gradient)
+            gradient if replaced or weight is None else gradient_sums.weighted(gradient, weight)
             for gradient, replaced in zip(gradients, replaces, strict=True)
         ]
 
@@ -90,6 +93,24 @@ class TensorFlowCollectives(Collectives):
                 keras_seam.apply_combined_gradients(optimizer, reduced, variables)
 
         self._combine(given, update)
+
+    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+        """Combines what the replicas assign, as if one device had assigned for the whole batch.
+
+        ``tf.distribute`` sums or averages the values themselves: a count of examples would also
+        sum up what it was before, and a mean would forget who has how many examples.
+        """
+        if variable.synchronization == "on_read" or variable.aggregation not in ("sum", "mean"):
+            return write(variable, value)
+        before = tf.convert_to_tensor(variable.value)
+        change = tf.cast(value, before.dtype) - before
+        if variable.aggregation == "mean":
+            change = self._weighted(change)
+
+        def update(parts: list[tuple[Any, ...]]) -> None:
+            write(variable, before + tf.add_n(parts[0]))
+
+        return self._combine([change], update)
 
     def _reduced(
         self,

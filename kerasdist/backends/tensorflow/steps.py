@@ -8,6 +8,7 @@ from typing import Any, final
 import keras
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow.batches import division_errors
 from kerasdist.training.logs import global_logs
 
 Step = Callable[[Any], Any]
@@ -60,12 +61,13 @@ class StepsOnIterator:
         Raises:
             OutOfRangeError: If there is no batch left.
         """
-        if isinstance(iterator, tf.data.Iterator):
-            return self._on_iterator(iterator)
-        logs = None
-        for _, batch in zip(range(self._steps), iterator, strict=False):
-            logs = self._on_batch(as_tensors(batch))
-        return logs
+        with division_errors():
+            if isinstance(iterator, tf.data.Iterator):
+                return self._on_iterator(iterator)
+            logs = None
+            for _, batch in zip(range(self._steps), iterator, strict=False):
+                logs = self._on_batch(as_tensors(batch))
+            return logs
 
     def _eagerly(self, iterator: Any) -> Any:
         logs = self._on_batch(iterator.get_next())
@@ -115,7 +117,8 @@ class PredictionOnBatches:
         Returns:
             The outputs for all of them together.
         """
-        outputs = [self._step(as_tensors(batch)) for batch in batches]
+        with division_errors():
+            outputs = [self._step(as_tensors(batch)) for batch in batches]
         return outputs[0] if len(outputs) == 1 else concatenated(outputs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import keras
@@ -15,8 +15,9 @@ from kerasdist.backends.tensorflow.steps import (
     StepsOnIterator,
     outputs_of_replicas,
 )
-from kerasdist.backends.tensorflow.variables import check_mirrored
+from kerasdist.backends.tensorflow.variables import adopt, adopt_metric, check_mirrored
 from kerasdist.training.logs import global_logs
+from kerasdist.training.metrics import settle
 from kerasdist.training.trainer import ReplicatedTrainer
 
 
@@ -24,40 +25,10 @@ from kerasdist.training.trainer import ReplicatedTrainer
 class PlacedTrainer(ReplicatedTrainer):
     """Keras's own trainer on a device of choice; `fit` and its like are placed by the hooks."""
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
-
 
 @final
 class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every piece."""
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As Keras's."""
-        with self.replica_set.placement():
-            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
@@ -121,8 +92,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         engine = self.replica_set.engine
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
         for metric in self._flatten_metrics():
-            check_mirrored(metric.variables, engine, f"the metric {metric.name!r}")
-            share_inner_state(metric)
+            adopt_metric(metric, engine)
+            settle(metric)
         if self.jit_compile and not self.run_eagerly:
             warnings.warn(
                 f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
@@ -133,7 +104,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _flatten_metrics(self) -> Iterator[Any]:
         for metric in self.metrics:
-            yield from metric.metrics if isinstance(metric, CompileMetrics) else [metric]
+            yield from metric.metrics if isinstance(metric, keras_seam.CompileMetrics) else [metric]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds the model from the description of a batch.
@@ -141,6 +112,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         Keras takes a batch from the iterator for that, which a generator would lose, and which
         would move the state of a shuffle.
         """
+        if self.optimizer is not None:
+            adopt(self.optimizer, self.replica_set.engine)
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))

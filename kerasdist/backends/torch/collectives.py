@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -13,6 +14,7 @@ from kerasdist.backends.base import Collectives
 from kerasdist.backends.torch.rendezvous import Rendezvous
 from kerasdist.backends.torch.variables import ReplicaScope, commit
 from kerasdist.errors import ReplicaError
+from kerasdist.training import numerics
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -20,6 +22,8 @@ Gradients = Sequence[torch.Tensor | None]
 @final
 class TorchCollectives(Collectives):
     """The collectives of one replica; one object a replica, for all of its steps."""
+
+    weighs_scaled_losses = True
 
     def __init__(
         self, rank: int, rendezvous: Rendezvous, scopes: Sequence[ReplicaScope], device: str
@@ -82,7 +86,8 @@ class TorchCollectives(Collectives):
         """
 
         def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
-            weights, all_gradients, all_variables = zip(*brought, strict=True)
+            all_weights, all_gradients, all_variables = zip(*brought, strict=True)
+            weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
             _check_same(all_gradients, all_variables)
             known = variables or keras_seam.optimized_variables(optimizer)
             reduced = weighted_sum(all_gradients, weights, known)
@@ -187,12 +192,17 @@ def weighted_sum(
         ):
             columns = zip(variables, zip(*all_gradients, strict=True), strict=False)
             return [_sum_of_one(variable, column, weights) for variable, column in columns]
-        first, *others = all_gradients
-        total = torch._foreach_mul(first, weights[0])
-        for gradients, weight in zip(others, weights[1:], strict=True):
-            gradients = [g.to(t.device) for g, t in zip(gradients, total, strict=True)]
-            torch._foreach_add_(total, gradients, alpha=weight)
-        return total
+        # A running mean, in one pass a replica; it is the weighted sum, as weights sum to 1.
+        mean, weight = all_gradients[0], weights[0]
+        for gradients, own in zip(all_gradients[1:], weights[1:], strict=True):
+            gradients = [g.to(m.device) for g, m in zip(gradients, mean, strict=True)]
+            weight += own
+            if mean is all_gradients[0]:
+                mean = torch._foreach_lerp(mean, gradients, own / weight)
+            else:
+                torch._foreach_lerp_(mean, gradients, own / weight)
+        # They do not where losses were weighted before: see `weighs_scaled_losses`.
+        return mean if math.isclose(weight, 1.0) else torch._foreach_mul(mean, weight)
 
 
 def _sum_of_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.torch import masks, modules, rendezvous
 from kerasdist.backends.torch.collectives import TorchCollectives
-from kerasdist.backends.torch.draws import FirstDraw
+from kerasdist.backends.torch.draws import FirstDraw, part_from_first_gpu
 from kerasdist.backends.torch.pieces import Division
 from kerasdist.backends.torch.team import Team
 from kerasdist.backends.torch.thread_settings import ThreadSettings
@@ -67,7 +68,12 @@ class TorchReplicaSet(ReplicaSet):
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns Keras's scope of the first device, which holds the variables."""
+        """Returns Keras's scope of the first device, which holds the variables.
+
+        In a replica, where a model may call another one's `predict`, its own device stays in force.
+        """
+        if context.replica() is not None:
+            return contextlib.nullcontext()
         return keras.device(keras_name(self.devices[0]))
 
     def run(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> list[Any]:
@@ -185,9 +191,10 @@ class Replica:
             step: What to do with the piece.
             division: The pieces.
         """
-        self.scope.begin()
+        part_from_first_gpu(self.rank, self.scope.device)
         told = self._told(strategy, division)
-        self.collectives.begin(division.count, told.share.weight)  # type: ignore[union-attr]
+        self.scope.begin(told.weight)
+        self.collectives.begin(division.count, told.weight)
         with keras.device(self.device), context.replica_scope(told), self.scope:
             return step(division.pieces[self.rank])
 

@@ -71,21 +71,6 @@ class TorchTrainer(ReplicatedTrainer):
             self.predict_function = self._predicting_function(step)
         return self.predict_function
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as Keras's own, on the strategy's devices."""
-        with self.replica_set.placement():
-            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as Keras's own, on the strategy's devices."""
-        with self.replica_set.placement():
-            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Does as Keras's own, on the strategy's devices."""
-        with self.replica_set.placement():
-            return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
-
     def _logging_function(self, step: Step) -> Callable[[Sequence[Any]], Any]:
         own_steps = self.runs_kerass_own_steps
         alone = self._as_plain_keras(step)

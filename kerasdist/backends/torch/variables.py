@@ -15,7 +15,7 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import keras_seam
 from kerasdist.errors import UnsupportedError
 
 
@@ -76,16 +76,22 @@ class ReplicaScope(keras.StatelessScope):
         """
         super().__init__(initialize_variables=False)
         self._rank = rank
-        self._device = device
+        self.device = device
         self._copies = copies
+        self.weight = 1.0
         self._aliases: dict[int, Alias] = {}
         # The variables that were assigned to; their values stand in `state_mapping`.
         self.written: dict[int, Any] = {}
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def begin(self) -> None:
-        """Starts a step: nothing is written yet."""
+    def begin(self, weight: float) -> None:
+        """Starts a step: nothing is written yet.
+
+        Args:
+            weight: The replica's share of the batch.
+        """
+        self.weight = weight
         self.state_mapping.clear()
         self.written.clear()
         self.buffers.clear()
@@ -108,9 +114,6 @@ class ReplicaScope(keras.StatelessScope):
             update: The variable and its new value.
         """
         variable, value = update
-        if self._rank and is_sum(variable) and context.replica() is None:
-            # A metric that was updated with the rows of all replicas: replica 0's state says it all.
-            return
         # A copy, as Keras's own assign makes: what was assigned may be changed in place afterwards.
         value = value.detach().clone()
         if keras_seam.stored_value(variable).requires_grad:
@@ -126,9 +129,9 @@ class ReplicaScope(keras.StatelessScope):
             changing: Whether the module may change it in place.
         """
         if not changing:
-            return buffer.to(self._device)
+            return buffer.to(self.device)
         _, copy = self.buffers.setdefault(
-            id(buffer), (buffer, buffer.detach().to(self._device, copy=True))
+            id(buffer), (buffer, buffer.detach().to(self.device, copy=True))
         )
         return copy
 
@@ -168,12 +171,12 @@ class ReplicaScope(keras.StatelessScope):
                 "`__init__`, or call the model once on a batch before you train it."
             )
         if self._rank and is_sum(variable):
-            return torch.zeros_like(source, device=self._device, requires_grad=False)
+            return torch.zeros_like(source, device=self.device, requires_grad=False)
         key = id(variable)
         alias = self._aliases.get(key)
         if alias is None or not alias.serves(source):
             aliases = self._aliases
-            alias = Alias(variable, source, self._device, lambda _: aliases.pop(key, None))
+            alias = Alias(variable, source, self.device, lambda _: aliases.pop(key, None))
             aliases[key] = alias
         return alias.leaf
 
@@ -215,15 +218,15 @@ def commit(scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
 
 @torch.no_grad()
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> None:
-    """Writes the replicas' buffers into torch's modules: their mean, as they are to agree.
+    """Writes the replicas' buffers into torch's modules: their mean over the examples.
 
     Args:
         scopes: The replicas' scopes, in the order of ranks.
     """
     for key, (buffer, first) in scopes[0].buffers.items():
         if buffer.is_floating_point():
-            copies = [scope.buffers[key][1].to(buffer.device) for scope in scopes]
-            first = torch.stack(copies).mean(0)
+            copies = [scope.buffers[key][1].to(buffer.device) * scope.weight for scope in scopes]
+            first = torch.stack(copies).sum(0)
         buffer.copy_(first)
 
 
@@ -239,6 +242,7 @@ def _combined(
         for part in parts[1:]:
             total = total + part
         return total
-    if variable.aggregation == "mean" and len(parts) > 1:
-        return torch.stack(parts).mean(0) if target.is_floating_point() else parts[0]
+    if variable.aggregation == "mean" and target.is_floating_point():
+        weights = [scope.weight for scope in scopes if key in scope.written]
+        return sum(part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True))
     return parts[0]

@@ -1,0 +1,336 @@
+"""What is wrong works, or says what was expected, what came, what to do; the strategy lives on."""
+
+import threading
+import warnings
+
+import numpy as np
+
+from tests.conformance.actions import fit, quiet_fit
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 4
+
+
+@case("bad input")
+def unknown_device(lab):
+    """A device that is not there, a name that is none."""
+    unknown = [["gpu:7"], ["cpux:0"], [3]]
+    if lab.backend != "torch":
+        # On torch the processor takes any number of replicas.
+        unknown.append(["cpu:0", "cpu:63"])
+    for names in unknown:
+        with lab.raises(kd.errors.DeviceError, "expected.*received"):
+            kd.MirroredStrategy(names)
+        with lab.raises(kd.errors.DeviceError, "expected.*received"):
+            kd.OneDeviceStrategy(names[-1])
+    lab.still_usable(lab.strategy())
+
+
+@case("bad input")
+def duplicate_device(lab):
+    """A device named twice, in two spellings too."""
+    for names in (["cpu:0", "cpu:0"], ["cpu:1", "/device:CPU:1"]):
+        with lab.raises(kd.errors.DeviceError, "once.*received"):
+            kd.MirroredStrategy(names)
+    lab.still_usable(lab.strategy())
+
+
+@case("bad input")
+def no_device(lab):
+    """No device."""
+    with lab.raises(kd.errors.DeviceError, "at least one device.*received"):
+        kd.MirroredStrategy([])
+    lab.still_usable(lab.strategy())
+
+
+@case("bad input")
+def unknown_option(lab):
+    """An option's value that is none."""
+    with lab.raises(ValueError, "batch_norm.*received.*batch_norm"):
+        kd.MirroredStrategy(lab.devices, batch_norm="global")
+
+
+@case("bad input")
+def two_scopes(lab):
+    """A scope inside another strategy's scope; one's own scope twice works."""
+    one, two = lab.strategy(), lab.strategy()
+    with one.scope(), lab.raises(kd.errors.ScopeError, "expected.*received"), two.scope():
+        pass
+    lab.check(not kd.has_strategy(), "the first scope is left")
+    with one.scope(), one.scope():
+        model = dense()
+    model.fit(*regression(6), batch_size=3, verbose=0)
+    lab.still_usable(one)
+    lab.still_usable(two)
+
+
+@case("bad input")
+def layers_made_outside(lab):
+    """Layers made and built outside, put into a model inside."""
+    x, y = regression(N)
+
+    def build():
+        model = keras.Sequential([keras.Input((4,)), shared.pop(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def layer():
+        constant = keras.initializers.Constant(0.1)
+        made = keras.layers.Dense(3, kernel_initializer=constant, name="from_outside")
+        made.build((None, 4))
+        return made
+
+    shared = [layer(), layer()]
+    strategy = lab.strategy()
+    works_or_says(lab, lambda: lab.same(build, fit(x, y, batch_size=BATCH), strategy=strategy))
+    lab.still_usable(strategy)
+
+
+def works_or_says(lab, action):
+    """It gives the numbers of one device, or an error of ours that says what to do."""
+    try:
+        action()
+    except kd.errors.KerasdistError as error:
+        text = str(error).lower()
+        lab.check("expected" in text and "received" in text, f"an unclear message: {error}")
+
+
+@case("bad input")
+def model_made_outside(lab):
+    """A model made outside, trained as part of one made inside."""
+    x, y = regression(N)
+    strategy = lab.strategy()
+
+    def base():
+        # A name of its own: plain Keras on torch confuses variables of one path.
+        layer = keras.layers.Dense(3, kernel_initializer="ones", name="outside")
+        return keras.Sequential([keras.Input((4,)), layer], name="base")
+
+    bases = [base(), base()]
+
+    def build():
+        inner = bases.pop()
+        model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    works_or_says(lab, lambda: lab.same(build, fit(x, y, batch_size=BATCH), strategy=strategy))
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def second_model_shares_layers(lab):
+    """A second model that shares layers with the first, both trained."""
+    x, y = regression(N)
+
+    def build():
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(3, activation="tanh")(inputs)
+        first = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        second = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        first.compile(keras.optimizers.SGD(0.1), "mse")
+        second.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mae")
+        first.second = [second]
+        return first
+
+    def train_second(model):
+        history = model.second[0].fit(x, y, batch_size=3, verbose=0)
+        return [history, model.second[0].get_weights()]
+
+    lab.same(build, fit(x, y, batch_size=BATCH), train_second, fit(x, y, batch_size=BATCH))
+
+
+@case("bad input")
+def shared_with_a_plain_model(lab):
+    """A plain model made outside that shares a strategy's layers: reads the same weights."""
+    x, y = regression(N)
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = dense()
+    plain = keras.Model(model.inputs, model.layers[0].output)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    works_or_says(lab, lambda: plain.predict(x, verbose=0))
+    expected = np.tanh(x @ model.get_weights()[0] + model.get_weights()[1])
+    lab.equal(expected, plain.predict(x, verbose=0))
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def inconsistent_shapes(lab):
+    """A source that yields other shapes in a later batch: Keras's error or ours, soon."""
+
+    def make():
+        yield regression(6)
+        x, y = regression(6)
+        yield x[:, :3], y
+
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = dense()
+    with lab.raises(Exception, "shape|dimension|size|expected|incompatible|axis"):
+        model.fit(make(), verbose=0)
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def lengths_that_differ(lab):
+    """x and y of different lengths."""
+    strategy = lab.strategy()
+    x, y = regression(7)
+    with strategy.scope():
+        model = dense()
+    with lab.raises(ValueError, "sizes|cardinality|length|number of samples"):
+        model.fit(x, y[:5], verbose=0)
+
+    def make():
+        yield x, y[:5]
+
+    with lab.raises(Exception, "shape|dimension|size|length|examples|incompatible|broadcast"):
+        model.fit(make(), verbose=0)
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def not_finite_on_one_replica(lab):
+    """A loss that is not finite on one replica alone: one device's numbers, and one warning."""
+    x, y = regression(4 * lab.replicas)
+    x[-1] = np.inf
+    actions = [quiet_fit(x, y, batch_size=len(x), epochs=3, shuffle=False)]
+    expected = lab.run(dense, actions)[1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        actual = lab.run(dense, actions, lab.strategy())[1]
+    lab.equal(expected.results, actual.results)
+    said = [str(w.message) for w in caught if "finite" in str(w.message).lower()]
+    lab.check(len(said) == 1, f"expected one warning that the loss is not finite, got {said}")
+    lab.check("replica" in said[0].lower(), f"the warning should name the replica: {said[0]}")
+
+
+@case("bad input")
+def from_another_thread(lab):
+    """A strategy used from another thread: built here, trained there, and the other way round."""
+    x, y = regression(N)
+    strategy = lab.strategy()
+
+    def in_a_thread(action):
+        def act(*arguments):
+            box = []
+
+            def run():
+                try:
+                    box.append((True, action(*arguments)))
+                except BaseException as error:  # noqa: BLE001 (it is raised again below)
+                    box.append((False, error))
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            good, value = box[0]
+            if not good:
+                raise value
+            return value
+
+        return act
+
+    train = fit(x, y, batch_size=BATCH, shuffle=False)
+    expected = lab.run(dense, [train])[1]
+    actual = lab.run(dense, [in_a_thread(train)], strategy)[1]
+    lab.equal(expected.parts(True), actual.parts(True))
+
+    def build_inside():
+        with strategy.scope():
+            return dense()
+
+    other = lab.run(in_a_thread(build_inside), [train])[1]
+    lab.equal(expected.parts(True), other.parts(True))
+    lab.check(not kd.has_strategy(), "a scope belongs to its thread")
+
+
+@case("bad input")
+def two_models_at_once(lab):
+    """Two threads train two models of one strategy at once: both right, or a clear error."""
+    x, y = regression(N)
+    strategy = lab.strategy()
+    train = quiet_fit(x, y, batch_size=BATCH, shuffle=False, epochs=3)
+    expected = lab.run(dense, [train])[1]
+    models = [lab.run(dense, [], strategy)[0] for _ in range(2)]
+    errors = []
+
+    def run(model):
+        try:
+            train(model)
+        except Exception as error:  # noqa: BLE001 (looked at below)
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        text = str(error).lower()
+        lab.check("expected" in text and "received" in text, f"an unclear message: {error!r}")
+    if not errors:
+        for model in models:
+            lab.equal(expected.weights, model.get_weights())
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def error_in_a_step(lab):
+    """A layer that raises on one replica, in the middle: the error comes out, nothing hangs."""
+
+    def build():
+        class Raises(keras.layers.Layer):
+            def call(self, x):
+                inside = kd.get_replica_context()
+                # On JAX there is one program: nothing in it belongs to a replica.
+                if lab.backend == "jax" or (inside and inside.replica_id_in_sync_group == 1):
+                    raise RuntimeError("the user's own error")
+                return x
+
+        model = keras.Sequential([Raises(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    strategy = lab.strategy()
+    model = lab.run(build, [], strategy)[0]
+    with lab.raises(Exception, "the user's own error"):
+        model.fit(*regression(12), batch_size=12, verbose=0)
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def no_data(lab):
+    """An empty source: what plain Keras says."""
+    strategy = lab.strategy()
+
+    def outcome(chosen):
+        model = lab.run(dense, [], chosen)[0]
+        found = []
+        for call in (
+            lambda: model.fit(iter(()), verbose=0),
+            lambda: model.predict(np.zeros((0, 4), "float32"), verbose=0),
+        ):
+            try:
+                call()
+                found.append("works")
+            except Exception as error:  # noqa: BLE001 (plain Keras decides which)
+                found.append(type(error).__name__)
+        return found
+
+    lab.equal(outcome(None), outcome(strategy))
+    lab.still_usable(strategy)
+
+
+@case("bad input")
+def not_compiled(lab):
+    """fit without compile: Keras's own error."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with lab.raises(ValueError, "compile"):
+        model.fit(*regression(6), verbose=0)
+    lab.still_usable(strategy)

@@ -1,0 +1,239 @@
+"""BatchNormalization: synchronised by default, its moving statistics one (trap 4)."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.compare import Tolerance
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression, tokens
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 6
+NORMAL = Tolerance(
+    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
+)
+
+
+def normalised(momentum=0.9, **options):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5),
+            keras.layers.BatchNormalization(momentum=momentum, **options),
+            keras.layers.Activation("tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def only_normalisation(momentum=0.0):
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.BatchNormalization(momentum=momentum)]
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def far_apart(replicas):
+    """The first half of the global batch far from the second."""
+    half = 2 * replicas
+    x = np.repeat(np.array([[0.0], [10.0]], "float32"), half, axis=0)
+    return x, np.zeros_like(x)
+
+
+@case("batch normalisation", replicas=REPLICAS)
+def synchronised(lab):
+    """Global mean and variance, gradients through them, ragged batches."""
+    x, y = regression(N)
+    lab.same(
+        normalised,
+        fit(x, y, batch_size=BATCH, epochs=2),
+        evaluate(x, y, batch_size=BATCH),
+        predict(x, batch_size=BATCH),
+        tolerance=NORMAL,
+    )
+
+
+@case("batch normalisation")
+def empty_replicas(lab):
+    """Batches that leave replicas without an example."""
+    x, y = regression(5)
+    lab.same(
+        normalised,
+        fit(x, y, batch_size=lab.replicas - 1 or 1, shuffle=False)
+        if lab.replicas > 2
+        else fit(x, y, batch_size=4, shuffle=False),
+        tolerance=NORMAL,
+        share_plain=False,
+    )
+
+
+@case("batch normalisation", replicas=REPLICAS)
+def moving_statistics(lab):
+    """Input far apart by replica: moving mean 5 and variance 25, on every replica."""
+    x, y = far_apart(lab.replicas)
+    model = lab.same(
+        only_normalisation,
+        fit(x, y, batch_size=len(x), shuffle=False),
+        share_plain=False,
+    )
+    layer = model.layers[0]
+    lab.equal([5.0, 25.0], [float(np.array(v)[0]) for v in layer.get_weights()[2:]])
+
+
+@case("batch normalisation")
+def with_masks(lab):
+    """A mask: only unmasked steps count."""
+    x = np.random.default_rng(0).normal(size=(N, 5, 3)).astype("float32")
+    x[tokens(N) == 0] = 0.0
+    y = regression(N)[1]
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((5, 3)),
+                keras.layers.Masking(),
+                keras.layers.BatchNormalization(momentum=0.8),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(
+        build,
+        fit(x, y, batch_size=BATCH, shuffle=False),
+        evaluate(x, y, batch_size=BATCH),
+        tolerance=NORMAL,
+    )
+
+
+@case("batch normalisation")
+def in_a_convolution(lab):
+    """Several normalisations in a convolutional model, one without scale and centre."""
+    x = np.random.default_rng(0).normal(size=(N, 6, 6, 2)).astype("float32")
+    y = regression(N)[1]
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 2)),
+                layers.Conv2D(3, 3, use_bias=False),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.Conv2D(2, 3),
+                layers.BatchNormalization(center=False, scale=False),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
+
+
+@case("batch normalisation")
+def frozen(lab):
+    """A frozen normalisation runs in inference mode and keeps its statistics."""
+    x, y = regression(N)
+
+    def build():
+        model = normalised()
+        model.layers[1].trainable = False
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
+
+
+@case("batch normalisation")
+def on_batches(lab):
+    """`train_on_batch` and `steps_per_execution`-free loops keep the statistics too."""
+
+    def action(model):
+        losses = []
+        for index, size in enumerate((6, 5, 2)):
+            losses.append(model.train_on_batch(*regression(size, seed=index)))
+        return losses
+
+    lab.same(normalised, action, tolerance=NORMAL)
+
+
+@case("batch normalisation")
+def saved_statistics(lab):
+    """What is saved are the global statistics: a plain model that loads them predicts the same."""
+
+    x, y = regression(N)
+    model = lab.same(normalised, quiet_fit(x, y, batch_size=BATCH), tolerance=NORMAL)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        plain = keras.models.load_model(path)
+    lab.equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+@case(
+    "batch normalisation",
+    refused={"jax": ("UnsupportedError", "per_replica.*synchronized|synchronized.*per_replica")},
+)
+def per_replica(lab):
+    """`batch_norm="per_replica"`: each replica's own statistics, the moving ones averaged."""
+    strategy = lab.strategy(batch_norm="per_replica")
+    x, y = far_apart(2)
+    n = 4 * lab.replicas
+    x = np.repeat(np.arange(lab.replicas, dtype="float32") * 10.0, 4)[:, None]
+    y = np.zeros((n, 1), "float32")
+    _, outcome = lab.run(only_normalisation, [fit(x, y, batch_size=n, shuffle=False)], strategy)
+    mean, variance = outcome.weights[2:]
+    lab.equal([np.array([5.0 * (lab.replicas - 1)], "float32")], [mean])
+    lab.equal([np.zeros(1, "float32")], [variance])
+    # Every replica sees its own constant: nothing is left after normalisation.
+    lab.equal(0.0, outcome.results[0]["history"]["history"]["loss"][0])
+
+
+@case("other normalisations")
+def without_a_batch(lab):
+    """Layer, group and unit normalisation need no exchange."""
+    x, y = regression(N)
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(6),
+                layers.LayerNormalization(),
+                layers.GroupNormalization(groups=3),
+                layers.UnitNormalization(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
+
+
+@case("batch normalisation", refused={"jax": ("ValueError", "synchronized")})
+def keras_own_option(lab):
+    """`BatchNormalization(synchronized=True)`, Keras's own option, gives the same numbers."""
+    x, y = regression(N)
+    actions = [fit(x, y, batch_size=BATCH)]
+    expected = lab.run(normalised, actions)[1]
+    if lab.backend == "torch":
+        # Plain Keras refuses the option on torch; so do we, by Keras's own error.
+        with lab.raises(ValueError, "synchronized"):
+            lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())
+        return
+    strategy = lab.strategy()
+    actual = lab.run(lambda: normalised(synchronized=True), actions, strategy)[1]
+    lab.equal(expected.parts(True), actual.parts(True), NORMAL)
+    lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)

@@ -1,0 +1,172 @@
+"""Random draws: by the seed, different by replica, equal to one device on JAX (trap 5)."""
+
+import numpy as np
+
+from tests.conformance.actions import fit, quiet_fit
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import REPLICAS, case
+
+N, BATCH = 11, 6
+OWN_DRAWS = "each replica draws its own: repeatable by the seed, not one device's draws"
+BY_REPLICA = dict.fromkeys(("tensorflow", "torch"), OWN_DRAWS)
+
+
+def with_dropout():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dropout(0.4),
+            keras.layers.GaussianNoise(0.2),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def always_dropping(width=32):
+    """Drops in `predict` too, so that the masks themselves come out, example by example."""
+
+    class Drop(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.generator = keras.random.SeedGenerator(11)
+
+        def call(self, x):
+            return keras.random.dropout(x, 0.5, seed=self.generator)
+
+    return keras.Sequential([keras.Input((width,)), Drop()])
+
+
+@case("random draws", limitation=BY_REPLICA)
+def dropout(lab):
+    """Dropout and noise: equal to one device on JAX, repeatable by the seed everywhere."""
+    x, y = regression(N)
+    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
+    if lab.backend == "jax":
+        lab.same(with_dropout, *actions)
+        return
+    first = lab.run(with_dropout, actions, lab.strategy())[1]
+    second = lab.run(with_dropout, actions, lab.strategy())[1]
+    # Bit by bit, but for the order in which threads may add up.
+    lab.equal(first.parts(True), second.parts(True))
+    lab.check(np.isfinite(first.results[0]["history"]["history"]["loss"]).all(), "a finite loss")
+
+
+@case("random draws", replicas=REPLICAS, limitation=BY_REPLICA)
+def masks_differ_by_replica(lab):
+    """Equal examples are dropped differently on each replica, and each time."""
+    x = np.ones((4 * lab.replicas, 32), "float32")
+    actions = [lambda model: model.predict(x, batch_size=len(x), verbose=0)] * 2
+    outcome = lab.run(always_dropping, actions, lab.strategy())[1]
+    one, two = (np.asarray(result) for result in outcome.results)
+    lab.check(not np.array_equal(one, two), "the second call must draw anew")
+    shares = np.split(one, lab.replicas)
+    for index, share in enumerate(shares):
+        for other in shares[index + 1 :]:
+            lab.check(not np.array_equal(share, other), f"replica {index}'s mask came again")
+    rows = {row.tobytes() for row in one}
+    lab.equal(len(one), len(rows))
+    again = lab.run(always_dropping, actions, lab.strategy())[1]
+    lab.equal(outcome.results, again.results)
+    if lab.backend == "jax":
+        lab.equal(lab.run(always_dropping, actions)[1].results, outcome.results)
+
+
+@case("random draws", limitation=BY_REPLICA)
+def draws_of_the_user(lab):
+    """`keras.random` in a layer of the user, with a `SeedGenerator`."""
+
+    def build():
+        class Jitter(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.generator = keras.random.SeedGenerator(3)
+
+            def call(self, x, training=False):
+                if training:
+                    noise = keras.random.normal(keras.ops.shape(x), seed=self.generator)
+                    return x + 0.1 * noise
+                return x
+
+        model = keras.Sequential([keras.Input((4,)), Jitter(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x, y = regression(N)
+    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
+    if lab.backend == "jax":
+        lab.same(build, *actions)
+        return
+    first = lab.run(build, actions, lab.strategy())[1]
+    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+
+
+@case("random draws")
+def another_seed_draws_otherwise(lab):
+    """Another seed gives other masks: the draws follow `keras.utils.set_random_seed`."""
+    x = np.ones((8, 32), "float32")
+
+    def masks(seed):
+        def action(model):
+            # Here, not in ``build``: some layers draw from the backend's own generator.
+            keras.utils.set_random_seed(seed)
+            return model.predict(x, batch_size=8, verbose=0)
+
+        def build():
+            keras.utils.set_random_seed(seed)
+
+            class Always(keras.layers.Layer):
+                def __init__(self):
+                    super().__init__()
+                    self.drop = keras.layers.Dropout(0.5)
+
+                def call(self, x):
+                    return self.drop(x, training=True)
+
+            return keras.Sequential([keras.Input((32,)), Always()])
+
+        return lab.run(build, [action], lab.strategy())[1].results[0]
+
+    one, again, two = masks(1), masks(1), masks(2)
+    lab.equal(one, again)
+    lab.check(not np.array_equal(one, two), "the masks must depend on the seed")
+
+
+@case("random draws")
+def shuffling_repeats(lab):
+    """`shuffle=True` repeats by the seed, and a second epoch has another order."""
+    x, y = regression(N)
+    action = fit(x, y, batch_size=3, epochs=3, shuffle=True)
+    first = lab.run(dense, [action], lab.strategy())[1]
+    lab.equal(first.parts(True), lab.run(dense, [action], lab.strategy())[1].parts(True))
+
+
+@case("random draws", limitation=BY_REPLICA)
+def image_augmentation(lab):
+    """Random image layers inside the model."""
+    x = np.random.default_rng(0).uniform(size=(N, 6, 6, 1)).astype("float32")
+    y = regression(N)[1]
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.RandomFlip("horizontal"),
+                layers.RandomBrightness(0.2, value_range=(0.0, 1.0)),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    actions = [quiet_fit(x, y, batch_size=BATCH)]
+    if lab.backend == "jax":
+        lab.same(build, *actions)
+        return
+    first = lab.run(build, actions, lab.strategy())[1]
+    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))

@@ -1,0 +1,205 @@
+"""Saving and loading: a file is the same with and without a strategy (C3)."""
+
+import tempfile
+from pathlib import Path
+
+from tests.conformance.actions import evaluate, fit, predict, quiet_fit
+from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 4
+
+
+def adam():
+    return dense(keras.optimizers.Adam(0.02))
+
+
+def trained_file(lab, folder, strategy, name="model.keras", build=None):
+    x, y = regression(N)
+    model = lab.run(build or adam, [quiet_fit(x, y, batch_size=BATCH)], strategy)[0]
+    path = Path(folder) / name
+    if name.endswith(".weights.h5"):
+        model.save_weights(path)
+    else:
+        model.save(path)
+    return path
+
+
+@case("saving")
+def saved_here_loaded_plain(lab):
+    """Saved under a strategy, loaded without: training goes on as if there never was one."""
+    x, y = regression(N)
+    with tempfile.TemporaryDirectory() as folder:
+        path = trained_file(lab, folder, lab.strategy())
+        twin = trained_file(lab, folder, None, "plain.keras")
+        actions = [predict(x), quiet_fit(x, y, batch_size=BATCH)]
+        expected = lab.run(lambda: keras.models.load_model(twin), actions)[1]
+        model, actual = lab.run(lambda: keras.models.load_model(path), actions)
+    lab.equal(expected.parts(True), actual.parts(True), ADAPTIVE)
+    modules = [kind.__module__ for kind in type(model).__mro__]
+    lab.check(
+        not [name for name in modules if name.startswith("kerasdist")],
+        f"a model loaded outside of a scope is plain Keras's. Received: {modules}",
+    )
+
+
+@case("saving")
+def loaded_in_the_scope(lab):
+    """`load_model` inside a scope: a plain file trains on under the strategy, optimizer and all."""
+    x, y = regression(N)
+    with tempfile.TemporaryDirectory() as folder:
+        path = trained_file(lab, folder, None)
+        lab.same(
+            lambda: keras.models.load_model(path),
+            predict(x, batch_size=3),
+            fit(x, y, batch_size=BATCH),
+            evaluate(x, y, batch_size=BATCH),
+            tolerance=ADAPTIVE,
+        )
+
+
+@case("saving")
+def saved_in_the_scope(lab):
+    """`save` called inside the scope and outside: the same file."""
+    x, y = regression(N)
+    strategy = lab.strategy()
+    with tempfile.TemporaryDirectory() as folder:
+        model = lab.run(adam, [quiet_fit(x, y, batch_size=BATCH)], strategy)[0]
+        one, two = Path(folder) / "one.keras", Path(folder) / "two.keras"
+        model.save(one)
+        with strategy.scope():
+            model.save(two)
+        outside, inside = keras.models.load_model(one), keras.models.load_model(two)
+    lab.equal(outside.get_weights(), inside.get_weights())
+    lab.equal(outside.get_config(), inside.get_config())
+    lab.equal(outside.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+@case("saving")
+def weights_files(lab):
+    """`save_weights` and `load_weights`, both ways."""
+    x, y = regression(N)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = trained_file(lab, folder, lab.strategy(), "ours.weights.h5")
+        plain = trained_file(lab, folder, None, "plain.weights.h5")
+
+        def load(path):
+            def action(model):
+                model.load_weights(path)
+                return model.get_weights()
+
+            return action
+
+        train = fit(x, y, batch_size=BATCH)
+        strategy = lab.strategy()
+        one = lab.run(dense, [load(plain), train, predict(x)])[1]
+        two = lab.run(dense, [load(ours), train, predict(x)])[1]
+        three = lab.run(dense, [load(plain), train, predict(x)], strategy)[1]
+    lab.equal(one.parts(True), two.parts(True), ADAPTIVE)
+    lab.equal(one.parts(True), three.parts(True), ADAPTIVE)
+
+
+@case("saving")
+def custom_class(lab):
+    """A registered subclass saves and loads as the user's own class, in and out of a scope."""
+
+    @keras.saving.register_keras_serializable(package=f"conformance{lab.replicas}")
+    class Own(keras.Model):
+        def __init__(self, units=3, **options):
+            super().__init__(**options)
+            self.units = units
+            self.hidden = keras.layers.Dense(units)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.out(self.hidden(x))
+
+        def get_config(self):
+            return {**super().get_config(), "units": self.units}
+
+    def build():
+        model = Own(4)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x, y = regression(N)
+    with tempfile.TemporaryDirectory() as folder:
+        strategy = lab.strategy()
+        path = trained_file(lab, folder, strategy, build=build)
+        plain = keras.models.load_model(path)
+        lab.check(type(plain) is Own, f"expected the user's class. Received: {type(plain)}")
+        lab.same(
+            lambda: keras.models.load_model(path),
+            predict(x),
+            fit(x, y, batch_size=BATCH),
+            strategy=strategy,
+            share_plain=False,
+        )
+        with strategy.scope():
+            again = keras.models.load_model(path)
+        lab.check(isinstance(again, Own), "a model loaded in a scope is the user's class still")
+        lab.equal("Own", type(again).__name__)
+
+
+@case("saving")
+def cloned(lab):
+    """`clone_model` in a scope; the clone of a strategy's model outside is plain."""
+    x, y = regression(N)
+
+    def clone_of(model):
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        clone.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return clone
+
+    strategy = lab.strategy()
+    source = lab.run(dense, [])[0]
+    lab.same(lambda: clone_of(source), fit(x, y, batch_size=BATCH), strategy=strategy)
+    with strategy.scope():
+        ours = dense()
+    plain = clone_of(ours)
+    modules = [kind.__module__ for kind in type(plain).__mro__]
+    lab.check(not [m for m in modules if m.startswith("kerasdist")], f"Received: {modules}")
+    expected = clone_of(ours)
+    with strategy.scope():
+        inside = clone_of(ours)
+    train = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    lab.equal(expected.fit(x, y, **train).history, inside.fit(x, y, **train).history)
+    lab.equal(expected.get_weights(), inside.get_weights())
+
+
+@case("saving")
+def json_and_config(lab):
+    """`to_json`, `get_config`, `from_config` and `summary` are plain Keras's."""
+    strategy = lab.strategy()
+    plain = lab.run(dense, [])[0]
+    ours = lab.run(dense, [], strategy)[0]
+    lab.equal(plain.get_config(), ours.get_config())
+    lab.equal(plain.to_json(), ours.to_json())
+    lab.equal(type(plain).__name__, type(ours).__name__)
+    with strategy.scope():
+        again = keras.Sequential.from_config(ours.get_config())
+    lab.equal(plain.count_params(), again.count_params())
+    lines = []
+    ours.summary(print_fn=lines.append)
+    expected = []
+    plain.summary(print_fn=expected.append)
+    lab.equal(expected, lines)
+
+
+@case("saving")
+def exported(lab):
+    """`pickle` and `copy.deepcopy` of a strategy's model give its weights."""
+    import copy
+    import pickle
+
+    x, y = regression(N)
+    model = lab.run(dense, [quiet_fit(x, y, batch_size=BATCH)], lab.strategy())[0]
+    copied = pickle.loads(pickle.dumps(model))
+    lab.equal(model.get_weights(), copied.get_weights())
+    lab.equal(model.predict(x, verbose=0), copied.predict(x, verbose=0))
+    deep = copy.deepcopy(model)
+    lab.equal(model.get_weights(), deep.get_weights())
+    lab.equal(model.predict(x, verbose=0), deep.predict(x, verbose=0))

@@ -1,0 +1,136 @@
+"""Writes docs/support.md from the exactness suite's result, so that the table can't lie.
+
+    python -m tests.conformance.support              # runs the suite on every backend, then writes
+    python -m tests.conformance.support build/conformance    # from results that lie there
+
+Results that do not cover every case are refused: a table of half a run would look whole.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.conformance import registry
+from tests.conformance.runner import RESULTS, ROOT, BackendRun, Result
+
+PAGE = ROOT / "docs" / "support.md"
+NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+MARKS = {"passed": "yes", "refused": "clear error", "failed": "**no**", "error": "**no**"}
+HEAD = """# What works, on which backend
+
+<!-- Written by `python -m tests.conformance.support`. Do not edit. -->
+
+Every row is a case of the exactness suite (`tests/conformance/`): a model trained under
+`kd.MirroredStrategy` of 2, 3 or 4 CPU devices against plain Keras on one device, with the same
+initial weights, the same data in the same order and the same global batch. Compared are history,
+batch logs, metrics, evaluation, predictions in order, weights and the optimizer's state.
+
+- **yes**: equal within the tolerance; the figure is the largest absolute difference found.
+- **clear error**: the backend can't have it, and says so.
+- **limitation**: exempt from equality, for the reason given below the table.
+- **not in Keras**: plain Keras does not have it on this backend either.
+- **no**: a defect of kerasdist.
+
+"""
+
+
+def read(folder: Path) -> list[Result]:
+    results = []
+    for backend in registry.BACKENDS:
+        path = folder / f"{backend}.jsonl"
+        if not path.exists():
+            raise SystemExit(
+                f"Expected a result of every backend. Received: no {path}. "
+                "Run `python -m pytest tests/conformance`, or this command without a path."
+            )
+        results += [Result(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+    return results
+
+
+def run() -> list[Result]:
+    results = []
+    for backend in registry.BACKENDS:
+        running = BackendRun(backend, [item.key for item in registry.items(backend)])
+        for result in running.results():
+            print(f"{backend:10} {result.status:8} {result.key}", flush=True)
+            results.append(result)
+        running.save()
+    return results
+
+
+def cell(case: registry.Case, results: Iterable[Result]) -> str:
+    """One case on one backend: the worst of its replica counts."""
+    results = list(results)
+    if not results:
+        return "not in Keras"
+    for result in results:
+        if not result.good:
+            return "**no**"
+    backend = results[0].backend
+    if results[0].status == "refused":
+        return "clear error"
+    if backend in case.limitation:
+        return "limitation"
+    return f"yes, {max(result.difference for result in results):.0e}".replace("yes, 0e+00", "yes")
+
+
+def page(results: list[Result]) -> str:
+    cases = registry.load()
+    by_item = {(result.backend, result.key): result for result in results}
+    missing = [
+        f"{backend} {item.key}"
+        for backend in registry.BACKENDS
+        for item in registry.items(backend)
+        if (backend, item.key) not in by_item
+    ]
+    if missing:
+        raise SystemExit(
+            f"Expected a result of every case. Received: none of {len(missing)}, such as "
+            f"{missing[:3]}. Run the whole suite."
+        )
+    topics: dict[str, list[registry.Case]] = {}
+    for case in cases.values():
+        topics.setdefault(case.topic, []).append(case)
+    good = sum(result.good for result in results)
+    lines = [HEAD, f"{good} of {len(results)} checks pass.\n"]
+    reasons: dict[str, None] = {}
+    for topic, members in topics.items():
+        lines += ["", f"## {topic[0].upper()}{topic[1:]}", ""]
+        lines += ["| | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
+        for case in members:
+            cells = [
+                cell(
+                    case,
+                    [
+                        by_item[backend, registry.Item(case, backend, replicas).key]
+                        for replicas in case.replicas
+                        if backend in case.backends
+                    ],
+                )
+                for backend in registry.BACKENDS
+            ]
+            lines.append(f"| {case.title.replace('|', chr(92) + '|')} | {' | '.join(cells)} |")
+            for backend, reason in case.limitation.items():
+                reasons[f"- {NAMES[backend]}, {case.title}: {reason}."] = None
+    if reasons:
+        lines += ["", "## Limitations", "", *reasons]
+    tolerances = sorted({text for result in results for text in result.tolerances})
+    lines += ["", "## Tolerances", "", *[f"- {text}." for text in tolerances]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help=f"results, such as {RESULTS}")
+    arguments = parser.parse_args()
+    results = read(arguments.folder) if arguments.folder else run()
+    PAGE.write_text(page(results), "utf-8")
+    bad = [f"{result.backend} {result.key}" for result in results if not result.good]
+    print(f"Wrote {PAGE}: {len(results) - len(bad)} of {len(results)} checks pass.")
+    if bad:
+        raise SystemExit("Failing: " + ", ".join(bad))
+
+
+if __name__ == "__main__":
+    main()
