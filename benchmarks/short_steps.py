@@ -2,9 +2,9 @@
 
     python benchmarks/short_steps.py [--steps 20000] [--devices 2 3 4]
 
-On a machine with few cores, JAX's CPU client can stop for good when many short programs with collectives
-are in flight, and aborts after 40 seconds; kerasdist/backends/jax/flow.py says why. Each number of devices
-runs in a process of its own. The exit status is 0 if all of them finished.
+On a machine with few cores, JAX's CPU client can stop for good when many short programs with
+collectives are in flight, and aborts after 40 seconds; kerasdist/backends/jax/flow.py says why.
+Each number of devices runs in a process of its own. The exit status is 0 if all of them finished.
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--here", action="store_true", help="in this process, for one number of devices")
+    parser.add_argument(
+        "--here", action="store_true", help="in this process, for one number of devices"
+    )
     arguments = parser.parse_args()
     if arguments.here:
         rate = run(arguments.devices[0], arguments.steps)
-        print(f"{arguments.devices[0]} devices: {arguments.steps} steps, {rate:.0f} steps/s", flush=True)
+        print(
+            f"{arguments.devices[0]} devices: {arguments.steps} steps, {rate:.0f} steps/s",
+            flush=True,
+        )
         return 0
     environment = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     failed = 0

@@ -54,6 +54,7 @@ __all__ = [
     "install",
     "install_apply_mask",
     "is_kerass_own",
+    "loss_tracker",
     "make_anew",
     "ops",
     "optimized_variables",
@@ -92,7 +93,7 @@ class Hooks:
         evaluate: ``model.evaluate``, likewise.
         predict: ``model.predict``, likewise.
         apply: ``optimizer.apply``: gradients are combined over the replicas first.
-        scale_by_optimizer: ``LossScaleOptimizer.scale_loss``.
+        scale_by_optimizer: ``optimizer.scale_loss``.
         assign: The end of ``Variable.assign``.
         reduce_loss: The mean or sum at the end of a Keras loss.
         scale_loss: Keras's own division by the number of replicas, on TensorFlow.
@@ -132,8 +133,11 @@ class Hooks:
 
 # Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
 OVERRIDDEN: dict[str, str] = {
+    "_compute_loss": "on torch: its value is looked at, and a vector stays one in a replica",
+    "_get_metrics_result_or_logs": "on torch: once an epoch, to look at the losses of the replicas",
     "_symbolic_build": "what it makes belongs to the strategy",
     "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, which is then lost",
+    "_get_jax_state": "on JAX it hands out the state, which must be on the replicas' devices",
 }
 
 # Where each hook is put in: the owner of a function, and the function's name.
@@ -146,7 +150,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "evaluate": ((BackendTrainer, "evaluate"),),
     "predict": ((BackendTrainer, "predict"),),
     "apply": ((BaseOptimizer, "apply"), (LossScaleOptimizer, "apply")),
-    "scale_by_optimizer": ((LossScaleOptimizer, "scale_loss"),),
+    "scale_by_optimizer": ((BaseOptimizer, "scale_loss"), (LossScaleOptimizer, "scale_loss")),
     "assign": ((keras.Variable, "_direct_assign"),),
     "reduce_loss": ((loss_module, "reduce_weighted_values"),),
     "scale_loss": ((loss_module, "scale_loss_for_distribution"),),
@@ -244,6 +248,15 @@ def paste_thread_state(state: dict[str, Any]) -> None:
     here.clear()
     # Stacks, such as that of name scopes, are each thread's own from here on.
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+
+
+def loss_tracker(model: Any) -> Any:
+    """Returns the mean in which a compiled model gathers its losses.
+
+    Args:
+        model: A Keras model.
+    """
+    return model._loss_tracker
 
 
 def optimized_variables(optimizer: Any) -> list[Any]:

@@ -27,6 +27,8 @@ from kerasdist.training.binding import Binding, bind, binding_of, remember
 
 Original = Callable[..., Any]
 
+_signature = cache(inspect.signature)  # asked in every step, where a loss is reduced
+
 
 @cache
 def install() -> None:
@@ -129,7 +131,7 @@ def _binding_for(model: Any) -> Binding | None:
 def _bound(
     original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    call = inspect.signature(original).bind(model, *args, **kwargs)
+    call = _signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
     return call
 
@@ -165,10 +167,15 @@ def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: 
 
 def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
     replica = one_device_replica()
-    if replica is None or not replica.collectives.weighs_scaled_losses:
+    if replica is None:
         return original(optimizer, loss)
-    # Before the scale: float16 gradients are then as large as on one device, not larger.
-    return original(optimizer, numerics.weighted(loss, replica.weight))
+    if len(loss.shape) > 0:
+        # A loss without reduction, on TensorFlow: its gradient is that of the sum of its values.
+        loss = numerics.per_weight(loss, replica.weight)
+    if numerics.is_weighed_by_loss(optimizer) and replica.collectives.weighs_scaled_losses:
+        # Before the scale: float16 gradients are then as large as on one device, not larger.
+        loss = numerics.weighted(loss, replica.weight)
+    return original(optimizer, loss)
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
@@ -182,7 +189,7 @@ def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:
     replica = one_device_replica()
     if replica is None:
         return original(*args, **kwargs)
-    call = inspect.signature(original).bind(*args, **kwargs)
+    call = _signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     return numerics.global_share_of_loss(original, replica, **call.arguments)
 

@@ -17,6 +17,7 @@ from kerasdist import context, keras_seam
 from kerasdist.keras_seam import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
 from kerasdist.training.binding import bind
+from kerasdist.training.numerics import per_weight
 
 
 class GlobalBatchMetric:
@@ -125,10 +126,23 @@ def update_mean(
             number of examples, is taken as it is; a replica without example adds nothing.
     """
     replica = one_device_replica()
-    if replica is None or len(ops.shape(values)) > 0:
+    if replica is None:
         return original(metric, values, sample_weight)
     weight = replica.weight
+    if len(ops.shape(values)) > 0:
+        if _is_number_of_rows(sample_weight):
+            # Keras's loss without reduction: each value counts by the rows of the global batch.
+            sample_weight = per_weight(ops.cast(sample_weight, metric.dtype), weight)
+        return original(metric, values, sample_weight)
     if not isinstance(weight, float):
         # A replica without example: its mean is NaN, and NaN times 0 would stay NaN.
         values = ops.where(weight > 0, values, ops.zeros_like(values))
     return original(metric, values, weight if sample_weight is None else sample_weight)
+
+
+def _is_number_of_rows(sample_weight: Any) -> bool:
+    return (
+        keras.ops.is_tensor(sample_weight)
+        and len(sample_weight.shape) == 0
+        and keras.backend.is_int_dtype(sample_weight.dtype)
+    )

@@ -39,6 +39,15 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return ops.where(weight > 0, gradient, ops.zeros_like(gradient)) * weight
 
 
+def is_weighed_by_loss(optimizer: Any) -> bool:
+    """Returns whether the loss, not the gradients, gets the weight where a loss is scaled.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    return isinstance(optimizer, keras_seam.LossScaleOptimizer)
+
+
 def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
     """Returns the weight that a replica's gradients still lack.
 
@@ -47,7 +56,7 @@ def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
             already, where `Collectives.weighs_scaled_losses`.
         weight: The replica's weight.
     """
-    if not isinstance(optimizer, keras_seam.LossScaleOptimizer):
+    if not is_weighed_by_loss(optimizer):
         return weight
     # Still zero where there is no example: such gradients may be NaN.
     return float(weight > 0) if isinstance(weight, float) else ops.cast(weight > 0, weight.dtype)
@@ -91,6 +100,7 @@ def global_share_of_loss(
     Returns:
         What `reduce` returns, scaled.
     """
+    values = ops.convert_to_tensor(values, dtype=dtype)
     loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     if reduction in (None, "none") or len(values.shape) == 0:
         return loss

@@ -1,7 +1,7 @@
 """Activity regularizers over replicas: a penalty on the outputs of a whole batch.
 
-L1 and L2 are means over the examples once Keras has divided them by the number of rows, so they need
-nothing. Any other one sees the rows of all replicas.
+L1 and L2 are means over the examples once Keras has divided them by the number of rows, so they
+need nothing. Any other one sees the rows of all replicas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from kerasdist import context
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import weighted
-
 
 # Keras divides a penalty on outputs by their number of rows, so these are means over examples.
 _MEANS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)

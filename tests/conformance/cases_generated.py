@@ -11,24 +11,27 @@ EXAMPLES = {"tensorflow": 12, "jax": 12, "torch": 40}
 
 
 def source_of(kind, x, y, weights, batch):
-    """(x, options of fit) that give the same batches from another kind of source."""
+    """(x, options of fit, of evaluate): the same batches from another kind of source."""
     if kind == "numpy":
-        return x, {"y": y, "sample_weight": weights, "batch_size": batch, "shuffle": False}
+        options = {"y": y, "sample_weight": weights, "batch_size": batch}
+        return x, {**options, "shuffle": False}, options
     parts = (x, y) if weights is None else (x, y, weights)
     if kind == "generator":
 
         def make():
-            for start in range(0, len(x), batch):
-                yield tuple(part[start : start + batch] for part in parts)
+            while True:
+                for start in range(0, len(x), batch):
+                    yield tuple(part[start : start + batch] for part in parts)
 
-        return make, {}
+        steps = -(-len(x) // batch)
+        return make, {"steps_per_epoch": steps}, {"steps": steps}
 
     def make():
         import tensorflow as tf
 
         return tf.data.Dataset.from_tensor_slices(parts).batch(batch)
 
-    return make, {}
+    return make, {}, {}
 
 
 @case("generated", seconds=300.0)
@@ -84,9 +87,7 @@ def sizes_reductions_weights_masks_sources(lab):
             )
             return model
 
-        source, options = source_of(kind, x, y, given, batch)
-        tested = dict(options)
-        tested.pop("shuffle", None)
+        source, options, tested = source_of(kind, x, y, given, batch)
         inner = lab.with_replicas(replicas)
         inner.same(
             build,

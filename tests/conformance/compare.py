@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ def largest_difference(expected: Any, actual: Any, tolerance: Tolerance) -> floa
 
 
 def _leaf(expected, actual, tolerance) -> tuple[float, str]:
+    if isinstance(expected, str) and isinstance(actual, str) and expected != actual:
+        pairs = zip(expected, actual, strict=False)
+        start = max(0, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) - 20)
+        texts = (text[start : start + 160] for text in (expected, actual))
+        return 0.0, "expected {!r}, received {!r}, from character {}".format(*texts, start)
     if isinstance(expected, (str, bytes, bool, type(None))):
         return 0.0, "" if expected == actual else f"expected {expected!r}, received {actual!r}"
     one, other = np.asarray(expected), np.asarray(actual)

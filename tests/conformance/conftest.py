@@ -1,4 +1,4 @@
-"""Items of a backend run in one fresh process each, started when the first of them is due."""
+"""Items of a backend run in one fresh process each; the backends run beside each other."""
 
 import pytest
 
@@ -6,22 +6,18 @@ from tests.conformance.runner import BackendRun
 
 
 class Runs:
-    def __init__(self, session: pytest.Session):
-        self._session = session
-        self._runs: dict[str, BackendRun] = {}
+    """The selected items of this session, begun when the first of them is due."""
 
-    def of(self, backend: str) -> BackendRun:
-        if backend not in self._runs:
-            keys = [
-                item.callspec.params["key"]
-                for item in self._session.items
-                if isinstance(item, pytest.Function)
-                and hasattr(item, "callspec")
-                and item.callspec.params.get("backend") == backend
-                and "key" in item.callspec.params
-            ]
-            self._runs[backend] = BackendRun(backend, keys)
-        return self._runs[backend]
+    def __init__(self, items):
+        keys: dict[str, list[str]] = {}
+        for item in items:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if "conformance_key" in params:
+                keys.setdefault(params["backend"], []).append(params["conformance_key"])
+        self._runs = {backend: BackendRun(backend, keys[backend]) for backend in keys}
+
+    def result(self, backend: str, key: str):
+        return self._runs[backend].result(key)
 
     def close(self):
         for run in self._runs.values():
@@ -31,6 +27,6 @@ class Runs:
 
 @pytest.fixture(scope="session")
 def conformance_runs(request):
-    runs = Runs(request.session)
+    runs = Runs(request.session.items)
     yield runs
     runs.close()

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,10 +83,15 @@ class Lab:
         strategy: Any = None,
         optimizer: bool = True,
         share_plain: bool = True,
+        length_unknown: bool = False,
     ):
         """``build`` and ``actions`` under a strategy give what they give on one device.
 
-        ``share_plain=False`` where the data depends on the number of replicas.
+        ``share_plain=False`` where the data depends on the number of replicas;
+        ``length_unknown=True`` where the source does not tell how many batches it has: plain Keras
+        on TensorFlow counts one step too many in ``optimizer.iterations`` then, since the graph of
+        the step that finds the end has counted before it finds it (3.15.1; a generator of 3 batches
+        leaves 4).
         Returns the model that was trained under the strategy.
         """
         self._calls += 1
@@ -97,6 +102,9 @@ class Lab:
             expected = self.run(build, actions)[1]
         strategy = strategy or self.strategy()
         model, actual = self.run(build, actions, strategy)
+        if length_unknown and self.backend == "tensorflow":
+            expected = replace(expected, optimizer=expected.optimizer[1:])
+            actual = replace(actual, optimizer=actual.optimizer[1:])
         self.equal(expected.parts(optimizer), actual.parts(optimizer), tolerance)
         return model
 

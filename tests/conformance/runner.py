@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tests.conformance import registry
@@ -47,6 +47,7 @@ class Worker:
         self._limits = {item.key: item.case.seconds for item in registry.items(backend)}
         self._log_path = log
         self._log = log.open("ab")
+        self._log_start = log.stat().st_size
         command = [sys.executable, "-m", "tests.conformance.worker", "--backend", backend]
         self._process = subprocess.Popen(
             command + (["--plain"] if plain else []),
@@ -60,12 +61,14 @@ class Worker:
         self._process.stdin.write("\n".join(keys) + "\n")
         self._process.stdin.close()
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put(None)
 
     def results(self) -> Iterator[Result]:
@@ -93,7 +96,7 @@ class Worker:
     def _dead(self, key: str, status: str, message: str) -> Result:
         self.stop()
         with self._log_path.open("rb") as file:
-            file.seek(max(0, self._log_path.stat().st_size - LOG_TAIL))
+            file.seek(max(self._log_start, self._log_path.stat().st_size - LOG_TAIL))
             tail = file.read().decode("utf-8", "replace")
         if "Timeout (" in tail:
             status, message = "timeout", f"over its limit of {self._limits.get(key, 0):.0f} s"
@@ -104,7 +107,8 @@ class Worker:
     def stop(self):
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+        self._process.wait(GRACE_SECONDS)
+        self._reader.join(GRACE_SECONDS)
         self._log.close()
 
 
@@ -112,48 +116,52 @@ class BackendRun:
     """The selected items of one backend, run once, results kept as they come."""
 
     def __init__(self, backend: str, keys: Sequence[str], plain: bool = False):
+        """Starts at once, in a thread: the backends run beside each other."""
         self.backend = backend
-        self._left = list(dict.fromkeys(keys))
+        self._keys = list(dict.fromkeys(keys))
         self._plain = plain
+        self._results: queue.Queue[Result | None] = queue.Queue()
         self._known: dict[str, Result] = {}
         self._worker: Worker | None = None
+        self._stopped = False
         RESULTS.mkdir(parents=True, exist_ok=True)
         self.log = RESULTS / f"{backend}.log"
         self.log.write_bytes(b"")
-        self._stream = self._run()
+        threading.Thread(target=self._run, name=f"conformance-{backend}", daemon=True).start()
 
-    def _run(self) -> Iterator[Result]:
-        while self._left:
-            self._worker = Worker(self.backend, self._left, self._plain, self.log)
-            try:
+    def _run(self):
+        left = list(self._keys)
+        try:
+            while left and not self._stopped:
+                self._worker = Worker(self.backend, left, self._plain, self.log)
                 for result in self._worker.results():
-                    if not result.key:
-                        # It died before a case began: that is every remaining case's result.
-                        for key in list(self._left):
-                            self._left.remove(key)
-                            yield Result(**{**asdict(result), "key": key})
-                        break
-                    self._left.remove(result.key)
-                    yield result
-            finally:
+                    # Without a key: it died before a case began, which is every case's result.
+                    for key in [result.key] if result.key else list(left):
+                        left.remove(key)
+                        self._results.put(replace(result, key=key))
                 self._worker.stop()
-
-    def result(self, key: str) -> Result:
-        """Waits until this item's result is known."""
-        while key not in self._known:
-            result = next(self._stream, None)
-            if result is None:
-                return Result(key, self.backend, "error", message="the worker never ran it")
-            self._known[result.key] = result
-        return self._known[key]
+        finally:
+            self._results.put(None)
 
     def results(self) -> Iterator[Result]:
-        for result in self._stream:
+        """Results in the order of the items, each as soon as it is known."""
+        while (result := self._results.get()) is not None:
             self._known[result.key] = result
             yield result
 
+    def result(self, key: str) -> Result:
+        """Waits until this item's result is known."""
+        for _ in self.results() if key not in self._known else ():
+            if key in self._known:
+                break
+        return self._known.get(key) or Result(
+            key, self.backend, "error", message=f"the worker never ran it; see {self.log}"
+        )
+
     def stop(self):
-        self._stream.close()  # type: ignore[attr-defined]
+        self._stopped = True
+        if self._worker is not None:
+            self._worker.stop()
 
     def save(self) -> Path:
         """JSON lines of what ran, for ``python -m tests.conformance.support``."""

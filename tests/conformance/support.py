@@ -49,11 +49,14 @@ def read(folder: Path) -> list[Result]:
 
 
 def run() -> list[Result]:
+    runs = [
+        BackendRun(backend, [item.key for item in registry.items(backend)])
+        for backend in registry.BACKENDS
+    ]
     results = []
-    for backend in registry.BACKENDS:
-        running = BackendRun(backend, [item.key for item in registry.items(backend)])
+    for running in runs:
         for result in running.results():
-            print(f"{backend:10} {result.status:8} {result.key}", flush=True)
+            print(f"{running.backend:10} {result.status:8} {result.key}", flush=True)
             results.append(result)
         running.save()
     return results

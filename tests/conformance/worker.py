@@ -27,6 +27,8 @@ def prepare(backend: str):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    # A replica is a thread: OpenMP's own on top of them wait actively and steal its core.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
@@ -57,7 +59,7 @@ def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
 def verdict(item: registry.Item, error: Exception) -> dict:
     # Notes carry hypothesis's falsifying example.
     notes = getattr(error, "__notes__", ())
-    message = "\n".join([f"{type(error).__name__}: {error}", *notes])
+    message = "\n".join([*notes, f"{type(error).__name__}: {error}"])
     expected = item.case.refused.get(item.backend)
     if expected is not None:
         kind, pattern = expected

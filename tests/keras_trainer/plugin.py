@@ -11,6 +11,7 @@ file that ``KERAS_TRAINER_OUTCOMES`` names, so that a run that is killed still t
 """
 
 import faulthandler
+import functools
 import json
 import os
 import sys
@@ -36,6 +37,15 @@ def record(**line):
             file.write(json.dumps(line) + "\n")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what an earlier process, which a test has ended, has told of already."""
+    path = os.environ.get("KERAS_TRAINER_KNOWN")
+    known = set(json.loads(Path(path).read_text("utf-8"))) if path else set()
+    left = [item for item in items if short_id(item.nodeid) not in known]
+    config.hook.pytest_deselected(items=[item for item in items if item not in left])
+    items[:] = left
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """A hard limit a test: the stacks of all threads are printed and the process ends."""
@@ -49,12 +59,24 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    """The scope is around the test alone: Keras's ``setUp`` clears the session, and with it
+    TensorFlow's graph, which holds the scope."""
     if not REPLICAS:
         return (yield)
     import kerasdist as kd
 
-    with kd.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)]).scope():
+    test = item.obj
+
+    @functools.wraps(test)
+    def in_scope(*arguments, **options):
+        with kd.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)]).scope():
+            return test(*arguments, **options)
+
+    item.obj = in_scope
+    try:
         return (yield)
+    finally:
+        item.obj = test
 
 
 def pytest_runtest_logreport(report):

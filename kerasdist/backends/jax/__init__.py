@@ -1,1 +1,1 @@
-"""JAX: one global program over a mesh of devices; XLA divides the work and inserts the collectives."""
+"""JAX: one global program over a mesh of devices; XLA divides the work."""

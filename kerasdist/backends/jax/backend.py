@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import jax
 import keras
@@ -25,36 +25,38 @@ class JaxBackend(Backend):
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Asks JAX for `count` CPU devices; once it has started, only checks that they are there."""
+        """Asks JAX for `count` CPU devices; once it has started, checks that they are there."""
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started, and its devices are what they are
             available = len(_local_devices("cpu"))
             if available < count:
                 raise DeviceError(
-                    f"Expected JAX to have {count} CPU devices, or not to have started yet. Received: "
-                    f"cpu_devices={available}, and JAX has started. Call "
-                    "kerasdist.config.set_logical_cpu_devices(n), or make the strategy, before the first "
-                    "array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
+                    f"Expected JAX to have {count} CPU devices, or not to have started yet. "
+                    f"Received: cpu_devices={available}, and JAX has started. Call "
+                    "kerasdist.config.set_logical_cpu_devices(n), or make the strategy, before the "
+                    "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> JaxReplicaSet:
         """Returns a mesh over the devices."""
         if keras.config.is_nnx_enabled():
             raise UnsupportedError(
-                "Expected Keras's variables to be its own on JAX. Received: nnx_enabled=True. Unset the "
-                "variable KERAS_NNX_ENABLED, or train without a kerasdist strategy."
+                "Expected Keras's variables to be its own on JAX. Received: nnx_enabled=True. "
+                "Unset KERAS_NNX_ENABLED, or train without a kerasdist strategy."
             )
         if options.batch_norm == "per_replica" and len(devices) > 1:
             raise UnsupportedError(
-                "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. There "
-                "fit is one program over the global batch, in which statistics of a part of the "
-                "batch cost more, not less. Leave out batch_norm."
+                "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. "
+                "There fit is one program over the global batch, in which statistics of a part of "
+                "the batch cost more, not less. Leave out batch_norm."
             )
-        return JaxReplicaSet([_local_devices(device.kind)[device.index] for device in devices], devices, options)
+        return JaxReplicaSet(
+            [_local_devices(device.kind)[device.index] for device in devices], devices, options
+        )
 
 
-def _local_devices(kind: str) -> list[jax.Device]:
+def _local_devices(kind: str) -> list[Any]:
     try:
         return jax.local_devices(backend=kind)
     except RuntimeError:  # JAX has no platform of this name

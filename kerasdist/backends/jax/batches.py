@@ -13,8 +13,8 @@ from kerasdist.input.adapter import WrappedAdapter
 class PlacedAdapter(WrappedAdapter):
     """Yields batches that are on their way to the replicas' devices already.
 
-    Keras asks for each batch one step ahead and puts it on the default device, which leaves alone what is
-    on a mesh.
+    Keras asks for each batch one step ahead and puts it on the default device, which leaves alone
+    what is on a mesh.
     """
 
     def __init__(self, inner: Any, arrays: Placement) -> None:

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from kerasdist.backends.jax.flow import ALL_CPUS, BoundedFlow, FreeFlow
@@ -31,7 +32,7 @@ class Placement(abc.ABC):
     flow: FreeFlow | BoundedFlow = FreeFlow()
     places_ahead: bool = False
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[Any]) -> None:
         """Makes the placement.
 
         Args:
@@ -41,9 +42,12 @@ class Placement(abc.ABC):
 
     def variables(self) -> AbstractContextManager[Any]:
         """Returns a context in which new variables are made on the first replica's device."""
-        default = jax.config.jax_default_device or jax.local_devices()[0]
-        # The context is part of the key of every compiled function, so it is not entered needlessly.
-        return contextlib.nullcontext() if default == self._first else jax.default_device(self._first)
+        chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+        default = chosen or jax.local_devices()[0]
+        # The context is part of the key of every compiled function, so not entered needlessly.
+        if default == self._first:
+            return contextlib.nullcontext()
+        return jax.default_device(self._first)
 
     @abc.abstractmethod
     def state(self, state: Any) -> Any:
@@ -84,7 +88,7 @@ class Placement(abc.ABC):
 class OneDevicePlacement(Placement):
     """Everything on one device: plain Keras, which leaves the choice to ``jax.default_device``."""
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[Any]) -> None:
         """Makes the placement.
 
         Args:
@@ -95,7 +99,7 @@ class OneDevicePlacement(Placement):
 
     def state(self, state: Any) -> Any:
         """Moves what is bound to other devices, say by another strategy that shares the layer."""
-        return jax.tree.map(self._here, state)
+        return jax.tree.map(self._here, _apart(state))
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Moves what the user bound to another device."""
@@ -123,11 +127,11 @@ class MeshPlacement(Placement):
     """State on every device, batches divided along the axis of their examples.
 
     A batch that can be divided evenly enters a step divided. JAX takes no other one that way, so it
-    enters whole, on every device, and is divided inside the step, where XLA pads an uneven axis by itself
-    and exactly: of 17 examples on 4 devices, each computes 5 rows.
+    enters whole, on every device, and is divided inside the step, where XLA pads an uneven axis by
+    itself, exactly: of 17 examples on 4 devices, each computes 5 rows.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[Any]) -> None:
         """Makes the placement.
 
         Args:
@@ -146,7 +150,7 @@ class MeshPlacement(Placement):
 
     def state(self, state: Any) -> Any:
         """Copies to every device what is not there yet, in one transfer."""
-        leaves, structure = jax.tree.flatten(state)
+        leaves, structure = jax.tree.flatten(_apart(state))
         absent = [index for index, leaf in enumerate(leaves) if not _is_placed(leaf, self._whole)]
         placed = jax.device_put([leaves[index] for index in absent], self._whole)
         for index, leaf in zip(absent, placed, strict=True):
@@ -154,7 +158,7 @@ class MeshPlacement(Placement):
         return jax.tree.unflatten(structure, leaves)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Sends each accelerator its rows; on the CPU, a step takes them from NumPy arrays, which is faster."""
+        """Sends each accelerator its rows; on the CPU the step takes them from NumPy, for less."""
         leaves = jax.tree.leaves(batch)
         if not self.places_ahead and not _any_committed(leaves):
             return batch
@@ -175,13 +179,13 @@ class MeshPlacement(Placement):
         return jax.tree.map(constrained, batch)
 
     def compile(self, step: Step, axis: int = 0) -> Step:
-        """Compiles for the mesh, once for batches that enter divided, once for those that enter whole."""
+        """Compiles for batches that enter divided, and for those that enter whole."""
 
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
             outputs, state = step(state, batch)
             return jax.tree.map(self._returned, outputs), state
 
-        # Every sharding is said: left to itself, XLA divides uneven arrays in ways JAX has no name for.
+        # Every sharding is said: left to itself, XLA divides arrays in ways JAX has no name for.
         compiled = {
             entry: jax.jit(
                 program,
@@ -200,7 +204,8 @@ class MeshPlacement(Placement):
     def _on_entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
         """How a batch enters a step."""
         replicas = self._mesh.size
-        even = all(len(leaf.shape) > axis and leaf.shape[axis] % replicas == 0 for leaf in leaves)
+        shapes = map(np.shape, leaves)
+        even = all(len(shape) > axis and shape[axis] % replicas == 0 for shape in shapes)
         return self._pieces[axis] if even else self._whole
 
     def _returned(self, leaf: Any) -> Any:
@@ -210,8 +215,25 @@ class MeshPlacement(Placement):
         return jax.lax.with_sharding_constraint(leaf, self._on_entry([leaf], axis=0))
 
 
+def _apart(state: Any) -> Any:
+    """Copies an array that is the value of two variables, since a step consumes each array once.
+
+    Keras assigns one variable's array to another where it overwrites weights with their moving
+    average; a second `fit` then fails in plain Keras (seen with 3.15.1).
+    """
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, state)
+
+
 def _any_committed(leaves: Sequence[Any]) -> bool:
-    """Whether there is a JAX array that somebody bound to its device; JAX moves the others by itself."""
+    """Whether a JAX array was bound to its device by somebody; JAX moves the others by itself."""
     return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
 
 

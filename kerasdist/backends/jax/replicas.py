@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
-import jax
-
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax.batches import PlacedAdapter
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
@@ -24,7 +22,7 @@ class JaxReplicaSet(ReplicaSet):
     """
 
     def __init__(
-        self, jax_devices: Sequence[jax.Device], devices: Sequence[Device], options: ReplicaOptions
+        self, jax_devices: Sequence[Any], devices: Sequence[Device], options: ReplicaOptions
     ) -> None:
         """Makes the set.
 

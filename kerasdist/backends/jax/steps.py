@@ -22,8 +22,8 @@ class Execution:
     Attributes:
         compiled: Whether a step is compiled, or run operation by operation.
         steps: The number of steps in an execution.
-        keeps_outputs: Whether an execution returns the outputs of all its steps, one after another, or
-            those of the last.
+        keeps_outputs: Whether an execution returns the outputs of all its steps, one after another,
+            or those of the last.
     """
 
     compiled: bool
@@ -33,7 +33,7 @@ class Execution:
 
 @final
 class StepFunction:
-    """A function with the signature of Keras's own: state and iterator in, outputs and state out."""
+    """A function with Keras's own signature: state and iterator in, outputs and state out."""
 
     def __init__(self, step: Step, arrays: Placement, execution: Execution) -> None:
         """Makes the function; nothing is compiled before it is called.
@@ -46,7 +46,8 @@ class StepFunction:
         self._arrays = arrays
         self._execution = execution
         self._user_step = step
-        self._step: Step = arrays.compile(self._divided_step) if execution.compiled else self._whole_step
+        compiled = execution.compiled
+        self._step: Step = arrays.compile(self._divided_step) if compiled else self._whole_step
         self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
         self._stacked = jax.jit(_stacked)
 
@@ -103,7 +104,7 @@ class StepFunction:
     # What follows is traced, or runs operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # The step is code for the global batch, so there is one replica in it, whatever scope is open.
+        # A step is code for the global batch: there is one replica in it, whatever scope is open.
         with context.replica_scope(context.default_strategy().sole_replica_context()):
             return self._user_step(state, batch)
 
@@ -137,7 +138,7 @@ def _joined(outputs: Any) -> Any:
 
 
 def _in_form_of(old: Any, new: Any) -> Any:
-    """Gives a step's new state the containers and types of the old one, as the next step of a loop needs."""
-    leaves, structure = jax.tree.flatten(old)
-    cast = [jnp.asarray(leaf, like.dtype) for leaf, like in zip(jax.tree.leaves(new), leaves, strict=True)]
-    return jax.tree.unflatten(structure, cast)
+    """Gives a new state the containers and types of the old one, as the next step needs."""
+    old_leaves, structure = jax.tree.flatten(old)
+    pairs = zip(jax.tree.leaves(new), old_leaves, strict=True)
+    return jax.tree.unflatten(structure, [jnp.asarray(leaf, like.dtype) for leaf, like in pairs])

@@ -1,9 +1,9 @@
-"""Keras's JAX trainer over a mesh: other functions for its loop to call, and the state where they take it."""
+"""Keras's JAX trainer over a mesh: other functions for its loop, the state where they take it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 
@@ -12,7 +12,8 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
-    from kerasdist.backends.jax.placement import Placement
+    from kerasdist.backends.jax.placement import Step
+    from kerasdist.backends.jax.replicas import JaxReplicaSet
 
 _TRAIN_STATE = (
     "trainable_variables",
@@ -28,9 +29,17 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
-    @property
-    def _arrays(self) -> Placement:
-        return cast(Any, self.replica_set).arrays
+    if TYPE_CHECKING:  # what Keras's own trainer and the model behind this class have
+        replica_set: JaxReplicaSet
+        train_step: Step
+        test_step: Step
+        predict_step: Step
+        jit_compile: bool
+        run_eagerly: bool
+        steps_per_execution: int
+        jax_state_sync: Callable[[], None]
+        _jax_state: dict[str, Any]
+        _purge_model_variables: Callable[..., None]
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls.
@@ -65,51 +74,41 @@ class JaxTrainer(ReplicatedTrainer):
             self.predict_function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
         return self.predict_function
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains on one batch, as Keras's own method."""
-        with self.replica_set.placement():
-            return super().train_on_batch(*args, **kwargs)
-
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluates one batch, as Keras's own method."""
-        with self.replica_set.placement():
-            return super().test_on_batch(*args, **kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Predicts one batch, as Keras's own method."""
-        with self.replica_set.placement():
-            return super().predict_on_batch(*args, **kwargs)
-
-    def _function(self, step: Callable[..., Any], names: tuple[str, ...], keeps_outputs: bool = False) -> Any:
+    def _function(
+        self, step: Step, names: tuple[str, ...], keeps_outputs: bool = False
+    ) -> Callable[..., Any]:
         if keras.distribution.distribution() is not None:
             raise UnsupportedError(
                 "Expected one distribution of a model. Received: the strategy "
                 f"{self.bound_strategy} and keras.distribution.distribution()="
-                f"{keras.distribution.distribution()}. Call keras.distribution.set_distribution(None), or "
-                "make the model outside of the strategy's scope."
+                f"{keras.distribution.distribution()}. Call "
+                "keras.distribution.set_distribution(None), or make the model outside of the "
+                "strategy's scope."
             )
         execution = Execution(
-            compiled=bool(self.jit_compile) and not self.run_eagerly,
+            compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(step, self._arrays, execution)
+        run = StepFunction(step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             try:
                 return run(state, iterator)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step. Whatever went
-                # wrong, they go back, or a variable would start again from its initializer.
+                # Keras has taken the values out of the variables for the time of the step. Whatever
+                # went wrong, they go back, or a variable would start again from its initializer.
                 self._jax_state = dict(zip(names, state, strict=True))
                 self.jax_state_sync()
                 raise
 
         return function
 
-    def _get_jax_state(self, *, purge_model_variables: bool = False, **which: bool) -> tuple[Any, ...]:
+    def _get_jax_state(
+        self, *, purge_model_variables: bool = False, **which: bool
+    ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
-        state = self._arrays.state(super()._get_jax_state(**which))
+        state = self.replica_set.arrays.state(super()._get_jax_state(**which))  # type: ignore[misc]
         if purge_model_variables:
             self._purge_model_variables(**which)
         return state

@@ -74,10 +74,7 @@ def all_reduced(
     present = [index for index, parts in enumerate(gradients) if parts[0] is not None]
     reduced = engine.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM,
-        [
-            (_per_replica(engine, gradients[index]), native(variables[index]))
-            for index in present
-        ],
+        [(_per_replica(engine, gradients[index]), native(variables[index])) for index in present],
     )
     sums: list[Any] = [None] * len(gradients)
     for index, value in zip(present, reduced, strict=True):

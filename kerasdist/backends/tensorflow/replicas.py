@@ -13,6 +13,7 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
+from kerasdist.backends.tensorflow.engine_seam import EngineScope
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.devices import Device
@@ -74,7 +75,7 @@ class MirroredReplicas(ReplicaSet):
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
-        return self.engine.scope()
+        return EngineScope(self.engine)
 
     def run(
         self, strategy: Strategy, function: Callable[[Any], Any], batch: Any
@@ -120,8 +121,9 @@ class MirroredReplicas(ReplicaSet):
 def _after(data: Any) -> Iterator[None]:
     """Lets what is done inside wait for the data.
 
-    At the end of the data a step fails where it asks for the next batch. What does not depend on the
-    batch, such as the optimizer's counter, must not have happened then.
+    At the end of the data a step fails where it asks for the next batch. What does not depend on
+    the batch, such as the optimizer's counter, must not have happened then. (In plain Keras it has:
+    where the number of batches is not known, the optimizer counts one more step than there are.)
     """
     leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
     components = tf.nest.flatten(leaf, expand_composites=True)

@@ -99,13 +99,16 @@ class StepsOnIterator:
 class PredictionOnBatches:
     """``predict_function``: the outputs for a list of global batches, one after another."""
 
-    def __init__(self, step: Step, *, eagerly: bool) -> None:
+    def __init__(self, build: Callable[[Any], None], step: Step, *, eagerly: bool) -> None:
         """Prepares the function; it is compiled when it is called.
 
         Args:
+            build: Takes the first batch, and makes what the step needs.
             step: Takes a global batch, returns the outputs.
             eagerly: Whether not to compile.
         """
+        self._build = build
+        self._is_built = False
         self._step = compiled(step, eagerly=eagerly)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
@@ -117,6 +120,9 @@ class PredictionOnBatches:
         Returns:
             The outputs for all of them together.
         """
+        if not self._is_built:
+            self._build(batches[0])
+            self._is_built = True
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
         return outputs[0] if len(outputs) == 1 else concatenated(outputs)

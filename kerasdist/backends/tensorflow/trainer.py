@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
     PredictionOnBatches,
     StepsOnIterator,
@@ -19,6 +20,12 @@ from kerasdist.backends.tensorflow.variables import adopt, adopt_metric, check_m
 from kerasdist.training.logs import global_logs
 from kerasdist.training.metrics import settle
 from kerasdist.training.trainer import ReplicatedTrainer
+
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replicas import MirroredReplicas
+
+# The name under which a model holds its watch.
+_LOSS_WATCH = "_kerasdist_loss_watch"
 
 
 @final
@@ -30,10 +37,31 @@ class PlacedTrainer(ReplicatedTrainer):
 class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every piece."""
 
+    if TYPE_CHECKING:  # what Keras's own trainer and the model behind this class have
+        replica_set: MirroredReplicas
+        name: str
+        variables: list[Any]
+        metrics: list[Any]
+        optimizer: Any
+        train_step: Callable[[Any], Any]
+        test_step: Callable[[Any], Any]
+        predict_step: Callable[[Any], Any]
+        jit_compile: bool
+        run_eagerly: bool
+        steps_per_execution: int
+
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
         if self.train_function is None or force:
-            self.train_function = self._step_function(self.train_step)
+            watch = LossWatch(self.replica_set.engine, self.name)
+            object.__setattr__(self, _LOSS_WATCH, watch)  # past Keras's tracking of attributes
+
+            def watched_step(batch: Any) -> Any:
+                logs = self.train_step(batch)
+                watch.count(keras_seam.loss_tracker(self))
+                return logs
+
+            self.train_function = self._step_function(watched_step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -45,16 +73,22 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that `predict` calls for each step."""
         if self.predict_function is None or force:
-            predict = PredictionOnBatches(self._predict_batch, eagerly=self.run_eagerly)
-
-            def built_then_predict(batches: list[Any]) -> Any:
-                x, _, _ = keras_seam.unpack_x_y_sample_weight(batches[0])
-                self.ensure_built(x)
-                self._prepare()
-                return predict(batches)
-
-            self.predict_function = built_then_predict
+            self.predict_function = PredictionOnBatches(
+                self._build_for_prediction, self._predict_batch, eagerly=self.run_eagerly
+            )
         return self.predict_function
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the metrics' results; after an epoch it looks whether the loss is finite."""
+        results = super().get_metrics_result()
+        watch = vars(self).get(_LOSS_WATCH)
+        if (
+            watch is not None
+            and tf.executing_eagerly()
+            and tf.distribute.in_cross_replica_context()
+        ):
+            watch.warn(results.get("loss", 0.0))
+        return results
 
     def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
         self._prepare()
@@ -87,6 +121,11 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs_of_replicas(
             [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
         )
+
+    def _build_for_prediction(self, batch: Any) -> None:
+        x, _, _ = keras_seam.unpack_x_y_sample_weight(batch)
+        self.ensure_built(x)
+        self._prepare()
 
     def _prepare(self) -> None:
         engine = self.replica_set.engine

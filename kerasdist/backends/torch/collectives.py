@@ -44,6 +44,7 @@ class TorchCollectives(Collectives):
         self._number = 0
         self.count = 0
         self.weight = 1.0
+        self.loss: torch.Tensor | None = None  # of this step, for `LossWatch`
 
     def begin(self, count: int, weight: float) -> None:
         """Starts a step.
@@ -54,6 +55,7 @@ class TorchCollectives(Collectives):
         """
         self.count = count
         self.weight = weight
+        self.loss = None
         self._number = 0
 
     def all_sum(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -62,7 +64,7 @@ class TorchCollectives(Collectives):
         Args:
             tensors: Tensors of this replica.
         """
-        return list(_Sum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))  # type: ignore[arg-type]
+        return list(_Sum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the replicas' tensors one after another along axis 0, with their gradient.
@@ -70,7 +72,7 @@ class TorchCollectives(Collectives):
         Args:
             tensor: A tensor of this replica, of at least one dimension.
         """
-        return _Gather.apply(self, self._label("all_gather"), tensor)  # type: ignore[return-value]
+        return _Gather.apply(self, self._label("all_gather"), tensor)
 
     def apply_gradients(
         self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
@@ -138,14 +140,19 @@ class TorchCollectives(Collectives):
 class _Sum(torch.autograd.Function):
     """Replica r's ``outer * (sum over s of inner_s * x_s)``.
 
-    The gradients that reach the optimizer are weighted by each replica's share w of the batch (contract C1),
-    so the gradient that replica s sends to replica r counts with ``w_s / w_r`` here. With equal shares that
-    is an all-sum again.
+    The gradients that reach the optimizer are weighted by each replica's share w of the batch
+    (contract C1), so the gradient that replica s sends to replica r counts with ``w_s / w_r`` here.
+    With equal shares that is an all-sum again.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, replica: TorchCollectives, label: str, outer: float, inner: float, *tensors: torch.Tensor
+        ctx: Any,
+        replica: TorchCollectives,
+        label: str,
+        outer: float,
+        inner: float,
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         # Kept in ctx: on a GPU the backward pass runs in a thread of torch's.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
@@ -163,7 +170,9 @@ class _Sum(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor
+    ) -> torch.Tensor:
         gathered, begin = replica.collect(label, tensor)
         ctx.replica, ctx.label, ctx.weight = replica, label, replica.weight
         ctx.rows = slice(begin, begin + tensor.shape[0])
@@ -187,22 +196,31 @@ def weighted_sum(
         variables: The variables they belong to.
     """
     with torch.no_grad():
-        if any(gradient is None for gradients in all_gradients for gradient in gradients) or any(
+        tensors = [[g for g in gradients if g is not None] for gradients in all_gradients]
+        if any(len(some) < len(variables) for some in tensors) or any(
             variable.overwrite_with_gradient for variable in variables
         ):
             columns = zip(variables, zip(*all_gradients, strict=True), strict=False)
             return [_sum_of_one(variable, column, weights) for variable, column in columns]
-        # A running mean, in one pass a replica; it is the weighted sum, as weights sum to 1.
-        mean, weight = all_gradients[0], weights[0]
-        for gradients, own in zip(all_gradients[1:], weights[1:], strict=True):
-            gradients = [g.to(m.device) for g, m in zip(gradients, mean, strict=True)]
-            weight += own
-            if mean is all_gradients[0]:
-                mean = torch._foreach_lerp(mean, gradients, own / weight)
-            else:
-                torch._foreach_lerp_(mean, gradients, own / weight)
-        # They do not where losses were weighted before: see `weighs_scaled_losses`.
-        return mean if math.isclose(weight, 1.0) else torch._foreach_mul(mean, weight)
+        return [*_weighted_sum_of_tensors(tensors, weights)]
+
+
+def _weighted_sum_of_tensors(
+    all_tensors: Sequence[list[torch.Tensor]], weights: Sequence[float]
+) -> Sequence[torch.Tensor]:
+    # A running mean, in one pass a replica; it is the weighted sum, as weights sum to 1.
+    mean: Sequence[torch.Tensor] = all_tensors[0]
+    weight = weights[0]
+    for index in range(1, len(weights)):
+        here = [g.to(m.device) for g, m in zip(all_tensors[index], mean, strict=True)]
+        weight += weights[index]
+        part = weights[index] / weight
+        if index == 1:
+            mean = torch._foreach_lerp([*mean], here, part)
+        else:
+            torch._foreach_lerp_([*mean], here, part)
+    # They do not where losses were weighted before: see `weighs_scaled_losses`.
+    return mean if math.isclose(weight, 1.0) else torch._foreach_mul([*mean], weight)
 
 
 def _sum_of_one(
@@ -213,7 +231,8 @@ def _sum_of_one(
         return None
     device = pairs[0][0].device
     if variable.overwrite_with_gradient:
-        # Not a gradient but a new value (float8: scales and histories of maxima), as Keras combines it.
+        # Not a gradient but a new value (float8: scales and histories of maxima), as Keras combines
+        # it.
         parts = [gradient.to(device) for gradient, _ in pairs]
         return torch.stack(parts).amax(0)
     total = pairs[0][0] * pairs[0][1]
@@ -222,14 +241,16 @@ def _sum_of_one(
     return total
 
 
-def _check_same(all_gradients: Sequence[Gradients], all_variables: Sequence[list[Any] | None]) -> None:
+def _check_same(
+    all_gradients: Sequence[Gradients], all_variables: Sequence[list[Any] | None]
+) -> None:
     keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
     sizes = [len(gradients) for gradients in all_gradients]
     if any(key != keys[0] for key in keys) or any(size != sizes[0] for size in sizes):
         raise ReplicaError(
             "Expected every replica to apply gradients of the same variables in the same order. "
-            f"Received: {sizes} gradients a replica, of variables that differ. Replicas differ in their "
-            "batch only: choose the variables to update without looking at the data."
+            f"Received: {sizes} gradients a replica, of variables that differ. Replicas differ in "
+            "their batch only: choose the variables to update without looking at the data."
         )
 
 

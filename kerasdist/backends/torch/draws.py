@@ -1,7 +1,8 @@
 """Random draws that take no seed, in replicas.
 
-`kerasdist.training.randomness` sees to draws from a ``keras.random.SeedGenerator``. Here is the rest: Keras's
-global generator, and torch's own, from which unseeded ``keras.layers.Dropout`` draws on PyTorch.
+`kerasdist.training.randomness` sees to draws from a ``keras.random.SeedGenerator``. Here is the
+rest: Keras's global generator, and torch's own, from which unseeded ``keras.layers.Dropout`` draws
+on PyTorch.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from kerasdist import context, keras_seam
 class FirstDraw:
     """Stands for Keras's global seed generator until somebody draws from it.
 
-    Keras makes it at the first unseeded draw of a thread, from Python's random numbers. Replicas must share
-    the calling thread's, or each would draw from one of its own, in an order that depends on timing.
+    Keras makes it at the first unseeded draw of a thread, from Python's random numbers. Replicas
+    must share the calling thread's, or each would draw from one of its own, in an order that
+    depends on timing.
     """
 
     def __init__(self) -> None:
@@ -42,9 +44,10 @@ class FirstDraw:
 
 
 def part_from_first_gpu(rank: int, device: torch.device) -> None:
-    """Lets torch's own draws differ by replica on GPUs; on the CPU replicas draw from one generator in turns.
+    """Lets torch's own draws differ by replica on GPUs.
 
-    ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
+    On the CPU all replicas draw from one generator, in turns. ``torch.manual_seed`` gives every
+    GPU the same seed, so all replicas would drop the same units.
 
     Args:
         rank: The replica's number.

@@ -1,8 +1,9 @@
 """Masks and sample weights together, of which Keras on PyTorch changes the weights in place.
 
-``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that reaches the batch's own weights,
-so whatever reads them later in the step, such as a weighted metric, sees them masked and, for a mean, times
-``total / valid`` (seen in Keras 3.15). To give one device's numbers that factor must be the global batch's.
+``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that reaches the batch's own
+weights, so whatever reads them later in the step, such as a weighted metric, sees them masked and,
+for a mean, times ``total / valid`` (seen in Keras 3.15). To give one device's numbers that factor
+must be the global batch's.
 """
 
 from __future__ import annotations

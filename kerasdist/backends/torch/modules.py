@@ -1,7 +1,7 @@
 """torch's own modules in a replica: whoever asks for parameters gets the replica's.
 
-Keras reads its variables through the replica's scope. torch's code takes parameters from the modules
-instead, so each way to them that a Keras layer offers leads through the scope here.
+Keras reads its variables through the replica's scope. torch's code takes parameters from the
+modules instead, so each way to them that a Keras layer offers leads through the scope here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _zero_grad(original: Any, scope: ReplicaScope, layer: Any, set_to_none: bool
 
 def _named_parameters(
     original: Any, scope: ReplicaScope, layer: Any, *args: Any, **kwargs: Any
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
     for name, parameter in original(layer, *args, **kwargs):
         yield name, values.get(id(parameter), parameter)
@@ -66,27 +66,32 @@ def _named_parameters(
 
 def _wrapped_parameters(
     original: Any, scope: ReplicaScope, wrapper: Any, *args: Any, **kwargs: Any
-) -> Iterator[torch.Tensor]:
+) -> Iterator[Any]:
     values = _values_by_parameter(scope, wrapper)
     for parameter in original(wrapper, *args, **kwargs):
         yield values.get(id(parameter), parameter)
 
 
 def _call_module(
-    original: Any, scope: ReplicaScope, wrapper: Any, *args: Any, training: Any = None, **kwargs: Any
+    original: Any,
+    scope: ReplicaScope,
+    wrapper: Any,
+    *args: Any,
+    training: Any = None,
+    **kwargs: Any,
 ) -> Any:
     module = wrapper.module
     wrapper.train(training is not False)
     values = _values_by_parameter(scope, wrapper)
-    tensors = {name: values.get(id(p), p) for name, p in module.named_parameters()}
+    tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
     tensors.update(_buffers(scope, module))
     lock = _in_use.setdefault(module, threading.Lock())
     if not lock.acquire(timeout=_WAIT_SECONDS):
         raise ReplicaError(
             "Expected the replicas to pass through a torch module one after another. Received: "
-            f"module={type(module).__name__}, held by another replica for {_WAIT_SECONDS} seconds. "
-            "A torch module cannot use a collective (kd.global_batch, a Keras BatchNormalization); do "
-            "that in a Keras layer around it."
+            f"module={type(module).__name__}, held by another replica for {_WAIT_SECONDS} "
+            "seconds. A torch module cannot use a collective (kd.global_batch, a Keras "
+            "BatchNormalization); do that in a Keras layer around it."
         )
     try:
         return torch.func.functional_call(module, tensors, args, kwargs)
@@ -95,7 +100,7 @@ def _call_module(
 
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The replica's buffers of a module: in training its own copies, which the module may change."""
+    """The replica's buffers of a module: in training copies, which the module may change."""
     replicas = context.replica().strategy.replica_set  # type: ignore[union-attr]
     for inner in module.modules():
         if (
@@ -104,8 +109,8 @@ def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Te
             and replicas.options.batch_norm == "synchronized"  # type: ignore[union-attr]
         ):
             raise UnsupportedError(
-                "Expected layers that can see the global batch. Received: "
-                f"{type(inner).__name__} inside a torch module, which sees its replica's rows only. Use "
+                f"Expected layers that can see the global batch. Received: {type(inner).__name__} "
+                "inside a torch module, which sees its replica's rows only. Use "
                 "keras.layers.BatchNormalization, torch.nn.GroupNorm, or "
                 'MirroredStrategy(batch_norm="per_replica").'
             )
@@ -123,7 +128,7 @@ def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if isinstance(getattr(context.replica(), "collectives", None), TorchCollectives):
         raise UnsupportedError(
             "Expected a Keras optimizer in the step of a model on several replicas. Received: "
-            f"optimizer={type(optimizer).__name__} of torch.optim, which knows nothing of the other "
-            "replicas' gradients. Compile the model with keras.optimizers and call "
+            f"optimizer={type(optimizer).__name__} of torch.optim, which knows nothing of the "
+            "other replicas' gradients. Compile the model with keras.optimizers and call "
             "`self.optimizer.apply(gradients, variables)`."
         )

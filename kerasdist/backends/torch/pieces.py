@@ -1,4 +1,4 @@
-"""Dividing a global batch, a structure of arrays, into one piece a replica, and joining what comes out."""
+"""Dividing a global batch into one piece a replica, and joining what comes out."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def join(outputs: Sequence[Any]) -> Any:
     """Puts the replicas' predictions one after another.
 
     Args:
-        outputs: What each replica predicted: tensors with the examples along axis 0, in any structure.
+        outputs: What each replica predicted: tensors with the examples along axis 0, in any
+            structure.
     """
     return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
 

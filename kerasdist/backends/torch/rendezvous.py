@@ -1,11 +1,11 @@
-"""Where the threads of one step meet: each brings a value, the last combines them, all get the result.
+"""Where the threads of one step meet: each brings a value, the last combines, all get the result.
 
-No framework in here. A step that goes wrong ends for everybody: a participant that raises, ends its step
-while others wait for it, brings something else than they do, or does not come in time, breaks the
-rendezvous, and whoever waits, or comes later, gets a `ReplicaError`.
+No framework in here. A step that goes wrong ends for everybody: a participant that raises, ends its
+step while others wait for it, brings something else than they do, or does not come in time, breaks
+the rendezvous, and whoever waits, or comes later, gets a `ReplicaError`.
 
-With ``turns`` only one participant runs at a time, from meeting to meeting, always in the same order.
-That is the right way where they share one processor (see `kerasdist.backends.torch.team`).
+With ``turns`` only one participant runs at a time, from meeting to meeting, always in the same
+order. That is the right way where they share one processor (see `kerasdist.backends.torch.team`).
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Rendezvous:
         if any(label != arrived[0][0] for label, _ in arrived):
             held = ", ".join(f"replica {r}: {label}" for r, (label, _) in enumerate(arrived))
             raise ReplicaError(
-                "Expected all replicas to do the same at the same time. "
-                f"Received: {held}. Replicas differ in their batch only: a branch that depends on the "
-                "data must not decide whether they call the optimizer, a metric or a collective."
+                f"Expected all replicas to do the same at the same time. Received: {held}. "
+                "Replicas differ in their batch only: a branch that depends on the data must not "
+                "decide whether they call the optimizer, a metric or a collective."
             )
         result = combine([value for _, value in arrived])
         with self._lock:
@@ -172,8 +172,8 @@ class Rendezvous:
             held = "; ".join(f"replica {r} waits at: {at}" for r, (at, _) in self._arrived.items())
             error = ReplicaError(
                 f"Expected every replica within {self.timeout} seconds. Received: no sign of "
-                f"{', '.join(missing)} ({held or 'the others have ended their step'}). Look for what "
-                "it is waiting for; a step that needs longer wants a larger time-out."
+                f"{', '.join(missing)} ({held or 'the others have ended their step'}). Look for "
+                "what it is waiting for; a step that needs longer wants a larger time-out."
             )
             self._break(error, by=rank)
         raise error
@@ -194,7 +194,8 @@ class Rendezvous:
     def _left_alone(self, finished: int) -> ReplicaError:
         held = "; ".join(f"replica {r} waits at: {at}" for r, (at, _) in self._arrived.items())
         return ReplicaError(
-            "Expected all replicas to do the same number of collectives and optimizer steps. Received: "
-            f"replica {finished} ended its step while others wait ({held}). Replicas differ in their "
-            "batch only: a branch that depends on the data must not decide about them."
+            "Expected all replicas to do the same number of collectives and optimizer steps. "
+            f"Received: replica {finished} ended its step while others wait ({held}). Replicas "
+            "differ in their batch only: a branch that depends on the data must not decide about "
+            "them."
         )

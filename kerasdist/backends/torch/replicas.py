@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class TorchReplicaSet(ReplicaSet):
     """Devices, and a thread for each that lives as long as this object.
 
-    Replicas on logical CPU devices share one processor, so they take turns: each computes with all of
-    torch's threads, from one meeting to the next. Replicas on GPUs run at the same time.
+    Replicas on logical CPU devices share one processor, so they take turns: each computes with all
+    of torch's threads, from one meeting to the next. Replicas on GPUs run at the same time.
     """
 
     def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:

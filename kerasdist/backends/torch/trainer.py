@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import keras
 import torch
 
 from kerasdist import context
+from kerasdist.backends.torch.collectives import TorchCollectives
+from kerasdist.backends.torch.loss_watch import LossWatch
 from kerasdist.backends.torch.pieces import Division, divide, join
 from kerasdist.training.logs import global_logs
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -19,13 +21,30 @@ if TYPE_CHECKING:
 
 Step = Callable[[Any], Any]
 
+# The name under which a model keeps its `LossWatch`.
+_WATCH = "_kerasdist_loss_watch"
+
+
+class Report(NamedTuple):
+    """What one replica's step tells.
+
+    Attributes:
+        logs: What the step returned.
+        results: The replica's own results of the metrics, where they are needed.
+        loss: The replica's loss, if Keras computed it.
+    """
+
+    logs: Any
+    results: dict[str, Any]
+    loss: torch.Tensor | None
+
 
 @final
 class TorchTrainer(ReplicatedTrainer):
     """Divides each global batch over the replicas; Keras's own loops call it.
 
-    With one replica, for a batch that cannot be divided, and inside a replica of another model's step, it
-    takes the step as plain Keras does.
+    With one replica, for a batch that cannot be divided, and inside a replica of another model's
+    step, it takes the step as plain Keras does.
     """
 
     if TYPE_CHECKING:
@@ -37,8 +56,12 @@ class TorchTrainer(ReplicatedTrainer):
         Args:
             force: Whether to make it again.
         """
+
+        def step(batch: Any) -> Any:
+            return self.train_step(batch)  # type: ignore[attr-defined]
+
         if self.train_function is None or force:
-            self.train_function = self._logging_function(lambda batch: self.train_step(batch))
+            self.train_function = self._logging_function(step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -50,7 +73,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         def step(batch: Any) -> Any:
             with torch.no_grad():
-                return self.test_step(batch)
+                return self.test_step(batch)  # type: ignore[attr-defined]
 
         if self.test_function is None or force:
             self.test_function = self._logging_function(step)
@@ -65,7 +88,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         def step(batch: Any) -> Any:
             with torch.no_grad():
-                return self.predict_step(batch)
+                return self.predict_step(batch)  # type: ignore[attr-defined]
 
         if self.predict_function is None or force:
             self.predict_function = self._predicting_function(step)
@@ -75,10 +98,22 @@ class TorchTrainer(ReplicatedTrainer):
         own_steps = self.runs_kerass_own_steps
         alone = self._as_plain_keras(step)
 
-        def reporting_step(piece: Any) -> tuple[Any, Any]:
+        def run_alone(batches: Sequence[Any]) -> Any:
+            for batch in batches:
+                logs = alone(batch)
+            return logs
+
+        if self.replica_set.num_replicas == 1:
+            return run_alone
+        watch = LossWatch()
+        object.__setattr__(self, _WATCH, watch)  # past Keras's tracking of attributes
+
+        def replica_step(piece: Any) -> Report:
+            replica = context.replica()
             logs = step(piece)
-            first = context.replica().replica_id_in_sync_group == 0  # type: ignore[union-attr]
-            return logs, self.get_metrics_result() if first else None
+            reads = not own_steps and replica.replica_id_in_sync_group == 0  # type: ignore[union-attr]
+            results = self.get_metrics_result() if reads else {}
+            return Report(logs, results, replica.collectives.loss)  # type: ignore[union-attr]
 
         def run(batches: Sequence[Any]) -> Any:
             for batch in batches:
@@ -86,13 +121,13 @@ class TorchTrainer(ReplicatedTrainer):
                 if division is None:
                     logs = alone(batch)
                 else:
-                    replica_step = step if own_steps else reporting_step
-                    logs = self.replica_set.run(self.bound_strategy, replica_step, division)
+                    reports = self.replica_set.run(self.bound_strategy, replica_step, division)
+                    watch.note([report.loss for report in reports])
             if division is None:
                 return logs
             if own_steps:
                 return self.get_metrics_result()
-            return self._global_logs(logs, division)
+            return self._global_logs(reports, division)
 
         return run
 
@@ -106,8 +141,9 @@ class TorchTrainer(ReplicatedTrainer):
                 if division is None:
                     outputs.append(alone(batch))
                 else:
-                    if not self.built:
-                        # fit and evaluate build the model first, Keras's predict lets the first call do it.
+                    if not self.built:  # type: ignore[attr-defined]
+                        # fit and evaluate build the model first, Keras's predict lets the first
+                        # call do it.
                         self.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
                     outputs.append(join(self.replica_set.run(self.bound_strategy, step, division)))
             return outputs[0] if len(outputs) == 1 else join(outputs)
@@ -125,14 +161,33 @@ class TorchTrainer(ReplicatedTrainer):
         if self.replica_set.num_replicas == 1:
             return torch.compile(step)
         warnings.warn(
-            "jit_compile=True has no effect on several replicas in one process on PyTorch: torch.compile "
-            "cannot trace through the meetings of replicas. The model runs uncompiled; its numbers are "
-            "the same.",
+            "jit_compile=True has no effect on several replicas in one process on PyTorch: "
+            "torch.compile cannot trace through the meetings of replicas. The model runs "
+            "uncompiled; its numbers are the same.",
             stacklevel=4,
         )
         return step
 
     @torch.no_grad()
-    def _global_logs(self, reports: Sequence[tuple[Any, Any]], division: Division) -> Any:
-        logs = [logs for logs, _ in reports]
-        return global_logs(logs, [reports[0][1]], self.get_metrics_result(), division.weights)
+    def _global_logs(self, reports: Sequence[Report], division: Division) -> Any:
+        logs = [report.logs for report in reports]
+        results = [report.results for report in reports]
+        return global_logs(logs, results, self.get_metrics_result(), division.weights)
+
+    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
+        replica = context.replica()
+        if replica is None or not isinstance(replica.collectives, TorchCollectives):
+            return loss
+        replica.collectives.loss = loss.detach()
+        if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
+            # A loss a example (`reduction=None`): torch refuses to differentiate the global
+            # batch's, so it must refuse a replica's of one example, too.
+            return loss.expand(2)
+        return loss
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        watch = vars(self).get(_WATCH)
+        if watch is not None:
+            watch.look()  # at the end of an epoch, when Keras waits for the device anyway
+        return super()._get_metrics_result_or_logs(logs)  # type: ignore[misc]

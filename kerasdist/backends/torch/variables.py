@@ -1,9 +1,10 @@
 """What a replica sees of the model's variables, and how its writes reach them.
 
-Every read and write of a Keras variable passes the `keras.StatelessScope` of the calling thread. A replica
-reads an alias: a leaf of its own that shares the variable's storage (on another device: a copy), so that
-``variable.value.grad`` after a backward pass is the replica's own gradient. What it assigns stays with it
-until `commit` combines the replicas' values, once, by the variable's ``aggregation``.
+Every read and write of a Keras variable passes the `keras.StatelessScope` of the calling thread. A
+replica reads an alias: a leaf of its own that shares the variable's storage (on another device: a
+copy), so that ``variable.value.grad`` after a backward pass is the replica's own gradient. What it
+assigns stays with it until `commit` combines the replicas' values, once, by the variable's
+``aggregation``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Alias:
 
     __slots__ = ("_address", "_source", "_variable", "_version", "leaf")
 
-    def __init__(self, variable: Any, source: torch.Tensor, device: torch.device, forget: Any) -> None:
+    def __init__(
+        self, variable: Any, source: torch.Tensor, device: torch.device, forget: Any
+    ) -> None:
         """Makes the leaf.
 
         Args:
@@ -167,8 +170,8 @@ class ReplicaScope(keras.StatelessScope):
         if source is None:
             raise UnsupportedError(
                 "Expected every variable to exist before the replicas run. Received: "
-                f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` or "
-                "`__init__`, or call the model once on a batch before you train it."
+                f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
+                "or `__init__`, or call the model once on a batch before you train it."
             )
         if self._rank and is_sum(variable):
             return torch.zeros_like(source, device=self.device, requires_grad=False)
@@ -224,10 +227,11 @@ def commit_buffers(scopes: Sequence[ReplicaScope]) -> None:
         scopes: The replicas' scopes, in the order of ranks.
     """
     for key, (buffer, first) in scopes[0].buffers.items():
-        if buffer.is_floating_point():
-            copies = [scope.buffers[key][1].to(buffer.device) * scope.weight for scope in scopes]
-            first = torch.stack(copies).sum(0)
-        buffer.copy_(first)
+        if not buffer.is_floating_point():
+            buffer.copy_(first)
+            continue
+        parts = [scope.buffers[key][1].to(buffer.device) * scope.weight for scope in scopes]
+        buffer.copy_(torch.stack(parts).sum(0))
 
 
 def _combined(
@@ -244,5 +248,7 @@ def _combined(
         return total
     if variable.aggregation == "mean" and target.is_floating_point():
         weights = [scope.weight for scope in scopes if key in scope.written]
-        return sum(part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True))
+        return torch.stack(
+            [part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True)]
+        ).sum(0)
     return parts[0]
