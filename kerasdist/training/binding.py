@@ -34,7 +34,7 @@ def bound_class(front: type, own: type) -> type:
         (front, own),
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
-    keras_seam.carry_registration(own, bound)
+    keras_seam.save_as(own, bound)
     return bound
 
 

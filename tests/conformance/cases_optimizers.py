@@ -255,7 +255,7 @@ def constraints(lab):
         constraint = keras.constraints.MaxNorm(0.3)
         layer = keras.layers.Dense(5, kernel_constraint=constraint)
         model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.5), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))

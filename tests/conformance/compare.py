@@ -92,7 +92,8 @@ def _leaf(expected, actual, tolerance) -> tuple[float, str]:
     worst = float(np.nanmax(np.where(np.isfinite(differences), differences, 0.0)))
     if not outside.any():
         return worst, ""
-    at = int(np.argmax(np.where(np.isnan(differences), math.inf, differences)))
+    beyond = np.where(np.isnan(differences), math.inf, differences) - tolerance.rtol * magnitude
+    at = int(np.argmax(beyond))
     where = f" at {np.unravel_index(at, one.shape)}" if one.ndim else ""
     return worst, (
         f"expected {one.flat[at]:.8g}, received {other.flat[at]:.8g}{where}"

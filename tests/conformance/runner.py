@@ -148,6 +148,8 @@ class BackendRun:
         while (result := self._results.get()) is not None:
             self._known[result.key] = result
             yield result
+        # For whoever asks again: the end is the end.
+        self._results.put(None)
 
     def result(self, key: str) -> Result:
         """Waits until this item's result is known."""

@@ -99,10 +99,11 @@ def division_errors() -> Iterator[None]:
     except tf.errors.InvalidArgumentError as error:
         if _DIVISION not in error.message:
             raise
+        said = next((line for line in error.message.splitlines() if "shape" in line), "").strip()
         raise InputError(
-            "Expected tensors with the same number of examples in a batch. Received: a batch with "
-            f"different ones: {error.message.splitlines()[0]}. Let the data source yield as many "
-            "targets and weights as inputs."
+            "Expected tensors with the same number of examples in a batch. Received: another "
+            f"number than in the first tensor, of which TensorFlow says: {said!r}. Let the data "
+            "source yield as many targets and weights as inputs."
         ) from error
 
 

@@ -25,7 +25,7 @@ _open = _Open()
 class EngineScope(AbstractContextManager[None]):
     """``strategy.scope()`` of a ``tf.distribute`` strategy, that outlives ``clear_session``.
 
-    TensorFlow keeps on its default graph which strategy is in force, and `keras.utils.clear_session`
+    TensorFlow keeps on its default graph which strategy is in force, and Keras's ``clear_session``
     throws that graph away: the scope would be left without a word, and its end would fail.
     """
 
