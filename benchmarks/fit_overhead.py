@@ -2,10 +2,10 @@
 
     python benchmarks/fit_overhead.py [--backends jax torch] [--models tiny] [--rounds 7]
 
-Every contender lives in a process of its own, with the same two cores, and they take turns: one
-epoch each, round after round. A ratio is the median over the rounds of (contender / reference in the
-same round), so that drift of the machine's speed cancels. A contender that dies is started again and
-its deaths are counted: Keras's DataParallel on several CPU devices is known to abort.
+Every contender lives in a process of its own, with the same cores, and they take turns: one epoch
+each, round after round. A ratio is the median over the rounds of contender ÷ reference in the same
+round, so that drift of the machine's speed cancels. A contender that dies is started again and its
+deaths are counted: Keras's DataParallel on several CPU devices is known to abort.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=110)
     for backend in options.backends:
-        table = Table(title=f"{backend}: a step of fit, {REPLICAS} replicas on {os.cpu_count()} cores")
+        cores = os.cpu_count()
+        table = Table(title=f"{backend}: a step of fit, {REPLICAS} replicas on {cores} cores")
         for column in ("model", "contender", "ms a step", "samples/s", "÷ plain", "÷ Keras's own"):
             table.add_column(column, justify="right" if column not in ("model",) else "left")
         for model in options.models:

@@ -138,7 +138,7 @@ OVERRIDDEN: dict[str, str] = {
     "_compute_loss": "on torch: its value is looked at, and a vector stays one in a replica",
     "_get_metrics_result_or_logs": "on torch: once an epoch, to look at the losses of the replicas",
     "_symbolic_build": "what it makes belongs to the strategy",
-    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, which is then lost",
+    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, then lost",
     "_get_jax_state": "on JAX it hands out the state, which must be on the replicas' devices",
 }
 
@@ -235,7 +235,7 @@ def save_as(own: type, stand_in: type) -> None:
         if own in names:
             names[stand_in] = names[own]
     if issubclass(own, KerasSaveable):
-        stand_in._unpickle_model = own._unpickle_model  # type: ignore[attr-defined]
+        stand_in._unpickle_model = own._unpickle_model
 
 
 def copy_thread_state() -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Collectives(abc.ABC):
 
     Attributes:
         weighs_scaled_losses: Whether a loss that a LossScaleOptimizer scales gets the replica's
-            weight before it, so that `apply_gradients` weighs such an optimizer's gradients no more.
+            weight before that, so that `apply_gradients` does not weigh its gradients again.
     """
 
     weighs_scaled_losses = False
@@ -136,9 +136,11 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def all_sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns each tensor summed over the replicas; the gradient is an all-sum again.
+        """Returns each tensor summed over the replicas, with its gradient.
 
-        All replicas must call it, with as many tensors of the same shapes and types.
+        The gradient is an all-sum again; where the one-device contract holds, one that counts each
+        replica by its share of the batch (docs/numerics.md). All replicas must call it, with as
+        many tensors of the same shapes and types.
 
         Args:
             tensors: Tensors of this replica.

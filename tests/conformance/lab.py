@@ -88,12 +88,12 @@ class Lab:
     ):
         """``build`` and ``actions`` under a strategy give what they give on one device.
 
-        ``plain_key`` names a plain outcome that several cases share, ``share_plain=False`` where the data depends on the number of replicas;
-        ``length_unknown=True`` where the source does not tell how many batches it has: plain Keras
-        on TensorFlow counts one step too many in ``optimizer.iterations`` then, since the graph of
-        the step that finds the end has counted before it finds it (3.15.1; a generator of 3 batches
-        leaves 4).
-        Returns the model that was trained under the strategy.
+        ``plain_key`` names a plain outcome that several cases share; ``share_plain=False`` where
+        the data depends on the number of replicas; ``length_unknown=True`` where the source does
+        not tell how many batches it has: plain Keras on TensorFlow counts one step too many in
+        ``optimizer.iterations`` then, since the graph of the step that finds the end has counted
+        before it finds it (3.15.1; a generator of 3 batches leaves 4). Returns the model that was
+        trained under the strategy.
         """
         self._calls += 1
         if share_plain:

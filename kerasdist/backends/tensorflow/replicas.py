@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,11 @@ from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.devices import Device
 from kerasdist.replica_context import ReplicaContext
-from kerasdist.strategy import Strategy
+
+if TYPE_CHECKING:
+    
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
 
 
 @final
