@@ -20,8 +20,6 @@ from kerasdist.devices import Device
 from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
-    
-if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
 
