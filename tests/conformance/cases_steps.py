@@ -115,6 +115,18 @@ def compute_metrics(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
 
 
+@case("custom steps", replicas=REPLICAS)
+def logs_of_the_step(lab):
+    """Steps that return values of their own beside the metrics: a number, a mean of the batch."""
+    x, y = regression(N)
+    kind = steps.own_logs_model(lab.backend)
+    lab.same(
+        lambda: assemble(kind()),
+        fit(x, y, batch_size=BATCH, validation_data=(x, y)),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
 @case("custom steps")
 def two_optimizers(lab):
     """Two optimizers in one `train_step`, as a GAN has them."""
