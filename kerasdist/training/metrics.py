@@ -105,7 +105,7 @@ def update_wrapped(
     replica = one_device_replica()
     if replica is not None and not keras_seam.is_kerass_own(metric._fn):
         local = metric._fn(y_true, y_pred, **metric._fn_kwargs)
-        if len(ops.shape(local)) == 0:
+        if _is_scalar(local):
             y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
     return original(metric, y_true, y_pred, sample_weight)
 
@@ -129,15 +129,21 @@ def update_mean(
     if replica is None:
         return original(metric, values, sample_weight)
     weight = replica.weight
-    if len(ops.shape(values)) > 0:
+    if not _is_scalar(values):
         if _is_number_of_rows(sample_weight):
             # Keras's loss without reduction: each value counts by the rows of the global batch.
             sample_weight = per_weight(ops.cast(sample_weight, metric.dtype), weight)
         return original(metric, values, sample_weight)
     if not isinstance(weight, float):
         # A replica without example: its mean is NaN, and NaN times 0 would stay NaN.
+        values = ops.convert_to_tensor(values, dtype=metric.dtype)
         values = ops.where(weight > 0, values, ops.zeros_like(values))
     return original(metric, values, weight if sample_weight is None else sample_weight)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a value, which a user's function may return as a plain number, has no dimension."""
+    return len(ops.convert_to_tensor(value).shape) == 0
 
 
 def _is_number_of_rows(sample_weight: Any) -> bool:

@@ -245,7 +245,7 @@ def result_is_a_dict(lab):
 
 @case("metrics of the user")
 def function_metric(lab):
-    """A function as metric: a value an example, and one that returns a scalar."""
+    """A function as metric: a value an example, a scalar, and a plain number of Python's."""
     x, y = regression(N)
 
     def build():
@@ -255,7 +255,10 @@ def function_metric(lab):
         def scalar(y_true, y_pred):
             return keras.ops.max(y_pred)
 
-        return dense(metrics=[by_example, scalar])
+        def number(y_true, y_pred):
+            return 0.5
+
+        return dense(metrics=[by_example, scalar, number])
 
     check(lab, build, x, y)
 
