@@ -33,15 +33,7 @@ def global_logs(
     Returns:
         What one device's step would have returned, or None if the replicas returned None.
     """
-    first = replica_logs[0]
-    if not isinstance(first, dict):
-        return keras.tree.map_structure(lambda *parts: _mean(parts, weights), *replica_logs)
-    return {
-        name: _entry(
-            name, [logs[name] for logs in replica_logs], replica_results, global_results, weights
-        )
-        for name in first
-    }
+    return _entry("", replica_logs, replica_results, global_results, weights)
 
 
 def _entry(
@@ -51,7 +43,7 @@ def _entry(
     global_results: dict[str, Any],
     weights: Sequence[Any],
 ) -> Any:
-    if isinstance(parts[0], dict):  # such as the result of Keras's own compiled metrics
+    if isinstance(parts[0], dict):  # the logs, or the result of Keras's own compiled metrics
         return {
             inner: _entry(
                 inner, [part[inner] for part in parts], replica_results, global_results, weights
