@@ -26,6 +26,8 @@ class JaxBackend(Backend):
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Asks JAX for `count` CPU devices; once it has started, checks that they are there."""
+        if jax.config.jax_num_cpu_devices >= count:
+            return  # a strategy on some of the devices must not take the others away
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError as error:  # JAX has started, and its devices are what they are
