@@ -26,7 +26,7 @@ class JaxBackend(Backend):
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Asks JAX for `count` CPU devices; once it has started, checks that they are there."""
-        if jax.config.jax_num_cpu_devices >= count:
+        if jax.config.values["jax_num_cpu_devices"] >= count:
             return  # a strategy on some of the devices must not take the others away
         try:
             jax.config.update("jax_num_cpu_devices", count)
