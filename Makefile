@@ -21,11 +21,13 @@ help: ## print this list
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
 # Two steps, because --no-deps keeps the second from changing what the first has pinned,
-# and --no-build-isolation from downloading the build tools again.
-$(STAMP): requirements/lock.txt pyproject.toml
+# and --no-build-isolation from downloading the build tools again. The third puts the oldest
+# supported Keras beside them, for tests/keras_versions.
+$(STAMP): requirements/lock.txt requirements/oldest-keras.txt pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-oldest -r requirements/oldest-keras.txt
 	touch $@
 
 demo: $(STAMP) ## train the first example on two replicas on each backend

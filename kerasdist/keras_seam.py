@@ -17,14 +17,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
-from keras.src import api_export
+from keras.src import api_export, backend
 from keras.src.backend.common import global_state
 from keras.src.layers.layer import Layer
+from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 from keras.src.losses import loss as loss_module
 from keras.src.losses.loss import apply_mask
 from keras.src.models.model import Trainer as BackendTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, SeedGenerator
+from keras.src.random.seed_generator import SeedGenerator
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers import data_adapters
@@ -35,6 +36,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.trainer import Trainer
 
 __all__ = [
+    "DIVIDES_ACTIVITY_PENALTY",
     "BackendTrainer",
     "BaseOptimizer",
     "CompileMetrics",
@@ -47,14 +49,20 @@ __all__ = [
     "apply_combined_gradients",
     "apply_mask",
     "backend_name",
+    "batches",
     "change_aggregation",
     "computes_on_gradients",
     "copy_thread_state",
+    "flat_layers",
     "get_data_adapter",
     "global_seed_generator",
     "install",
     "install_apply_mask",
+    "install_dropout",
+    "is_dataset",
     "is_kerass_own",
+    "is_seeded",
+    "keeps_or_mixes_draws",
     "loss_tracker",
     "make_anew",
     "ops",
@@ -63,6 +71,7 @@ __all__ = [
     "paste_thread_state",
     "save_as",
     "set_global_seed_generator",
+    "spec_of_rows",
     "stored_value",
     "train_validation_split",
     "unpack_x_y_sample_weight",
@@ -71,13 +80,21 @@ __all__ = [
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 get_data_adapter = data_adapters.get_data_adapter
 
+_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+# Where Keras keeps a thread's state. For the second it has a constant itself from 3.13 on.
 _STATELESS_SCOPE = "stateless_scope"
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+# Where the layers stand that drop units or add noise, by draws of their replica's own.
+_NOISE = "keras.src.layers.regularization."
 
 # Keras declares no types for its operations, and what is inferred from their bodies is wrong.
 ops: Any = keras.ops
 train_validation_split: Any = array_slicing.train_validation_split
 
-Original = Callable[..., Any]
+# Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
+DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
 
 
 @dataclass(frozen=True)
@@ -205,7 +222,62 @@ def install_apply_mask(hook: Callable[..., Any]) -> None:
     Args:
         hook: Like those of `Hooks`.
     """
-    _put_in(loss_module, "apply_mask", hook)
+    _put_in(loss_module, "apply_mask", hook if _VERSION >= (3, 15) else _with_own_mask(hook))
+
+
+def _with_own_mask(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands the hook an ``apply_mask`` that leaves the mask alone, as Keras's does from 3.15 on."""
+
+    @functools.wraps(hook)
+    def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def apply_mask(sample_weight: Any, mask: Any, **options: Any) -> Any:
+            return original(sample_weight, None if mask is None else ops.copy(mask), **options)
+
+        return hook(apply_mask, *args, **kwargs)
+
+    return hooked
+
+
+def install_dropout(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where Keras drops units.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(backend.random, "dropout", hook)
+
+
+def is_seeded(seed: Any) -> bool:
+    """Returns whether the user chose the seed of a draw; if not, torch's own generator decides.
+
+    Args:
+        seed: None, an int, or a ``keras.random.SeedGenerator``.
+    """
+    return seed is not None and not (isinstance(seed, SeedGenerator) and seed._initial_seed is None)
+
+
+def flat_layers(model: Any) -> list[Any]:
+    """Returns a model's layers, layers inside of layers too.
+
+    Args:
+        model: A Keras model.
+    """
+    return list(model._flatten_layers(include_self=False))
+
+
+def keeps_or_mixes_draws(layer: Any) -> bool:
+    """Returns whether two threads that run a layer on PyTorch could disturb each other's draws.
+
+    A recurrent cell keeps its dropout masks on itself; draws from a few distributions (beta, gamma,
+    binomial, as layers for images make them) set torch's own generator for a moment.
+
+    Args:
+        layer: One of Keras's layers.
+    """
+    if isinstance(layer, DropoutRNNCell):
+        cell: Any = layer  # the class says in words what its heirs have
+        return bool(cell.dropout or cell.recurrent_dropout)
+    return bool(layer._seed_generators) and not type(layer).__module__.startswith(_NOISE)
 
 
 def backend_name() -> str:
@@ -350,7 +422,7 @@ def outside_stateless_scopes() -> Iterator[None]:
 
 def global_seed_generator() -> Any:
     """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
-    return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
 
 
 def set_global_seed_generator(generator: Any) -> None:
@@ -359,7 +431,7 @@ def set_global_seed_generator(generator: Any) -> None:
     Args:
         generator: An object with the method ``next`` of ``keras.random.SeedGenerator``, or None.
     """
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
 
 
 def stored_value(variable: Any) -> Any:
@@ -369,3 +441,43 @@ def stored_value(variable: Any) -> Any:
         variable: A Keras variable.
     """
     return variable._value
+
+
+def is_dataset(source: Any) -> bool:
+    """Returns whether Keras knows this kind of dataset, generators left out.
+
+    Args:
+        source: Anything.
+    """
+    return (
+        isinstance(source, keras.utils.PyDataset)
+        or data_adapters.is_tf_dataset(source)
+        or data_adapters.is_torch_dataloader(source)
+        or data_adapters.is_grain_dataset(source)
+    )
+
+
+def batches(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset's batches once, of NumPy arrays, with the workers that the dataset has.
+
+    Args:
+        dataset: What `is_dataset` knows.
+    """
+    adapter = get_data_adapter(dataset)
+    adapter.on_epoch_begin()
+    try:
+        yield from adapter.get_numpy_iterator()
+    finally:
+        adapter.on_epoch_end()
+
+
+def spec_of_rows(leaf: Any) -> Any:
+    """Returns the type and shape of a batch's array, of any number of rows; anything else as it is.
+
+    Args:
+        leaf: An array or tensor, or something that is none.
+    """
+    if len(getattr(leaf, "shape", ())) == 0:
+        return leaf
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    return keras.KerasTensor((None, *leaf.shape[1:]), dtype)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import context
-from kerasdist.backends.base import Collectives, SoleReplica
+from kerasdist.backends.base import DEFAULT_COMMUNICATION, Collectives
+from kerasdist.backends.sole import SoleReplica
+from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.errors import ScopeError
+from kerasdist.structures import flatten, map_leaves, pack
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
@@ -31,16 +37,23 @@ class BatchShare:
 
 @dataclass(frozen=True, eq=False)
 class ReplicaContext:
-    """One replica of a step.
+    """One replica of a step: who it is, and what it can ask of the others.
+
+    In the function that `Strategy.run` calls, and in everything called from there,
+    `kerasdist.get_replica_context` returns it. It is also a context manager, which makes it the one
+    in force.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/ReplicaContext
 
     Attributes:
         strategy: The strategy that runs the step.
-        replica_id_in_sync_group: This replica's number, from 0.
+        replica_id_in_sync_group: This replica's number, from 0: an int, or on JAX an int32 scalar
+            that is known when the program runs.
         num_replicas_in_sync: How many replicas take part.
     """
 
     strategy: Strategy
-    replica_id_in_sync_group: int
+    replica_id_in_sync_group: Any
     num_replicas_in_sync: int
     # Below: for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
@@ -49,12 +62,138 @@ class ReplicaContext:
     # Losses added by layers in this replica, by the layer's id: Keras keeps them on the layer,
     # which all replicas share.
     layer_losses: dict[int, list[Any]] = field(default_factory=dict, repr=False)
+    # The `with` blocks that are open on this context.
+    _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
 
     @property
     def weight(self) -> Any:
         """This replica's share of the examples; only where the one-device contract holds."""
         assert self.share is not None
         return self.share.weight
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices this replica computes on."""
+        replica_set = self.strategy.replica_set
+        if replica_set is None or not isinstance(self.replica_id_in_sync_group, int):
+            return ()
+        return (str(replica_set.devices[self.replica_id_in_sync_group]),)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function once for all replicas, in cross-replica context.
+
+        All replicas must call it, with the same function.
+
+        Args:
+            merge_fn: Takes the strategy, and the arguments of all replicas as distributed values.
+            args: This replica's arguments.
+            kwargs: This replica's keyword arguments.
+
+        Returns:
+            What the function returns; of distributed values this replica's component.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        self._require_in_force("merge_call")
+        return self.collectives.merge_call(self.strategy, merge_fn, args, kwargs or {})
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Returns the sum or mean of the replicas' values, on every replica.
+
+        All replicas must call it, in the same order. The gradient of an all-sum is an all-sum, that
+        of an all-mean an all-mean.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value: A tensor, or nested lists, tuples and dicts of tensors, of the same shapes and
+                types in all replicas. On TensorFlow also ``tf.IndexedSlices``, without gradient.
+            options: How to communicate.
+
+        Returns:
+            The same structure, reduced.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        self._require_in_force("all_reduce")
+        op = ReduceOp.of(reduce_op)
+        leaves = flatten(value)
+        sums = self.collectives.all_sum(leaves, options or DEFAULT_COMMUNICATION)
+        if op is ReduceOp.MEAN:
+            sums = [self.collectives.mean_of_sum(one, self.num_replicas_in_sync) for one in sums]
+        return pack(value, sums)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Returns the replicas' values one after another along an axis, on every replica.
+
+        All replicas must call it, in the same order. Its gradient is this replica's part of an
+        all-sum.
+
+        Args:
+            value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
+                equal in all replicas but for the size along `axis`.
+            axis: The axis; negative values count from the end.
+            options: How to communicate.
+
+        Returns:
+            The same structure, gathered.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ValueError: If a tensor has no such axis.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        del options  # the size of what is gathered decides
+        self._require_in_force("all_gather")
+        gather = self.collectives.all_gather
+        return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)
+
+    def __enter__(self) -> ReplicaContext:
+        scope = context.replica_scope(self)
+        scope.__enter__()
+        self._entered.append(scope)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def _require_in_force(self, call: str) -> None:
+        if context.get_replica_context() is not self:
+            raise ScopeError(
+                f"Expected {call} of the replica whose code this is. Received: a call on replica "
+                f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
+                "the context in force with kerasdist.get_replica_context()."
+            )
+
+
+def checked_axis(tensor: Any, axis: int) -> int:
+    """Returns an axis, counted from 0.
+
+    Args:
+        tensor: A tensor.
+        axis: One of its axes; negative values count from the end.
+
+    Raises:
+        ValueError: If the tensor has no such axis.
+    """
+    rank = len(tensor.shape)
+    if not -rank <= axis < rank:
+        raise ValueError(
+            f"Expected axis to be one of the tensor's {rank}. Received: axis={axis}, "
+            f"shape={tuple(tensor.shape)}. Give a scalar an axis first, with "
+            "keras.ops.expand_dims(x, 0)."
+        )
+    return axis % rank
 
 
 def one_device_replica() -> ReplicaContext | None:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 from kerasdist import context
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.sole import SoleRunner
+from kerasdist.collectives import ReduceOp
+from kerasdist.errors import ScopeError
+from kerasdist.extended import StrategyExtended
+from kerasdist.input.distributed import distributed, from_function
+from kerasdist.input.options import InputContext, InputOptions, ValueContext
+from kerasdist.input.rows import RowDataset
 from kerasdist.replica_context import ReplicaContext
+from kerasdist.structures import flatten, map_leaves, pack
+
+# The default strategy's.
+_ALONE = SoleRunner()
 
 
 class Strategy:
@@ -16,6 +28,8 @@ class Strategy:
 
     Not made directly: see `kerasdist.MirroredStrategy` and `kerasdist.OneDeviceStrategy`. The
     meaning of every member is that of ``tf.distribute.Strategy``.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
     """
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
@@ -42,6 +56,21 @@ class Strategy:
         """How the replicas compute."""
         return ReplicaOptions() if self._replica_set is None else self._replica_set.options
 
+    @property
+    def runner(self) -> Runner:
+        """How functions of the user's run on the devices."""
+        return _ALONE if self._replica_set is None else self._replica_set.runner
+
+    @cached_property
+    def extended(self) -> StrategyExtended:
+        """What libraries need of a strategy, and few users do."""
+        return StrategyExtended(self)
+
+    @property
+    def cluster_resolver(self) -> None:
+        """Who else is in the cluster: nobody, for a strategy of one machine."""
+        return None
+
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:
         """Opens this strategy's scope: models, optimizers and metrics made inside belong to it.
@@ -66,9 +95,180 @@ class Strategy:
                 stack.enter_context(self._replica_set.placement())
             yield self
 
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Calls a function once a replica, each on its device.
+
+        In it `kerasdist.get_replica_context` returns its replica; ``optimizer.apply`` sums
+        gradients over the replicas; a mean of a Keras loss object is divided by the number of
+        replicas, so that the sum is the mean over the global batch.
+
+        Args:
+            fn: The function. On JAX it is traced and compiled, and compiled once for a function
+                object and the shapes of its arguments.
+            args: Positional arguments. Of a distributed value, such as a batch of a distributed
+                dataset, each replica gets its component; anything else all get.
+            kwargs: Keyword arguments, likewise.
+            options: ``tf.distribute.RunOptions``, accepted and not used.
+
+        Returns:
+            What the function returns, with a `PerReplica` at each leaf.
+
+        Raises:
+            ValueError: If `args` is no tuple or list.
+            ScopeError: In replica context.
+        """
+        del options
+        if not isinstance(args, list | tuple):
+            raise ValueError(
+                "Expected args to be a tuple or list of the function's arguments. "
+                f"Received: args={args!r:.100} of type {type(args).__name__}. Put a single "
+                "argument into a tuple: args=(x,)."
+            )
+        self._require_cross_replica("run", "call the function directly")
+        with self.scope():
+            return self.runner.run(self, fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
+        """Returns the sum or mean over the replicas.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value: A distributed value, such as `run` returns; a tensor counts as the component of
+                every replica.
+            axis: None: the components are added as they are, of equal shapes. An axis of theirs: it
+                is reduced too, and may differ in size; a mean then is over all its elements.
+
+        Returns:
+            A tensor. In nested structures, one for each leaf.
+
+        Raises:
+            ScopeError: In replica context.
+            ValueError: If the components' shapes do not fit, or they have no such axis.
+        """
+        self._require_cross_replica("reduce", "kerasdist.get_replica_context().all_reduce")
+        op = ReduceOp.of(reduce_op)
+        with self.scope():
+            return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the replicas' components one after another along an axis.
+
+        Args:
+            value: A distributed value; its components may differ in size along `axis`.
+            axis: The axis.
+
+        Returns:
+            A tensor. In nested structures, one for each leaf.
+
+        Raises:
+            ScopeError: In replica context.
+            ValueError: If the components' shapes do not fit, or they have no such axis.
+        """
+        self._require_cross_replica("gather", "kerasdist.get_replica_context().all_gather")
+        with self.scope():
+            return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components on this machine.
+
+        Args:
+            value: A distributed value, a variable, or a structure of distributed values. A tensor
+                is a component by itself.
+
+        Returns:
+            A tuple of components, one a replica of this machine.
+        """
+        leaves = flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return self.runner.local_results(value)
+        parts = [self.runner.local_results(leaf) for leaf in leaves]
+        return tuple(pack(value, column) for column in zip(*parts, strict=True))
+
+    local_results = experimental_local_results
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Returns a distributed value whose components a function makes.
+
+        Args:
+            value_fn: Called once a replica, with a `ValueContext` that says for which.
+
+        Returns:
+            A `PerReplica` of what it returned; in nested structures, one for each leaf. With one
+            replica, what the function returned.
+        """
+        self._require_cross_replica("distribute_values_from_function", "the value itself")
+        count = self.num_replicas_in_sync
+        return self.runner.per_replica([value_fn(ValueContext(i, count)) for i in range(count)])
+
+    distribute_values_from_function = experimental_distribute_values_from_function
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Returns a dataset whose batches are divided among the replicas.
+
+        Args:
+            dataset: Yields global batches: ``tf.data.Dataset``, ``DataLoader``, ``PyDataset``, or
+                anything that can be iterated again and again, such as a list of batches.
+            options: How to distribute it.
+
+        Returns:
+            A `DistributedDataset`; with one replica the dataset itself.
+        """
+        self._require_cross_replica("distribute_dataset", "the dataset itself")
+        return distributed(dataset, self, options or InputOptions())
+
+    distribute_dataset = experimental_distribute_dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns a distributed dataset over what a function makes: each replica's own batches.
+
+        Args:
+            dataset_fn: Takes an `InputContext`, returns a dataset of batches for one replica.
+            options: How to distribute it.
+
+        Returns:
+            A `DistributedDataset`: every replica takes the next batch of its pipeline.
+        """
+        self._require_cross_replica("distribute_datasets_from_function", "the dataset itself")
+        return from_function(dataset_fn, self, options or InputOptions())
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
+        """Returns a dataset of the rows of arrays, one example an element, to shuffle and batch.
+
+        Args:
+            numpy_input: Arrays with the examples along axis 0, nested in any structure.
+
+        Returns:
+            A `RowDataset`.
+        """
+        return RowDataset(numpy_input)
+
+    @cached_property
+    def _sole_context(self) -> ReplicaContext:
+        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
+
     def sole_replica_context(self) -> ReplicaContext:
         """Returns the context of code outside of every replica, where there is but one."""
-        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
+        return self._sole_context
+
+    def _require_cross_replica(self, call: str, instead: str) -> None:
+        inside = context.replica()
+        if inside is not None and inside.num_replicas_in_sync > 1:
+            raise ScopeError(
+                f"Expected strategy.{call} in cross-replica context. Received: a call in replica "
+                f"{inside.replica_id_in_sync_group} of {inside.strategy}. There use: {instead}."
+            )
 
     def __str__(self) -> str:
         devices = [] if self._replica_set is None else [str(d) for d in self._replica_set.devices]

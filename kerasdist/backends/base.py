@@ -1,19 +1,31 @@
 """The narrow waist: what kerasdist needs to know of a framework.
 
-`Backend` is what a framework is: its devices. `ReplicaSet` is a choice of devices and how to
-compute on them. `Collectives` is what one replica's code can ask of the others. Everything above
-speaks to these three; everything that names a framework stands below them, in a folder of its own.
+`Backend` is what a framework is: its devices, its compiler, its derivatives. `ReplicaSet` is a
+choice of devices and how `fit` computes on them; its `Runner` is how functions of the user's run
+there, for custom loops. `Collectives` is what one replica's code can ask of the others. Everything
+above speaks to these four; everything that names a framework stands below them, in a folder of its
+own.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.devices import Device
+
+if TYPE_CHECKING:
+    from kerasdist.input.options import InputOptions
+    from kerasdist.strategy import Strategy
+
+# Keras's ``optimizer.apply``: of the optimizer, gradients, and variables or None.
+Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
+
+DEFAULT_COMMUNICATION = CommunicationOptions()
 
 BatchNorm = Literal["synchronized", "per_replica"]
 
@@ -67,6 +79,31 @@ class Backend(abc.ABC):
             UnsupportedError: If the framework cannot have what `options` ask for.
         """
 
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Returns a function that does the same, compiled as the framework compiles a step.
+
+        Args:
+            function: The user's function; it may call `Strategy.run` and read and write variables.
+            jit_compile: Whether to compile further than the framework does by default.
+        """
+        raise NotImplementedError
+
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Calls a function and differentiates its value by variables.
+
+        Args:
+            function: Takes nothing; returns a scalar, or with `has_aux` a pair of it and anything.
+            variables: Keras variables.
+            has_aux: Whether the function returns a pair.
+
+        Returns:
+            What the function returned, and one gradient a variable, None for a variable that the
+            function did not read.
+        """
+        raise NotImplementedError
+
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
         return self.devices("tpu") or self.devices("gpu")
@@ -96,9 +133,19 @@ class ReplicaSet(abc.ABC):
         return len(self.devices)
 
     @property
+    def variable_devices(self) -> tuple[Device, ...]:
+        """The devices that hold the variables."""
+        return self.devices
+
+    @property
     @abc.abstractmethod
     def trainer_class(self) -> type[Any]:
         """The class that is put before a model's own, so that its steps run on the replicas."""
+
+    @property
+    @abc.abstractmethod
+    def runner(self) -> Runner:
+        """How functions of the user's run on these devices."""
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:
@@ -114,6 +161,147 @@ class ReplicaSet(abc.ABC):
         """Returns a context in which variables are made where and as the replicas need them."""
 
 
+class Runner(abc.ABC):
+    """How functions of the user's run once a replica, and how values cross over (contract C2).
+
+    The meaning of every method is that of the method of ``tf.distribute.Strategy``, or of its
+    ``extended``, that it serves. All of them are called in cross-replica context: in a scope, or in
+    the function that `ReplicaContext.merge_call` runs.
+    """
+
+    @abc.abstractmethod
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function once a replica, each with its component of every distributed value.
+
+        Args:
+            strategy: The strategy, whose scope is open.
+            function: The function; in it `context.replica` is its replica.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            What it returns, each leaf a `PerReplica`, or the leaf itself where it is one object in
+            all replicas.
+        """
+
+    @abc.abstractmethod
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Returns the sum or mean of a distributed value, and along an axis of its components.
+
+        Args:
+            op: The operation.
+            value: A distributed value, or a tensor that stands for equal components.
+            axis: None, or the axis along which components are reduced too; a mean counts elements.
+        """
+
+    @abc.abstractmethod
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the components one after another.
+
+        Args:
+            value: A distributed value; its components may differ in size along `axis`.
+            axis: The axis.
+        """
+
+    @abc.abstractmethod
+    def reduce_to(
+        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        """Returns the sum or mean of each value, as a `Mirrored` or a tensor.
+
+        Args:
+            op: The operation.
+            values: Distributed values.
+            options: How to communicate.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Any) -> Any:
+        """Returns a tensor as a value with an equal component on every replica.
+
+        Args:
+            tensor: The tensor.
+        """
+
+    @abc.abstractmethod
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls ``function(variable, *args, **kwargs)`` once for each copy of a variable.
+
+        Args:
+            variable: A variable of the strategy.
+            function: What to do with it.
+            args: Positional arguments; of a distributed value the component of that copy.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            What it returned for each copy.
+        """
+
+    @abc.abstractmethod
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Returns a value with these components, each on its replica's device.
+
+        Args:
+            values: One structure of arrays, or of other objects, a replica.
+        """
+
+    @abc.abstractmethod
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of one value; of anything else a tuple of one.
+
+        Args:
+            value: A distributed value, a variable, or anything else.
+        """
+
+    @abc.abstractmethod
+    def read(self, variable: Any) -> Any:
+        """Returns the value of a variable as cross-replica code sees it.
+
+        Args:
+            variable: A Keras variable, or the framework's.
+        """
+
+    @abc.abstractmethod
+    def created(self, variable: Any) -> bool:
+        """Returns whether a variable was made in the strategy's scope.
+
+        Args:
+            variable: A Keras variable, or the framework's.
+        """
+
+    def distribute(self, dataset: Any, options: InputOptions) -> Any | None:
+        """Returns the framework's own distributed dataset for one of its own, else None.
+
+        Args:
+            dataset: What the user wants distributed.
+            options: How.
+        """
+        del dataset, options
+        return None
+
+    def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
+        """Returns the framework's own dataset of replicas' batches for its own datasets, else None.
+
+        Args:
+            pipelines: One for all replicas, or one each.
+            options: How.
+        """
+        del pipelines, options
+        return None
+
+
 class Collectives(abc.ABC):
     """What the code of one replica can ask of the others. All replicas must call the same.
 
@@ -123,6 +311,50 @@ class Collectives(abc.ABC):
     """
 
     weighs_scaled_losses = False
+
+    @abc.abstractmethod
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function once, in cross-replica context, with all replicas' arguments.
+
+        All replicas must call it.
+
+        Args:
+            strategy: The strategy, the function's first argument.
+            function: What to call.
+            args: This replica's arguments; the function gets distributed values of them.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            What the function returned, of distributed values this replica's component.
+        """
+
+    def scaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
+        """Returns a mean loss as custom loops want it: divided by the number of replicas.
+
+        Args:
+            value: The loss.
+            replicas: How many replicas there are.
+            original: What Keras does here, which is this very thing on TensorFlow and nothing else.
+        """
+        del original
+        return value / replicas
+
+    def unscaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
+        """Returns what `scaled_loss` was made of.
+
+        Args:
+            value: The scaled loss.
+            replicas: How many replicas there are.
+            original: What Keras does here.
+        """
+        del original
+        return value * replicas
 
     def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Assigns to a Keras variable in replica code, where nothing else catches the write.
@@ -135,7 +367,9 @@ class Collectives(abc.ABC):
         return write(variable, value)
 
     @abc.abstractmethod
-    def all_sum(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
         """Returns each tensor summed over the replicas, with its gradient.
 
         The gradient is an all-sum again; where the one-device contract holds, one that counts each
@@ -144,47 +378,45 @@ class Collectives(abc.ABC):
 
         Args:
             tensors: Tensors of this replica.
+            options: How to communicate.
         """
 
     @abc.abstractmethod
-    def all_gather(self, tensor: Any) -> Any:
-        """Returns the replicas' tensors, one after another along axis 0, with their gradient.
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns a sum over the replicas, divided by their number, in the sum's type.
 
-        All replicas must call it; the sizes along axis 0 may differ, all else is equal.
+        Args:
+            total: What `all_sum` returned.
+            replicas: How many replicas there are.
+        """
+
+    @abc.abstractmethod
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Returns the replicas' tensors, one after another along an axis, with their gradient.
+
+        All replicas must call it; the sizes along the axis may differ, all else is equal.
 
         Args:
             tensor: A tensor of this replica, of at least one dimension.
+            axis: The axis, from 0.
         """
 
     @abc.abstractmethod
     def apply_gradients(
-        self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
-    ) -> None:
+        self,
+        apply: Apply,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any] | None,
+    ) -> Any:
         """Sums gradients over the replicas, then updates the variables once, everywhere.
 
-        The one-device contract holds: each replica's gradients are weighted by its share of the
-        batch first. All replicas must call it.
+        Where the one-device contract holds, each replica's gradients are weighted by its share of
+        the batch first. All replicas must call it.
 
         Args:
+            apply: Keras's own ``apply``, of an optimizer, gradients and variables.
             optimizer: A Keras optimizer.
             gradients: This replica's gradients; None where there is none.
             variables: The variables they belong to, or None for all that the optimizer knows.
         """
-
-
-class SoleReplica(Collectives):
-    """The collectives of a replica that is alone."""
-
-    def all_sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the tensors themselves."""
-        return list(tensors)
-
-    def all_gather(self, tensor: Any) -> Any:
-        """Returns the tensor itself."""
-        return tensor
-
-    def apply_gradients(
-        self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
-    ) -> None:
-        """Lets the optimizer do as it does on one device."""
-        optimizer.apply(gradients, variables)

@@ -47,7 +47,7 @@ def install() -> None:
             assign=_assign,
             reduce_loss=_reduce_loss,
             scale_loss=_scale_loss,
-            unscale_loss=_scale_loss,
+            unscale_loss=_unscale_loss,
             update_mean=metrics.update_mean,
             update_wrapped=metrics.update_wrapped,
             batch_norm_weight=_batch_norm_weight,
@@ -158,11 +158,11 @@ def _run(original: Original, binding: Binding, call: inspect.BoundArguments) -> 
 
 
 def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    replica = one_device_replica()
+    replica = context.replica()
     if replica is None:
         return original(optimizer, grads, trainable_variables)
     variables = None if trainable_variables is None else list(trainable_variables)
-    return replica.collectives.apply_gradients(optimizer, list(grads), variables)
+    return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
 
 
 def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
@@ -179,7 +179,7 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
-    replica = one_device_replica()
+    replica = context.replica()
     if replica is None:
         return original(variable, value)
     return replica.collectives.assign(variable, value, original)
@@ -195,8 +195,21 @@ def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:
 
 
 def _scale_loss(original: Original, value: Any) -> Any:
-    # On TensorFlow Keras divides losses by the number of replicas; here they are weighted instead.
-    return original(value) if one_device_replica() is None else value
+    replica = context.replica()
+    if replica is None:
+        return original(value)
+    if replica.share is not None:
+        return value  # weighted instead
+    return replica.collectives.scaled_loss(value, replica.num_replicas_in_sync, original)
+
+
+def _unscale_loss(original: Original, value: Any) -> Any:
+    replica = context.replica()
+    if replica is None:
+        return original(value)
+    if replica.share is not None:
+        return value
+    return replica.collectives.unscaled_loss(value, replica.num_replicas_in_sync, original)
 
 
 def _batch_norm_weight(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:

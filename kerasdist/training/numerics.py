@@ -23,6 +23,7 @@ from kerasdist.keras_seam import ops
 from kerasdist.replica_context import ReplicaContext
 
 _MEANS = ("sum_over_batch_size", "mean")
+_WEIGHTED_MEAN = "mean_with_sample_weight"
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
@@ -101,9 +102,16 @@ def global_share_of_loss(
         What `reduce` returns, scaled.
     """
     values = ops.convert_to_tensor(values, dtype=dtype)
-    loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+
+    def reduced(how: str | None) -> Any:
+        return reduce(values, sample_weight=sample_weight, mask=mask, reduction=how, dtype=dtype)
+
     if reduction in (None, "none") or len(values.shape) == 0:
-        return loss
+        return reduced(reduction)
+    # All weights of a replica may be zero, and 0 / 0 has the gradient NaN on PyTorch before Keras
+    # 3.15. So the sum is divided, and once, by the weights of all replicas.
+    divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
+    loss = reduced("sum" if divides_sum else reduction)
     if len(loss.shape) > 0:
         loss = ops.sum(loss)  # Keras leaves the losses of no example unreduced: shape (0,)
     weight = replica.weight
@@ -113,6 +121,8 @@ def global_share_of_loss(
     if divisor is None:
         return loss
     [total] = replica.collectives.all_sum([divisor])
+    if divides_sum:
+        return per_weight(ops.divide_no_nan(loss, total), weight)
     return per_weight(loss * ops.divide_no_nan(divisor, total), weight)
 
 

@@ -1,7 +1,8 @@
 """Activity regularizers over replicas: a penalty on the outputs of a whole batch.
 
 L1 and L2 are means over the examples once Keras has divided them by the number of rows, so they
-need nothing. Any other one sees the rows of all replicas.
+need nothing. Any other one sees the rows of all replicas. Where Keras does not divide, before 3.14,
+so do these.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import Any
 
 import keras
 
-from kerasdist import context
+from kerasdist import context, keras_seam
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import weighted
 
-# Keras divides a penalty on outputs by their number of rows, so these are means over examples.
-_MEANS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+# The penalties that are means over examples.
+_MEANS = (
+    (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+    if keras_seam.DIVIDES_ACTIVITY_PENALTY
+    else ()
+)
 
 
 class GlobalBatchRegularizer:
@@ -30,6 +35,8 @@ class GlobalBatchRegularizer:
         if replica is None:
             return super().__call__(x)  # type: ignore[misc]
         penalty = super().__call__(replica.collectives.all_gather(x))  # type: ignore[misc]
+        if not keras_seam.DIVIDES_ACTIVITY_PENALTY:
+            return penalty
         # Keras divides by this replica's number of rows, where it must be the global batch's.
         return weighted(penalty, replica.weight)
 

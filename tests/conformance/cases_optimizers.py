@@ -1,5 +1,7 @@
 """Updates: every optimizer, clipping, accumulation, averaging, scaling, schedules."""
 
+import contextlib
+
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, quiet_fit
@@ -32,11 +34,14 @@ OPTIMIZERS = {
 def optimizer_case(name, kind, options):
     def check(lab):
         x, y = regression(N)
-        lab.same(
-            lambda: dense(getattr(keras.optimizers, kind)(**options)),
-            fit(x, y, batch_size=BATCH, epochs=2),
-            tolerance=FLOAT32 if kind == "SGD" else ADAPTIVE,
-        )
+        # Before 3.13 plain Keras fails here: it asks TensorFlow's own variables for a Keras name.
+        broken = kind == "Muon" and lab.backend == "tensorflow" and lab.keras_version < (3, 13)
+        with lab.raises(AttributeError, "path") if broken else contextlib.nullcontext():
+            lab.same(
+                lambda: dense(getattr(keras.optimizers, kind)(**options)),
+                fit(x, y, batch_size=BATCH, epochs=2),
+                tolerance=FLOAT32 if kind == "SGD" else ADAPTIVE,
+            )
 
     title = f"`{kind}`" + (f" ({name.partition('_')[2]})" if "_" in name else "")
     case("optimizers", name=name, title=title)(check)

@@ -55,6 +55,25 @@ def dropout(lab):
     lab.check(np.isfinite(first.results[0]["history"]["history"]["loss"]).all(), "a finite loss")
 
 
+@case("random draws", limitation=BY_REPLICA)
+def wide_dropout(lab):
+    """Dropout where replicas on torch run at the same time: repeatable all the same."""
+    x, y = regression(80)
+
+    def build():
+        layers = [keras.layers.Dense(256, "tanh"), keras.layers.Dropout(0.4)]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(256)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+    actions = [fit(x, np.repeat(y, 256, axis=1), batch_size=64, epochs=3)]
+    if lab.backend == "jax":
+        lab.same(build, *actions)
+        return
+    first = lab.run(build, actions, lab.strategy())[1]
+    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+
+
 @case("random draws", replicas=REPLICAS, limitation=BY_REPLICA)
 def masks_differ_by_replica(lab):
     """Equal examples are dropped differently on each replica, and each time."""

@@ -66,6 +66,12 @@ class Lab:
     def devices(self) -> list[str]:
         return [f"cpu:{index}" for index in range(self.replicas)]
 
+    @property
+    def keras_version(self) -> tuple[int, int]:
+        """For what plain Keras itself could not do in the oldest version that is supported."""
+        major, minor = keras.__version__.split(".")[:2]
+        return int(major), int(minor)
+
     def strategy(self, **options):
         if not self._mirrored:
             return PlainStrategy(self.replicas)

@@ -1,6 +1,6 @@
 """The catalogue of cases. Imports no framework, so that pytest can parametrise over it.
 
-A case is a function of one argument, the ``Lab``, in a module ``cases_*.py``::
+A case is a function of one argument, the ``Lab``, in a module or package ``cases_*``::
 
     @case("losses")
     def sum_reduction(lab):
@@ -73,7 +73,9 @@ def case(
     runs them all."""
 
     def register(function):
-        theme = function.__module__.rpartition("cases_")[2]
+        # A theme of many cases is a package, of which the modules are not named.
+        package, _, theme = function.__module__.rpartition("cases_")
+        theme = theme.partition(".")[0] if package else theme
         full_name = f"{theme}.{name or function.__name__}"
         shown = title or (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         if full_name in CASES:

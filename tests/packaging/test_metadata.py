@@ -32,6 +32,12 @@ def test_no_framework_is_a_hard_requirement(project):
     assert not {name_of(requirement) for requirement in project["dependencies"]} & FRAMEWORKS
 
 
+def test_the_oldest_keras_of_the_tests_is_the_declared_one(project):
+    [declared] = [each for each in project["dependencies"] if name_of(each) == "keras"]
+    lines = (ROOT / "requirements" / "oldest-keras.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == declared.replace(">=", "==") + ".0"
+
+
 @pytest.mark.parametrize("extra", ["tensorflow", "jax", "torch"])
 def test_an_extra_a_framework(project, extra):
     assert extra in {name_of(each) for each in project["optional-dependencies"][extra]}

@@ -29,13 +29,19 @@ class SimulatedCollectives(Collectives):
         self._barrier.wait(TIME_LIMIT_S)
         return values
 
-    def all_sum(self, tensors):
+    def merge_call(self, strategy, function, args, kwargs):
+        raise AssertionError("the simulation has no cross-replica code")
+
+    def mean_of_sum(self, total, replicas):
+        return total / replicas
+
+    def all_sum(self, tensors, options=None):
         return [sum(parts) for parts in zip(*self._exchange(list(tensors)), strict=True)]
 
-    def all_gather(self, tensor):
-        return np.concatenate(self._exchange(np.asarray(tensor)))
+    def all_gather(self, tensor, axis=0):
+        return np.concatenate(self._exchange(np.asarray(tensor)), axis)
 
-    def apply_gradients(self, optimizer, gradients, variables):
+    def apply_gradients(self, apply, optimizer, gradients, variables):
         raise AssertionError("the simulation has no optimizer")
 
 

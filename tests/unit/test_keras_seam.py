@@ -16,7 +16,20 @@ TIME_LIMIT_S = 100
 
 PROBE = """
 import inspect, json
+import keras
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from kerasdist import keras_seam
+
+def penalty(rows):
+    layer = keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer="l2")
+    layer(keras.ops.ones((rows, 1)))
+    return float(layer.losses[0])
+
+keras.random.normal((1,))
+with keras.StatelessScope():
+    scoped = [in_stateless_scope()]
+    with keras_seam.outside_stateless_scopes():
+        scoped.append(in_stateless_scope())
 
 print(json.dumps({
     "backend": keras_seam.backend_name(),
@@ -37,6 +50,11 @@ print(json.dumps({
         keras_seam.is_kerass_own(keras_seam.keras.losses.mean_squared_error),
         keras_seam.is_kerass_own(print),
     ],
+    "divides_penalty": [
+        keras_seam.DIVIDES_ACTIVITY_PENALTY, abs(penalty(4) - penalty(2)) < 1e-6
+    ],
+    "scoped": scoped,
+    "generator": type(keras_seam.global_seed_generator()).__name__,
 }))
 """
 
@@ -100,3 +118,13 @@ def test_every_method_that_a_trainer_overrides_by_name_exists(probe):
 
 def test_kerass_own_functions_are_told_from_others(probe):
     assert probe["own"] == [True, True, False]
+
+
+def test_whether_a_layer_divides_its_activity_penalty_is_known(probe):
+    claimed, found = probe["divides_penalty"]
+    assert claimed == found
+
+
+def test_the_state_of_a_thread_is_where_it_was(probe):
+    assert probe["scoped"] == [True, False]
+    assert probe["generator"] == "SeedGenerator"

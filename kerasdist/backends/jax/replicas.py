@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, final
 
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
 from kerasdist.backends.jax.batches import PlacedAdapter
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
+from kerasdist.backends.sole import SoleRunner
 from kerasdist.devices import Device
 
 
@@ -34,6 +36,15 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(devices, options)
         make = OneDevicePlacement if len(devices) == 1 else MeshPlacement
         self.arrays: Placement = make(jax_devices)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """How functions of the user's run on the mesh."""
+        if self.num_replicas == 1:
+            return SoleRunner(self.placement)
+        from kerasdist.backends.jax.runner import JaxRunner
+
+        return JaxRunner(self)
 
     @property
     def trainer_class(self) -> type[JaxTrainer]:

@@ -41,6 +41,14 @@ class JaxTrainer(ReplicatedTrainer):
         _jax_state: dict[str, Any]
         _purge_model_variables: Callable[..., None]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Keras's loop sets this in every step, and a layer wraps and tracks each list that it is
+        # given: a tenth of a small step, for a dictionary that lives as long as the step.
+        if name == "_jax_state":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls.
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
-from kerasdist import keras_seam
-from kerasdist.backends.base import Collectives
+from kerasdist import context, keras_seam
+from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.engine_seam import cross_replica_code_without_merge_call
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.variables import check_mirrored, gradient_replaces
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.replica_context import BatchShare
 from kerasdist.training import numerics
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
 
 
 @final
@@ -39,8 +43,35 @@ class TensorFlowCollectives(Collectives):
         self._share = share
         self._shares_memory = shares_memory
 
-    def all_sum(self, tensors: Sequence[Any]) -> list[Any]:
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function once, in the thread that the engine runs cross-replica code in."""
+
+        def merged(engine: tf.distribute.Strategy, *args: Any, **kwargs: Any) -> Any:
+            del engine
+            with context.replica_scope(None):
+                return function(strategy, *args, **kwargs)
+
+        here = tf.distribute.get_replica_context()
+        return here.merge_call(merged, args=tuple(args), kwargs=dict(kwargs))
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns a sum divided by the number of replicas, in its type."""
+        if isinstance(total, tf.IndexedSlices):
+            values = self.mean_of_sum(total.values, replicas)
+            return tf.IndexedSlices(values, total.indices, total.dense_shape)
+        return tf.cast(total / tf.cast(replicas, total.dtype), total.dtype)
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
         """Returns each tensor summed over the replicas, with its gradient."""
+        del options  # the tensors of a step are summed together
 
         @tf.custom_gradient
         def sums(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
@@ -72,7 +103,7 @@ class TensorFlowCollectives(Collectives):
         return gathered(tf.convert_to_tensor(tensor))
 
     def apply_gradients(
-        self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
     ) -> None:
         """Weighs the gradients, sums them, and updates every copy of the variables, in one go."""
         known = keras_seam.optimized_variables(optimizer) if variables is None else variables

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import EngineScope
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 @final
 class SoleDevice(ReplicaSet):
     """Plain Keras, placed on a device of choice."""
+
+    @cached_property
+    def runner(self) -> Runner:
+        """How functions of the user's run on the device."""
+        return SoleRunner(self.placement)
 
     @property
     def trainer_class(self) -> type[Any]:
@@ -65,6 +72,13 @@ class MirroredReplicas(ReplicaSet):
         self._replica_ids = self.engine.experimental_distribute_values_from_function(
             lambda replica: replica.replica_id_in_sync_group
         )
+
+    @cached_property
+    def runner(self) -> Runner:
+        """How functions of the user's run on the devices."""
+        from kerasdist.backends.tensorflow.runner import TensorFlowRunner
+
+        return TensorFlowRunner(self)
 
     @property
     def trainer_class(self) -> type[Any]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import Collectives
+from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch.rendezvous import Rendezvous
 from kerasdist.backends.torch.variables import ReplicaScope, commit
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import ReplicaError
 from kerasdist.training import numerics
+from kerasdist.values import component, per_replica
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.draws import StepDraws
+    from kerasdist.strategy import Strategy
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -26,7 +32,12 @@ class TorchCollectives(Collectives):
     weighs_scaled_losses = True
 
     def __init__(
-        self, rank: int, rendezvous: Rendezvous, scopes: Sequence[ReplicaScope], device: str
+        self,
+        rank: int,
+        rendezvous: Rendezvous,
+        scopes: Sequence[ReplicaScope],
+        device: str,
+        draws: StepDraws,
     ) -> None:
         """Makes the collectives of one replica.
 
@@ -35,8 +46,10 @@ class TorchCollectives(Collectives):
             rendezvous: Where the replicas meet.
             scopes: All replicas' scopes.
             device: Keras's name of the device that holds the variables.
+            draws: The replicas' own generators.
         """
-        self._rank = rank
+        self.rank = rank
+        self.draws = draws
         self._rendezvous = rendezvous
         self._scopes = scopes
         self.scope = scopes[rank]
@@ -58,12 +71,59 @@ class TorchCollectives(Collectives):
         self.loss = None
         self._number = 0
 
-    def all_sum(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function once, in the thread of the last replica to arrive.
+
+        Args:
+            strategy: The strategy.
+            function: What to call.
+            args: This replica's arguments.
+            kwargs: Keyword arguments.
+        """
+
+        def merged(brought: Sequence[tuple[list[Any], dict[str, Any]]]) -> tuple[Any, list[int]]:
+            with (
+                keras_seam.outside_stateless_scopes(),
+                context.replica_scope(None),
+                keras.device(self._device),
+            ):
+                committed = commit(self._scopes[: self.count], sums=False)
+                all_args, all_kwargs = per_replica(brought)
+                return function(strategy, *all_args, **all_kwargs), committed
+
+        label = self._label(f"merge_call of {getattr(function, '__qualname__', function)}")
+        brought = (list(args), dict(kwargs))
+        result, committed = self._rendezvous.meet(self.rank, label, brought, merged)
+        self.scope.settle(committed)
+        return component(result, self.rank)
+
+    def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
+        """Returns a sum divided by the number of replicas, in its type.
+
+        Args:
+            total: What `all_sum` returned.
+            replicas: How many replicas there are.
+        """
+        return (total / replicas).to(total.dtype)
+
+    def all_sum(
+        self,
+        tensors: Sequence[torch.Tensor],
+        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> list[torch.Tensor]:
         """Returns each tensor summed over the replicas, with its gradient (see `_Sum`).
 
         Args:
             tensors: Tensors of this replica.
+            options: Not needed: the tensors are summed where they are.
         """
+        del options
         return list(_Sum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,13 +135,14 @@ class TorchCollectives(Collectives):
         return _Gather.apply(self, self._label("all_gather"), tensor)
 
     def apply_gradients(
-        self, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
     ) -> None:
         """Lets the optimizer update the variables once, with the weighted sum of the gradients.
 
         The last replica to arrive does it, as code of no replica.
 
         Args:
+            apply: Keras's own function for this.
             optimizer: A Keras optimizer.
             gradients: This replica's gradients; None where there is none.
             variables: The variables they belong to, or None for all that the optimizer knows.
@@ -107,7 +168,7 @@ class TorchCollectives(Collectives):
 
         label = f"{optimizer.name}.apply"
         brought = (self.weight, gradients, variables)
-        committed = self._rendezvous.meet(self._rank, label, brought, update)
+        committed = self._rendezvous.meet(self.rank, label, brought, update)
         self.scope.settle(committed)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -118,8 +179,8 @@ class TorchCollectives(Collectives):
             tensors: Tensors of this replica.
         """
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        sums = self._rendezvous.meet(self._rank, f"{label} of shapes {shapes}", tensors, _sums)
-        return sums[self._rank]
+        sums = self._rendezvous.meet(self.rank, f"{label} of shapes {shapes}", tensors, _sums)
+        return sums[self.rank]
 
     def collect(self, label: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         """Returns the rows of all replicas, and at which of them this replica's begin.
@@ -129,8 +190,8 @@ class TorchCollectives(Collectives):
             tensor: This replica's rows.
         """
         label = f"{label} of rows of shape {tuple(tensor.shape[1:])}"
-        gathered, begins = self._rendezvous.meet(self._rank, label, tensor, _concatenated)
-        return gathered[self._rank], begins[self._rank]
+        gathered, begins = self._rendezvous.meet(self.rank, label, tensor, _concatenated)
+        return gathered[self.rank], begins[self.rank]
 
     def _label(self, name: str) -> str:
         self._number += 1

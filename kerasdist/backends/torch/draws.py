@@ -2,18 +2,22 @@
 
 `kerasdist.training.randomness` sees to draws from a ``keras.random.SeedGenerator``. Here is the
 rest: Keras's global generator, and torch's own, from which unseeded ``keras.layers.Dropout`` draws
-on PyTorch.
+on PyTorch. On the CPU that is one for all replicas, so what a replica draws would depend on timing:
+there each replica has a generator of its own.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import cache
 from typing import Any, final
 
 import keras
 import torch
 
 from kerasdist import context, keras_seam
+from kerasdist.backends.torch.collectives import TorchCollectives
 
 
 @final
@@ -43,11 +47,77 @@ class FirstDraw:
         return self.generator.next(ordered=ordered)
 
 
+@final
+class StepDraws:
+    """The generators from which the replicas of a step draw on the CPU.
+
+    Their seeds come from torch's own generator: one draw in each step in which a replica draws,
+    whichever comes first, so ``keras.utils.set_random_seed`` decides about all of them.
+
+    Attributes:
+        left_behind: How the draw of this step left torch's generator, None if there was none.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Makes the generators.
+
+        Args:
+            count: How many replicas there are.
+        """
+        self.left_behind: torch.Tensor | None = None
+        self._lock = threading.Lock()
+        self._generators = [torch.Generator() for _ in range(count)]
+
+    def begin(self) -> None:
+        """Starts a step, in which nobody has drawn yet."""
+        self.left_behind = None
+
+    def generator(self, rank: int) -> torch.Generator:
+        """Returns the generator of one replica.
+
+        Args:
+            rank: The replica's number.
+        """
+        with self._lock:
+            if self.left_behind is None:
+                seed = int(torch.randint(2**62, ()))
+                for index, generator in enumerate(self._generators):
+                    generator.manual_seed(seed + index)
+                self.left_behind = torch.get_rng_state()
+        return self._generators[rank]
+
+
+@cache
+def install() -> None:
+    """Puts the hook into Keras's dropout, once in a process."""
+    keras_seam.install_dropout(_dropout)
+
+
+def _dropout(
+    original: Callable[..., Any],
+    inputs: Any,
+    rate: float,
+    noise_shape: Any = None,
+    seed: Any = None,
+) -> Any:
+    collectives = getattr(context.replica(), "collectives", None)
+    if (
+        not isinstance(collectives, TorchCollectives)
+        or inputs.device.type != "cpu"
+        or keras_seam.is_seeded(seed)
+        or noise_shape is not None
+        or not 0.0 < rate < 1.0
+    ):
+        return original(inputs, rate, noise_shape=noise_shape, seed=seed)
+    mask = torch.empty_like(inputs, requires_grad=False)
+    mask.bernoulli_(1.0 - rate, generator=collectives.draws.generator(collectives.rank))
+    return inputs * mask.div_(1.0 - rate)
+
+
 def part_from_first_gpu(rank: int, device: torch.device) -> None:
     """Lets torch's own draws differ by replica on GPUs.
 
-    On the CPU all replicas draw from one generator, in turns. ``torch.manual_seed`` gives every
-    GPU the same seed, so all replicas would drop the same units.
+    ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
 
     Args:
         rank: The replica's number.

@@ -55,9 +55,9 @@ def divide(batch: Any, replicas: int) -> Division | None:
     Raises:
         InputError: If the arrays differ in their number of examples.
     """
-    sizes = {leaf.shape[0] for leaf in _arrays(batch)}
+    sizes = {leaf.shape[0] for leaf in arrays(batch)}
     if len(sizes) > 1:
-        shapes = [tuple(leaf.shape) for leaf in _arrays(batch)]
+        shapes = [tuple(leaf.shape) for leaf in arrays(batch)]
         raise InputError(
             "Expected all arrays of a batch to have as many rows, one an example. "
             f"Received: shapes={shapes}. Hand a table that is not part of the batch to the model "
@@ -71,8 +71,14 @@ def divide(batch: Any, replicas: int) -> Division | None:
     return Division(pieces, tuple(end - begin for begin, end in bounds), total)
 
 
-def _arrays(structure: Any) -> Iterator[Any]:
-    """The arrays of a batch. Not `keras.tree`, whose walk costs a tenth of a small step."""
+def arrays(structure: Any) -> Iterator[Any]:
+    """Yields the arrays of a batch.
+
+    Not by `keras.tree`, whose walk costs a tenth of a small step.
+
+    Args:
+        structure: Arrays or tensors, in any structure.
+    """
     if isinstance(structure, dict):
         structure = structure.values()
     elif not isinstance(structure, tuple | list):
@@ -80,7 +86,7 @@ def _arrays(structure: Any) -> Iterator[Any]:
             yield structure
         return
     for inner in structure:
-        yield from _arrays(inner)
+        yield from arrays(inner)
 
 
 def _cut(structure: Any, begin: int, end: int) -> Any:

@@ -30,16 +30,15 @@ class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
 class Rendezvous:
     """The meetings of up to `size` participants, step after step."""
 
-    def __init__(self, size: int, *, turns: bool, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, size: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
         """Makes the meeting place.
 
         Args:
             size: The largest number of participants of a step.
-            turns: Whether the participants of a step run one at a time.
             timeout: How long, in seconds, a participant waits for the others.
         """
-        self.turns = turns
         self.timeout = timeout
+        self._turns = False
         # A participant waits by acquiring its gate; whoever lets it go on releases the gate.
         self.gates = [threading.Lock() for _ in range(size)]
         for gate in self.gates:
@@ -57,13 +56,15 @@ class Rendezvous:
         """What ended the step for everybody, None while all is well."""
         return self._broken
 
-    def begin(self, count: int) -> None:
+    def begin(self, count: int, *, turns: bool) -> None:
         """Starts a step; participant 0 is the caller, the others wait at their gates.
 
         Args:
             count: How many take part, the first ones.
+            turns: Whether they run one at a time.
         """
         self._count = count
+        self._turns = turns
         self._arrived.clear()
         self._finished.clear()
         self._result = None
@@ -152,7 +153,7 @@ class Rendezvous:
 
     def _let_go_on(self, ranks: Any) -> None:
         self._ready.extend(ranks)
-        if not self.turns:
+        if not self._turns:
             while self._ready:
                 self.gates[self._ready.popleft()].release()
 

@@ -8,19 +8,23 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
-from kerasdist.backends.torch import masks, modules, rendezvous
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.sole import SoleRunner
+from kerasdist.backends.torch import draws, masks, modules, rendezvous
 from kerasdist.backends.torch.collectives import TorchCollectives
-from kerasdist.backends.torch.draws import FirstDraw, part_from_first_gpu
+from kerasdist.backends.torch.draws import FirstDraw, StepDraws, part_from_first_gpu
+from kerasdist.backends.torch.host_memory import keep_freed_memory
+from kerasdist.backends.torch.pace import Pace
 from kerasdist.backends.torch.pieces import Division
 from kerasdist.backends.torch.team import Team
-from kerasdist.backends.torch.thread_settings import ThreadSettings
+from kerasdist.backends.torch.thread_settings import ThreadSettings, compute_with
 from kerasdist.backends.torch.variables import ReplicaScope, commit, commit_buffers
 from kerasdist.devices import Device
 from kerasdist.replica_context import BatchShare, ReplicaContext
@@ -33,8 +37,8 @@ if TYPE_CHECKING:
 class TorchReplicaSet(ReplicaSet):
     """Devices, and a thread for each that lives as long as this object.
 
-    Replicas on logical CPU devices share one processor, so they take turns: each computes with all
-    of torch's threads, from one meeting to the next. Replicas on GPUs run at the same time.
+    Replicas on logical CPU devices share one processor: they run at the same time or take turns, as
+    their `Pace` says. Replicas on GPUs run at the same time.
     """
 
     def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
@@ -51,6 +55,16 @@ class TorchReplicaSet(ReplicaSet):
         if len(self.devices) > 1:
             modules.install()
             masks.install()
+            draws.install()
+
+    @cached_property
+    def runner(self) -> Runner:
+        """How functions of the user's run on the devices."""
+        if self.num_replicas == 1:
+            return SoleRunner(self.placement)
+        from kerasdist.backends.torch.runner import TorchRunner
+
+        return TorchRunner(self)
 
     @property
     def trainer_class(self) -> type[Any]:
@@ -76,13 +90,16 @@ class TorchReplicaSet(ReplicaSet):
             return contextlib.nullcontext()
         return keras.device(keras_name(self.devices[0]))
 
-    def run(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> list[Any]:
+    def run(
+        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, pace: Pace
+    ) -> list[Any]:
         """Runs one step on every piece of a batch, and writes what the replicas assigned.
 
         Args:
             strategy: The strategy that owns this set.
             step: What a replica does with its piece.
             division: The pieces.
+            pace: Whether replicas on the CPU take turns.
 
         Returns:
             What the step returned in each replica, in the order of ranks.
@@ -96,7 +113,7 @@ class TorchReplicaSet(ReplicaSet):
                 crew = self._crew = Crew(self.devices, self.timeout)
                 weakref.finalize(self, crew.team.close)
             try:
-                return crew.run(strategy, step, division)
+                return crew.run(strategy, step, division, pace)
             finally:
                 if crew.team.spent:
                     crew.team.close()
@@ -114,8 +131,11 @@ class Crew:
             devices: The replicas' devices.
             timeout: How long a replica waits for the others, in seconds.
         """
-        turns = all(device.kind == "cpu" for device in devices)
-        self.team = Team(len(devices), turns=turns, timeout=timeout)
+        self._on_cpu = all(device.kind == "cpu" for device in devices)
+        if self._on_cpu:
+            keep_freed_memory()
+        self._draws = StepDraws(len(devices))
+        self.team = Team(len(devices), timeout=timeout)
         names = [keras_name(device) for device in devices]
         scopes = [
             ReplicaScope(rank, torch_device(device), copies=names[rank] != names[0])
@@ -127,35 +147,51 @@ class Crew:
                 rank,
                 names[rank],
                 scopes[rank],
-                TorchCollectives(rank, meeting, scopes, names[0]),
+                TorchCollectives(rank, meeting, scopes, names[0], self._draws),
             )
             for rank in range(len(devices))
         ]
 
-    def run(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> list[Any]:
+    def run(
+        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, pace: Pace
+    ) -> list[Any]:
         """Runs one step (see `TorchReplicaSet.run`).
 
         Args:
             strategy: The strategy.
             step: What a replica does with its piece.
             division: The pieces.
+            pace: Whether replicas on the CPU take turns.
         """
+        self._draws.begin()
+        if not self._on_cpu:
+            return self._run(strategy, step, division, turns=False)
+        with pace.of_step(division, self._draws) as turns:
+            return self._run(strategy, step, division, turns=turns)
+
+    def _run(
+        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, *, turns: bool
+    ) -> list[Any]:
         replicas = self._replicas[: division.count]
         generator = keras_seam.global_seed_generator()
         if generator is None:
             first_draw = FirstDraw()
             keras_seam.set_global_seed_generator(first_draw)
         settings = ThreadSettings.of_this_thread()
+        threads = torch.get_num_threads()
+        share = threads if turns or not self._on_cpu else max(1, threads // division.count)
 
         def work(rank: int) -> Any:
+            compute_with(share)
             if rank == 0:
                 return replicas[0].take_step(strategy, step, division)
             with settings.applied():
                 return replicas[rank].take_step(strategy, step, division)
 
         try:
-            results = self.team.run(division.count, work)
+            results = self.team.run(division.count, work, turns=turns)
         finally:
+            compute_with(threads)
             if generator is None:
                 keras_seam.set_global_seed_generator(first_draw.generator)
         scopes = [replica.scope for replica in replicas]

@@ -16,15 +16,14 @@ from kerasdist.backends.torch.rendezvous import Rendezvous, Stopped
 class Team:
     """Threads that take a step together. After an error it is spent: make another one."""
 
-    def __init__(self, size: int, *, turns: bool, timeout: float) -> None:
+    def __init__(self, size: int, *, timeout: float) -> None:
         """Starts the threads.
 
         Args:
             size: How many replicas there are.
-            turns: Whether they run one at a time (see `Rendezvous`).
             timeout: How long a replica waits for the others, in seconds.
         """
-        self.rendezvous = Rendezvous(size, turns=turns, timeout=timeout)
+        self.rendezvous = Rendezvous(size, timeout=timeout)
         self.spent = False
         self._closed = False
         self._work: Callable[[int], Any] | None = None
@@ -33,12 +32,13 @@ class Team:
             name = f"kerasdist-replica-{rank}"
             threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
 
-    def run(self, count: int, work: Callable[[int], Any]) -> list[Any]:
+    def run(self, count: int, work: Callable[[int], Any], *, turns: bool) -> list[Any]:
         """Runs ``work(rank)`` for the first `count` replicas and returns what they returned.
 
         Args:
             count: How many replicas take part, at least 2.
             work: The step of one replica.
+            turns: Whether they run one at a time (see `Rendezvous`).
 
         Returns:
             One result a replica, in the order of ranks.
@@ -49,7 +49,7 @@ class Team:
         self.spent = True  # until proven otherwise, an interrupt can come at any time
         self._work = work
         try:
-            self.rendezvous.begin(count)
+            self.rendezvous.begin(count, turns=turns)
             self._take_part(0)
             error = self.rendezvous.broken
             if error is not None:

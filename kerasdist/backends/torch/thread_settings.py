@@ -57,3 +57,13 @@ class ThreadSettings:
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype))
             yield
+
+
+def compute_with(threads: int) -> None:
+    """Lets torch compute with so many threads for the thread that calls.
+
+    Args:
+        threads: At least 1.
+    """
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

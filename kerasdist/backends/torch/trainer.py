@@ -12,6 +12,7 @@ import torch
 from kerasdist import context
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.loss_watch import LossWatch
+from kerasdist.backends.torch.pace import Pace
 from kerasdist.backends.torch.pieces import Division, divide, join
 from kerasdist.training.logs import global_logs
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -105,7 +106,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         if self.replica_set.num_replicas == 1:
             return run_alone
-        watch = LossWatch()
+        watch, pace = LossWatch(), Pace(self)
         object.__setattr__(self, _WATCH, watch)  # past Keras's tracking of attributes
 
         def replica_step(piece: Any) -> Report:
@@ -121,7 +122,9 @@ class TorchTrainer(ReplicatedTrainer):
                 if division is None:
                     logs = alone(batch)
                 else:
-                    reports = self.replica_set.run(self.bound_strategy, replica_step, division)
+                    reports = self.replica_set.run(
+                        self.bound_strategy, replica_step, division, pace
+                    )
                     watch.note([report.loss for report in reports])
             if division is None:
                 return logs
@@ -133,6 +136,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _predicting_function(self, step: Step) -> Callable[[Sequence[Any]], Any]:
         alone = self._as_plain_keras(step)
+        pace = Pace(self)
 
         def run(batches: Sequence[Any]) -> Any:
             outputs = []
@@ -145,7 +149,8 @@ class TorchTrainer(ReplicatedTrainer):
                         # fit and evaluate build the model first, Keras's predict lets the first
                         # call do it.
                         self.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
-                    outputs.append(join(self.replica_set.run(self.bound_strategy, step, division)))
+                    parts = self.replica_set.run(self.bound_strategy, step, division, pace)
+                    outputs.append(join(parts))
             return outputs[0] if len(outputs) == 1 else join(outputs)
 
         return run

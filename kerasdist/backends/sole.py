@@ -1,0 +1,155 @@
+"""One replica alone: what every backend shares where there is nothing to distribute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+from kerasdist import context
+from kerasdist.backends.base import (
+    DEFAULT_COMMUNICATION,
+    Apply,
+    Collectives,
+    Runner,
+)
+from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.values import DistributedValues, component
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
+
+
+@final
+class SoleReplica(Collectives):
+    """The collectives of a replica that is alone."""
+
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function, in cross-replica context."""
+        with context.replica_scope(None):
+            return _sole_components(function(strategy, *args, **kwargs))
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Returns the tensors themselves."""
+        del options
+        return list(tensors)
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns the tensor itself."""
+        del replicas
+        return total
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Returns the tensor itself."""
+        del axis
+        return tensor
+
+    def scaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
+        """Leaves the loss to Keras."""
+        del replicas
+        return original(value)
+
+    def unscaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
+        """Leaves the loss to Keras."""
+        del replicas
+        return original(value)
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> Any:
+        """Lets Keras do as it does on one device."""
+        return apply(optimizer, gradients, variables)
+
+
+@final
+class SoleRunner(Runner):
+    """Runs functions as they are; distributed values are plain ones."""
+
+    def __init__(
+        self, placement: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    ) -> None:
+        """Makes the runner.
+
+        Args:
+            placement: Returns a context in which code runs on the replica's device.
+        """
+        self._placement = placement
+
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function, in the context of the only replica."""
+        with self._placement(), context.replica_scope(strategy.sole_replica_context()):
+            return function(*_sole_components(list(args)), **_sole_components(dict(kwargs)))
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Returns the value, reduced along an axis."""
+        from kerasdist.keras_seam import ops  # where nothing is distributed Keras may not be there
+
+        value = _sole_components(value)
+        if axis is None:
+            return value
+        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the value."""
+        del axis
+        return _sole_components(value)
+
+    def reduce_to(
+        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        """Returns the values."""
+        del op, options
+        return _sole_components(list(values))
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Returns the tensor."""
+        return tensor
+
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls the function for the variable."""
+        args, kwargs = _sole_components(list(args)), _sole_components(dict(kwargs))
+        return [function(variable, *args, **kwargs)]
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Returns the only value."""
+        return values[0]
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns a tuple of the value."""
+        return value.values if isinstance(value, DistributedValues) else (value,)
+
+    def read(self, variable: Any) -> Any:
+        """Returns the variable's value."""
+        from kerasdist.keras_seam import ops
+
+        return ops.convert_to_tensor(variable)
+
+    def created(self, variable: Any) -> bool:
+        """Returns True: there is but one place for a variable."""
+        del variable
+        return True
+
+
+def _sole_components(structure: Any) -> Any:
+    return component(structure, 0)

@@ -1,0 +1,84 @@
+"""How values of several replicas become one, and with which means."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ReduceOp(enum.Enum):
+    """How replicas' values are reduced to one.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/ReduceOp
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def of(cls, op: ReduceOp | str) -> ReduceOp:
+        """Returns the operation of this name.
+
+        Args:
+            op: A `ReduceOp`, TensorFlow's, or its name in any case.
+
+        Raises:
+            ValueError: If there is no such operation.
+        """
+        name = getattr(op, "value", op)
+        try:
+            return cls(str(name).upper())
+        except ValueError:
+            raise ValueError(
+                f"Expected reduce_op to be one of {[one.value for one in cls]}. "
+                f"Received: reduce_op={op!r}."
+            ) from None
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which collectives to use where a framework has several.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationImplementation
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How a collective communicates; a hint where the framework decides by itself.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
+
+    Attributes:
+        bytes_per_pack: How many bytes are reduced together at most; 0: the framework's choice.
+        timeout_seconds: How long to wait for the other replicas; None: the strategy's time-out.
+        implementation: Which collectives to use.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ValueError: If `bytes_per_pack` is negative or `implementation` is unknown.
+        """
+        if self.bytes_per_pack < 0:
+            raise ValueError(
+                "Expected bytes_per_pack to be 0 or more. "
+                f"Received: bytes_per_pack={self.bytes_per_pack}."
+            )
+        if isinstance(self.implementation, str):
+            known = [one.value for one in CommunicationImplementation]
+            if self.implementation.upper() not in known:
+                raise ValueError(
+                    f"Expected implementation to be one of {known}. "
+                    f"Received: implementation={self.implementation!r}."
+                )
+            chosen = CommunicationImplementation(self.implementation.upper())
+            object.__setattr__(self, "implementation", chosen)

@@ -1,0 +1,75 @@
+"""`kerasdist.function` and `kerasdist.value_and_grad`: a training step, backend-neutral."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from kerasdist.backends import registry
+
+
+@overload
+def function(fn: Callable[..., Any], *, jit_compile: bool = False) -> Callable[..., Any]: ...
+
+
+@overload
+def function(
+    fn: None = None, *, jit_compile: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+
+def function(fn: Callable[..., Any] | None = None, *, jit_compile: bool = False) -> Any:
+    """Compiles a step of a custom loop, as the backend compiles: a decorator.
+
+    On TensorFlow ``tf.function``; on JAX ``jax.jit``, with the Keras variables that the step reads
+    and writes found by tracing it, and given back to it without a copy; on PyTorch the function
+    itself, or ``torch.compile`` with `jit_compile`.
+
+    Example::
+
+        @kd.function
+        def train_step(batch):
+            per_replica_losses = strategy.run(replica_step, args=(batch,))
+            return strategy.reduce("SUM", per_replica_losses, axis=None)
+
+    Args:
+        fn: Takes and returns tensors, distributed values, and nested structures of them. Other
+            arguments are constants to it: it is compiled for each value.
+        jit_compile: Whether to compile with XLA on TensorFlow, and with ``torch.compile`` on
+            PyTorch. JAX always does.
+
+    Returns:
+        The compiled function, or without `fn` a decorator.
+    """
+    if fn is None:
+        return lambda decorated: function(decorated, jit_compile=jit_compile)
+    return registry.current().function(fn, jit_compile)
+
+
+def value_and_grad(
+    fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool = False
+) -> tuple[Any, list[Any]]:
+    """Calls a function and differentiates its value by variables.
+
+    What the function assigns to other variables, such as moving statistics and the state of random
+    generators, stays assigned.
+
+    Example::
+
+        def loss():
+            return loss_function(y, model(x, training=True))
+
+        value, gradients = kd.value_and_grad(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    Args:
+        fn: Takes nothing; returns a scalar tensor, or with `has_aux` a pair of it and anything.
+        variables: Keras variables.
+        has_aux: Whether the function returns a pair.
+
+    Returns:
+        What the function returned, and a list of gradients in the order of `variables`: None for a
+        variable that the function did not read, zeros for one that it read and that has no
+        influence on the value.
+    """
+    return registry.current().value_and_grad(fn, list(variables), has_aux)

@@ -1,0 +1,99 @@
+"""How a dataset is distributed, and what a function that makes data is told."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class InputReplicationMode(enum.Enum):
+    """For whom `Strategy.distribute_datasets_from_function` calls its function.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputReplicationMode
+    """
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """How a dataset is distributed.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputOptions
+
+    Attributes:
+        experimental_fetch_to_device: Whether batches go to their replica's device before they are
+            asked for.
+        experimental_replication_mode: For whom the dataset function is called.
+        experimental_place_dataset_on_device: On TensorFlow, whether the dataset itself lives on the
+            device.
+        experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1.
+    """
+
+    experimental_fetch_to_device: bool = True
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ValueError: If the buffer is smaller than 1.
+        """
+        if self.experimental_per_replica_buffer_size < 1:
+            raise ValueError(
+                "Expected experimental_per_replica_buffer_size to be at least 1. Received: "
+                "experimental_per_replica_buffer_size="
+                f"{self.experimental_per_replica_buffer_size}."
+            )
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """For which input pipeline a dataset function is called.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputContext
+
+    Attributes:
+        num_input_pipelines: How many there are.
+        input_pipeline_id: Which one this is, from 0.
+        num_replicas_in_sync: How many replicas there are.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns a replica's part of a global batch.
+
+        Args:
+            global_batch_size: Number of examples in a global batch.
+
+        Raises:
+            ValueError: If it is not a multiple of the number of replicas.
+        """
+        if global_batch_size % self.num_replicas_in_sync:
+            raise ValueError(
+                "Expected global_batch_size to be a multiple of the number of replicas. Received: "
+                f"global_batch_size={global_batch_size}, "
+                f"num_replicas_in_sync={self.num_replicas_in_sync}."
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """For which replica a value function is called.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/ValueContext
+
+    Attributes:
+        replica_id_in_sync_group: The replica's number, from 0.
+        num_replicas_in_sync: How many replicas there are.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1

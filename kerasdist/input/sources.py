@@ -1,0 +1,40 @@
+"""Whatever holds batches, as something that yields them again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kerasdist import keras_seam
+from kerasdist.errors import InputError
+
+
+def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
+    """Returns a function that starts an iteration over the batches of a source.
+
+    Args:
+        source: What `fit` takes, but for bare arrays: ``tf.data.Dataset``, torch ``DataLoader``,
+            ``keras.utils.PyDataset``, a grain dataset, a generator (which serves once); or anything
+            that ``iter`` takes again and again, whose elements are batches.
+
+    Raises:
+        InputError: If the source is none of these.
+    """
+    if keras_seam.is_dataset(source):
+        return lambda: iter(keras_seam.batches(source))
+    kind: Any = type(source)
+    if issubclass(kind, str | bytes | dict) or not _is_iterable(source):
+        raise InputError(
+            "Expected a dataset, or something to iterate over whose elements are batches. "
+            f"Received: dataset of type {kind.__name__}. Put arrays into a dataset first, "
+            "or pass a list of batches."
+        )
+    return lambda: iter(source)
+
+
+def _is_iterable(source: Any) -> bool:
+    try:
+        iter(source)
+    except TypeError:
+        return False
+    return True

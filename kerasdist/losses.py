@@ -1,0 +1,90 @@
+"""Losses written by hand in a custom loop, made to fit a sum over the replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kerasdist import context
+from kerasdist.errors import ScopeError
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    """Returns a replica's part of the mean loss of the global batch.
+
+    The sum of it over the replicas, which is what ``optimizer.apply`` makes of gradients, is the
+    mean over all examples.
+
+    Args:
+        per_example_loss: Losses of this replica's examples, of shape ``(n, ...)``.
+        sample_weight: Weights that can be broadcast to it, or None.
+        global_batch_size: Number of examples in the global batch, an int or an integer scalar
+            tensor. None: this replica's times the number of replicas, which is wrong for a batch
+            that cannot be divided evenly.
+
+    Returns:
+        A scalar, of the type of the losses.
+
+    Raises:
+        ScopeError: In cross-replica context.
+        ValueError: If `global_batch_size` is no positive integer.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
+    """
+    from kerasdist.keras_seam import ops
+
+    losses = ops.convert_to_tensor(per_example_loss)
+    dtype = losses.dtype
+    if sample_weight is not None:
+        weights = ops.cast(ops.convert_to_tensor(sample_weight), dtype)
+        missing = len(losses.shape) - len(weights.shape)
+        losses = losses * ops.reshape(weights, (*ops.shape(weights), *(1,) * missing))
+    if global_batch_size is None:
+        replicas = _replicas("compute_average_loss")
+        rows = losses.shape[0] if len(losses.shape) else 1
+        global_batch_size = (ops.shape(losses)[0] if rows is None else rows) * replicas
+    elif isinstance(global_batch_size, float) or (
+        isinstance(global_batch_size, int) and global_batch_size <= 0
+    ):
+        raise ValueError(
+            "Expected global_batch_size to be a positive integer. "
+            f"Received: global_batch_size={global_batch_size!r}."
+        )
+    rest = math.prod(int(size) for size in losses.shape[1:])
+    return ops.sum(losses) / ops.cast(global_batch_size * rest, dtype)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Returns a loss that does not depend on the batch, divided by the number of replicas.
+
+    Args:
+        regularization_loss: A tensor, or a list of them, such as ``model.losses``.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ScopeError: In cross-replica context.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/nn/scale_regularization_loss
+    """
+    from kerasdist.keras_seam import ops
+
+    replicas = _replicas("scale_regularization_loss")
+    if isinstance(regularization_loss, list | tuple):
+        total = sum(ops.sum(one) for one in regularization_loss)
+    else:
+        total = ops.sum(regularization_loss)
+    return total / replicas
+
+
+def _replicas(call: str) -> int:
+    here = context.get_replica_context()
+    if here is None:
+        raise ScopeError(
+            f"Expected {call} in replica context. Received: a call in cross-replica context. Call "
+            "it in the function that strategy.run runs."
+        )
+    return here.num_replicas_in_sync

@@ -1,0 +1,100 @@
+"""Nested tuples, lists and dicts, walked without asking Keras.
+
+`keras.tree` would do, but it takes distributed values apart, and on every backend it knows other
+classes. Here whatever is no tuple, list or dict is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def flatten(structure: Any) -> list[Any]:
+    """Returns the leaves of a structure; dicts in the order of their keys' insertion.
+
+    Args:
+        structure: Nested tuples, lists and dicts.
+    """
+    return list(_leaves(structure))
+
+
+def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Returns a structure with other leaves.
+
+    Args:
+        structure: Nested tuples, lists and dicts.
+        leaves: One for each of its leaves, in the order of `flatten`.
+    """
+    remaining = iter(leaves)
+    return map_leaves(lambda _: next(remaining), structure)
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Returns a structure with ``function(leaf)`` for each leaf.
+
+    Args:
+        function: What to do with a leaf.
+        structure: Nested tuples, lists and dicts.
+    """
+    if isinstance(structure, dict):
+        return _dict_like(structure, {k: map_leaves(function, v) for k, v in structure.items()})
+    if isinstance(structure, list | tuple):
+        return _sequence_like(structure, [map_leaves(function, one) for one in structure])
+    return function(structure)
+
+
+def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
+    """Turns a structure a replica into one structure, with one merged value at each leaf.
+
+    Args:
+        structures: One a replica, all alike.
+        merged: Makes one value of the replicas' leaves.
+
+    Returns:
+        The structure.
+
+    Raises:
+        ValueError: If the structures differ.
+    """
+    first = structures[0]
+    if isinstance(first, dict):
+        _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())
+        return _dict_like(
+            first, {key: transpose([one[key] for one in structures], merged) for key in first}
+        )
+    if isinstance(first, list | tuple):
+        _check(structures, lambda one: type(one) is type(first) and len(one) == len(first))
+        columns = zip(*structures, strict=True)
+        return _sequence_like(first, [transpose(column, merged) for column in columns])
+    _check(structures, lambda one: not isinstance(one, dict | list | tuple))
+    return merged(structures)
+
+
+def _leaves(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, dict):
+        structure = structure.values()
+    elif not isinstance(structure, list | tuple):
+        yield structure
+        return
+    for one in structure:
+        yield from _leaves(one)
+
+
+def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
+    return items if type(original) is dict else type(original)(items)
+
+
+def _sequence_like(original: Any, items: list[Any]) -> Any:
+    if isinstance(original, list):
+        return items
+    return tuple(items) if type(original) is tuple else type(original)(*items)
+
+
+def _check(structures: Sequence[Any], alike: Callable[[Any], bool]) -> None:
+    if not all(alike(one) for one in structures):
+        raise ValueError(
+            "Expected the same structure from every replica. "
+            f"Received: {list(structures)!r:.300}. Return the same tuples, lists and dicts from "
+            "each, whatever its part of the batch."
+        )

@@ -1,0 +1,93 @@
+"""Values that have a component on every replica.
+
+What `Strategy.run` returns, and what distributed datasets yield. On TensorFlow the framework's own
+values pass for these (``isinstance`` says so), and go in and out as they are.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from kerasdist.structures import map_leaves, transpose
+
+
+class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's can be registered
+    """A value with one component a replica.
+
+    Not made directly: see `Strategy.run` and
+    `Strategy.experimental_distribute_values_from_function`.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedValues
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        """Makes the value.
+
+        Args:
+            values: The components, replica 0's first. It may be a sequence that fetches a component
+                when it is asked for.
+        """
+        self._values = values
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components on this machine, replica 0's first."""
+        return tuple(self._values)
+
+    @property
+    def source(self) -> Sequence[Any]:
+        """What the value was made from; backends keep components together in it."""
+        return self._values
+
+    def __str__(self) -> str:
+        return self._printed(str)
+
+    def __repr__(self) -> str:
+        return self._printed(repr)
+
+    def _printed(self, form: Callable[[Any], str]) -> str:
+        rows = ",\n".join(f"  {index}: {form(value)}" for index, value in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{rows}\n}}"
+
+
+@final
+class PerReplica(DistributedValues):
+    """A value whose components differ, or may: a batch's pieces, a loss a replica."""
+
+
+@final
+class Mirrored(DistributedValues):
+    """A value whose components are equal: the result of a reduction to every device."""
+
+
+def component(structure: Any, index: int) -> Any:
+    """Returns what one replica gets of a structure: of each distributed value its component.
+
+    Args:
+        structure: Nested tuples, lists and dicts.
+        index: The replica's number.
+    """
+    return map_leaves(
+        lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf, structure
+    )
+
+
+def per_replica(structures: Sequence[Any]) -> Any:
+    """Returns a structure of `PerReplica` values, of one structure a replica.
+
+    A leaf that is the same object in all replicas stays itself.
+
+    Args:
+        structures: One a replica, all alike.
+
+    Raises:
+        ValueError: If they are not alike.
+    """
+    return transpose(structures, _merged)
+
+
+def _merged(leaves: Sequence[Any]) -> Any:
+    first = leaves[0]
+    return first if all(leaf is first for leaf in leaves) else PerReplica(tuple(leaves))

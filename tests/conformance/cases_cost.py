@@ -1,0 +1,82 @@
+"""What a step may not cost beyond plain Keras: a trace, a compilation, a wait of the host."""
+
+import contextlib
+
+from tests.conformance import counters
+from tests.conformance.lazy import keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+# Five steps, the last of them ragged.
+N, BATCH = 32, 7
+
+
+def built(strategy, **options):
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        return dense(**options)
+
+
+def traces_by_epoch(lab, strategy, steps):
+    """How often functions had been traced: at the start of each epoch and after each call."""
+    x, y = regression(N)
+    model = built(strategy, steps_per_execution=steps)
+    counts: list[list[int]] = []
+    with counters.traces(lab.backend) as traces:
+        note = lambda *_, **__: counts[-1].append(traces.count)  # noqa: E731
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=note, on_train_end=note)
+        options = {"batch_size": BATCH, "verbose": 0}
+        for _ in range(2):
+            counts.append([])
+            model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=[callback], **options)
+            model.evaluate(x, y, **options)
+            note()
+            model.predict(x, **options)
+            note()
+    return counts
+
+
+@case("cost of a step", backends=("tensorflow", "jax"), seconds=120.0)
+def no_trace_after_the_first_epoch(lab):
+    """Nothing is traced or compiled after the first epoch; in a second `fit`, as in plain Keras."""
+    for steps in (1, 3):
+        plain = traces_by_epoch(lab, None, steps)
+        first, second = traces_by_epoch(lab, lab.strategy(), steps)
+        start, *epochs, _, _ = first
+        lab.check(epochs[0] > start, "the first epoch traces: else nothing is counted here")
+        lab.check(epochs[0] == epochs[-1], f"traced after the first epoch: {first}")
+        allowed = plain[1][-1] - plain[0][-1]
+        again = second[-1] - first[-1]
+        lab.check(again <= allowed, f"traced again: {again} times, plain Keras {allowed}")
+
+
+def reads_per_step(lab, strategy):
+    """By ``fit``, by ``evaluate``, and by ``fit`` with a callback that reads a value each step."""
+    x, y = regression(N)
+    model = built(strategy)
+    read = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: float(keras.ops.sum(keras.ops.ones(2)))
+    )
+    options = {"batch_size": BATCH, "verbose": 0}
+    model.fit(x, y, **options)
+    model.evaluate(x, y, **options)
+    with counters.reads(lab.backend, model, "train_function") as fit:
+        model.fit(x, y, **options)
+    with counters.reads(lab.backend, model, "test_function") as evaluate:
+        model.evaluate(x, y, **options)
+    with counters.reads(lab.backend, model, "train_function") as reading:
+        model.fit(x, y, callbacks=[read], **options)
+    return {"fit": fit.per_step, "evaluate": evaluate.per_step}, reading.per_step
+
+
+@case("cost of a step")
+def the_host_waits_for_no_step(lab):
+    """The host reads no more values from the devices in a step than in plain Keras.
+
+    It does wait, for an eighth of the steps, on several CPU devices of JAX: see
+    kerasdist/backends/jax/flow.py.
+    """
+    plain, _ = reads_per_step(lab, None)
+    ours, reading = reads_per_step(lab, lab.strategy())
+    lab.check(reading >= ours["fit"] + 1, "a read in a step must be counted")
+    for name, count in ours.items():
+        lab.check(count <= plain[name], f"reads a step of {name}: {count}, plain {plain[name]}")

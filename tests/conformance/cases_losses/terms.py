@@ -1,0 +1,147 @@
+"""What the loss adds up: regularizers, `add_loss`, Keras's loss functions and the user's."""
+
+from tests.conformance.actions import evaluate, fit
+from tests.conformance.lazy import keras
+from tests.conformance.models import binary, dense, regression, weights_for
+from tests.conformance.registry import case
+
+N, BATCH = 11, 6
+
+
+@case("extra losses")
+def regularizers(lab):
+    """Kernel and bias regularizers: they don't depend on the batch."""
+    x, y = regression(N)
+
+    def build():
+        l2 = keras.regularizers.L2(0.05)
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, kernel_regularizer=l2, bias_regularizer="l1"),
+                keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02)),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
+
+
+@case("extra losses")
+def activity_regularizer(lab):
+    """An activity regularizer: Keras divides it by the batch's size."""
+    x, y = regression(N)
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(0.1)),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+def with_add_loss(reduce):
+    class Penalty(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(0.1 * getattr(keras.ops, reduce)(keras.ops.square(x)))
+            return x
+
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(5), Penalty(), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+@case("extra losses")
+def add_loss_mean(lab):
+    """`add_loss` of a mean over the batch."""
+    x, y = regression(N)
+    lab.same(
+        lambda: with_add_loss("mean"),
+        fit(x, y, batch_size=BATCH),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
+@case("extra losses")
+def only_add_loss(lab):
+    """No loss but `add_loss`."""
+    x, y = regression(N)
+
+    def build():
+        model = with_add_loss("mean")
+        model.compile(keras.optimizers.SGD(0.1), loss=None)
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
+
+
+LOSSES = {
+    "mean_absolute_error": regression,
+    "huber": regression,
+    "log_cosh": regression,
+    "cosine_similarity": lambda n: regression(n, outputs=3),
+    "binary_crossentropy": binary,
+    "hinge": binary,
+    "binary_focal_crossentropy": binary,
+}
+
+
+@case("loss functions")
+def losses_by_name(lab):
+    """Losses given by name."""
+    for name, data in LOSSES.items():
+        x, y = data(N)
+
+        def build(name=name, y=y):
+            ends = {"activation": "sigmoid"} if "binary" in name else {}
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(y.shape[1], **ends)])
+            model.compile(keras.optimizers.SGD(0.1), name, run_eagerly=False)
+            return model
+
+        lab.same(build, fit(x, y, batch_size=BATCH))
+
+
+@case("loss functions")
+def loss_function_of_the_user(lab):
+    """A plain function as loss: a value an example."""
+    x, y = regression(N)
+
+    def cubed(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+    lab.same(lambda: dense(loss=cubed), fit(x, y, batch_size=BATCH))
+
+
+@case("loss functions")
+def loss_class_of_the_user(lab):
+    """A subclass of `keras.Loss` with weights."""
+    x, y = regression(N)
+
+    def build():
+        class Quartic(keras.Loss):
+            def call(self, y_true, y_pred):
+                return keras.ops.mean((y_true - y_pred) ** 4, axis=-1)
+
+        return dense(loss=Quartic(reduction="mean_with_sample_weight"))
+
+    lab.same(build, fit(x, y, batch_size=BATCH, sample_weight=weights_for(N)))
+
+
+@case("loss functions")
+def scalar_loss_of_the_user(lab):
+    """A function that returns the batch's mean, a scalar, is one device's mean."""
+    x, y = regression(N)
+
+    def mean_of_all(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+    lab.same(lambda: dense(loss=mean_of_all), fit(x, y, batch_size=BATCH))
