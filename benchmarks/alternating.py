@@ -1,0 +1,100 @@
+"""Contenders that live in processes of their own and take turns, so that noise hits all alike.
+
+A ratio is the median over the rounds of contender ÷ reference in the same round, so that drift of
+the machine's speed cancels. A contender that dies is started again and its deaths are counted.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+MAX_DEATHS = 5
+
+
+class Contender:
+    """A child process that does its work once on request and answers with its seconds."""
+
+    def __init__(self, script: str, backend: str, *arguments: str) -> None:
+        self._command = [sys.executable, script, "--child", backend, *arguments]
+        self._environment = os.environ | {
+            "KERAS_BACKEND": backend,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self.deaths = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if self.deaths else None,
+            text=True,
+        )
+
+    def seconds(self) -> float:
+        """Has the work done once; NaN if the contender cannot keep alive."""
+        while self.deaths < MAX_DEATHS:
+            try:
+                self._process.stdin.write("go\n")
+                self._process.stdin.flush()
+                answer = self._process.stdout.readline()
+                if answer:
+                    return float(answer)
+            except BrokenPipeError:
+                pass
+            self._process.wait()
+            self.deaths += 1
+            self._start()
+        return float("nan")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(make: Callable[[], Callable[[], object]]) -> None:
+    """In the child: does the work for every line on standard input, after two rounds of warm-up."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever frameworks print goes to standard error
+    work = make()
+    work()
+    work()
+    for _ in sys.stdin:
+        begin = time.perf_counter()
+        work()
+        answers.write(f"{time.perf_counter() - begin}\n")
+        answers.flush()
+
+
+def measure(contenders: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+    """Returns the seconds of each contender, one figure a round, and ends them."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    try:
+        for _ in range(rounds):
+            for name, contender in contenders.items():
+                seconds[name].append(contender.seconds())
+        for name, contender in contenders.items():
+            if contender.deaths:
+                print(f"{name!r} died {contender.deaths} times")
+    finally:
+        for contender in contenders.values():
+            contender.end()
+    return seconds
+
+
+def median(values: Sequence[float]) -> float:
+    alive = [value for value in values if value == value]
+    return statistics.median(alive) if alive else float("nan")
+
+
+def ratio(values: Sequence[float], reference: Sequence[float]) -> float:
+    pairs = zip(values, reference, strict=True)
+    return median([a / b for a, b in pairs])

@@ -1,0 +1,55 @@
+"""A custom training loop on digits, for every backend."""
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+
+import kerasdist as kd
+
+BATCH_SIZE = 64
+EPOCHS = 5
+
+strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+keras.utils.set_random_seed(0)
+
+digits = load_digits()
+images, labels = (digits.data / 16.0).astype("float32"), digits.target.astype("int32")
+dataset = strategy.experimental_make_numpy_dataset((images, labels)).batch(BATCH_SIZE, True)
+distributed = strategy.experimental_distribute_dataset(dataset)
+
+with strategy.scope():
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+    )
+    optimizer = keras.optimizers.Adam(3e-3)
+    optimizer.build(model.trainable_variables)
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+def replica_step(batch):
+    x, y = batch
+
+    def loss_and_logits():
+        logits = model(x, training=True)
+        loss = kd.compute_average_loss(loss_object(y, logits), global_batch_size=BATCH_SIZE)
+        return loss, logits
+
+    (loss, logits), gradients = kd.value_and_grad(
+        loss_and_logits, model.trainable_variables, has_aux=True
+    )
+    optimizer.apply(gradients, model.trainable_variables)
+    accuracy.update_state(y, logits)
+    return loss
+
+
+@kd.function
+def train_step(batch):
+    losses = strategy.run(replica_step, args=(batch,))
+    return strategy.reduce("SUM", losses, axis=None)
+
+
+for epoch in range(EPOCHS):
+    losses = [float(train_step(batch)) for batch in distributed]
+    print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}, accuracy {float(accuracy.result()):.4f}")
+    accuracy.reset_state()
