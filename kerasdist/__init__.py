@@ -10,47 +10,91 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasdist import config, errors
+    from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
     from kerasdist.context import (
         get_replica_context,
         get_strategy,
         has_strategy,
         in_cross_replica_context,
     )
+    from kerasdist.extended import StrategyExtended
+    from kerasdist.functions import function, value_and_grad
+    from kerasdist.input.distributed import DistributedDataset
+    from kerasdist.input.options import (
+        InputContext,
+        InputOptions,
+        InputReplicationMode,
+        ValueContext,
+    )
+    from kerasdist.losses import compute_average_loss, scale_regularization_loss
     from kerasdist.replica_context import ReplicaContext, global_batch
     from kerasdist.strategies.auto import auto
     from kerasdist.strategies.mirrored import MirroredStrategy
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategy import Strategy
+    from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "DistributedDataset",
+    "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "Mirrored",
     "MirroredStrategy",
     "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "StrategyExtended",
+    "ValueContext",
     "__version__",
     "auto",
+    "compute_average_loss",
     "config",
     "errors",
+    "function",
     "get_replica_context",
     "get_strategy",
     "global_batch",
     "has_strategy",
     "in_cross_replica_context",
+    "scale_regularization_loss",
+    "value_and_grad",
 ]
 
 _HOMES = {
+    "CommunicationImplementation": "kerasdist.collectives",
+    "CommunicationOptions": "kerasdist.collectives",
+    "DistributedDataset": "kerasdist.input.distributed",
+    "DistributedValues": "kerasdist.values",
+    "InputContext": "kerasdist.input.options",
+    "InputOptions": "kerasdist.input.options",
+    "InputReplicationMode": "kerasdist.input.options",
+    "Mirrored": "kerasdist.values",
     "MirroredStrategy": "kerasdist.strategies.mirrored",
     "OneDeviceStrategy": "kerasdist.strategies.one_device",
+    "PerReplica": "kerasdist.values",
+    "ReduceOp": "kerasdist.collectives",
     "ReplicaContext": "kerasdist.replica_context",
     "Strategy": "kerasdist.strategy",
+    "StrategyExtended": "kerasdist.extended",
+    "ValueContext": "kerasdist.input.options",
     "auto": "kerasdist.strategies.auto",
+    "compute_average_loss": "kerasdist.losses",
+    "function": "kerasdist.functions",
     "get_replica_context": "kerasdist.context",
     "get_strategy": "kerasdist.context",
     "global_batch": "kerasdist.replica_context",
     "has_strategy": "kerasdist.context",
     "in_cross_replica_context": "kerasdist.context",
+    "scale_regularization_loss": "kerasdist.losses",
+    "value_and_grad": "kerasdist.functions",
 }
 
 

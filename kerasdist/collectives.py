@@ -66,12 +66,18 @@ class CommunicationOptions:
         """Checks the values.
 
         Raises:
-            ValueError: If `bytes_per_pack` is negative or `implementation` is unknown.
+            ValueError: If `bytes_per_pack` is negative, `timeout_seconds` is not positive, or
+                `implementation` is unknown.
         """
         if self.bytes_per_pack < 0:
             raise ValueError(
                 "Expected bytes_per_pack to be 0 or more. "
                 f"Received: bytes_per_pack={self.bytes_per_pack}."
+            )
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise ValueError(
+                "Expected timeout_seconds to be positive, or None for the strategy's time-out. "
+                f"Received: timeout_seconds={self.timeout_seconds}."
             )
         if isinstance(self.implementation, str):
             known = [one.value for one in CommunicationImplementation]

@@ -90,11 +90,19 @@ def replica() -> ReplicaContext | None:
     return _here.replicas[-1] if _here.replicas else None
 
 
-def scoped_strategy() -> Strategy | None:
-    """Returns the strategy whose scope or replica code this is, None outside both."""
+def enclosing_replica() -> ReplicaContext | None:
+    """Returns the replica that called this code, also where it is the function of a merge call."""
     for context in reversed(_here.replicas):
         if context is not None:
-            return context.strategy
+            return context
+    return None
+
+
+def scoped_strategy() -> Strategy | None:
+    """Returns the strategy whose scope or replica code this is, None outside both."""
+    inside = enclosing_replica()
+    if inside is not None:
+        return inside.strategy
     return _here.scopes[-1] if _here.scopes else None
 
 

@@ -71,5 +71,30 @@ def value_and_grad(
         What the function returned, and a list of gradients in the order of `variables`: None for a
         variable that the function did not read, zeros for one that it read and that has no
         influence on the value.
+
+    Raises:
+        ValueError: If the function returns no scalar, or with `has_aux` no pair.
     """
-    return registry.current().value_and_grad(fn, list(variables), has_aux)
+
+    def checked() -> Any:
+        returned = fn()
+        _check(returned, has_aux)
+        return returned
+
+    return registry.current().value_and_grad(checked, list(variables), has_aux)
+
+
+def _check(returned: Any, has_aux: bool) -> None:
+    if has_aux and not (isinstance(returned, tuple | list) and len(returned) == 2):
+        raise ValueError(
+            "Expected a pair of a scalar and anything from a function that is differentiated with "
+            f"has_aux=True. Received: {returned!r:.200}. Return (value, aux)."
+        )
+    value = returned[0] if has_aux else returned
+    shape = getattr(value, "shape", ())
+    if isinstance(value, tuple | list | dict) or len(shape) > 0:
+        raise ValueError(
+            "Expected a scalar from a function that is differentiated. Received: a value of type "
+            f"{type(value).__name__} and shape {tuple(shape)}. Return a sum or a mean of it; what "
+            "else the function computes goes into a pair, with has_aux=True."
+        )

@@ -33,6 +33,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.trainer import Trainer
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "BaseOptimizer",
     "CompileMetrics",
     "DataAdapter",
+    "GeneratorDataAdapter",
     "Hooks",
     "Layer",
     "LossScaleOptimizer",
@@ -56,11 +58,17 @@ __all__ = [
     "flat_layers",
     "get_data_adapter",
     "global_seed_generator",
+    "initialize_waiting_variable",
+    "initialize_waiting_variables",
     "install",
     "install_apply_mask",
     "install_dropout",
+    "install_in_build",
+    "install_in_variables",
+    "install_reads",
     "is_dataset",
     "is_kerass_own",
+    "is_native_dataset",
     "is_seeded",
     "keeps_or_mixes_draws",
     "loss_tracker",
@@ -72,6 +80,7 @@ __all__ = [
     "save_as",
     "set_global_seed_generator",
     "spec_of_rows",
+    "stateless_scope",
     "stored_value",
     "train_validation_split",
     "unpack_x_y_sample_weight",
@@ -85,6 +94,7 @@ _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 # Where Keras keeps a thread's state. For the second it has a constant itself from 3.13 on.
 _STATELESS_SCOPE = "stateless_scope"
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
+_UNINITIALIZED = "uninitialized_variables"
 
 # Where the layers stand that drop units or add noise, by draws of their replica's own.
 _NOISE = "keras.src.layers.regularization."
@@ -107,6 +117,7 @@ class Hooks:
         model_created: ``Trainer.__init__``: a model remembers the strategy of its scope.
         layer_created: ``Layer.__init__``: its activity regularizer learns of replicas.
         metric_created: ``Metric.__init__``: a metric that Keras does not ship learns of replicas.
+        variable_created: ``Variable.__init__``: a variable remembers the strategy of its scope.
         compile: ``model.compile``: optimizer and metrics belong to the model's strategy.
         fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
         evaluate: ``model.evaluate``, likewise.
@@ -130,6 +141,7 @@ class Hooks:
     model_created: Callable[..., None]
     layer_created: Callable[..., None]
     metric_created: Callable[..., None]
+    variable_created: Callable[..., None]
     compile: Callable[..., Any]
     fit: Callable[..., Any]
     evaluate: Callable[..., Any]
@@ -164,6 +176,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "model_created": ((Trainer, "__init__"),),
     "layer_created": ((Layer, "__init__"),),
     "metric_created": ((keras.metrics.Metric, "__init__"),),
+    "variable_created": ((keras.Variable, "__init__"),),
     "compile": ((Trainer, "compile"),),
     "fit": ((BackendTrainer, "fit"),),
     "evaluate": ((BackendTrainer, "evaluate"),),
@@ -245,6 +258,48 @@ def install_dropout(hook: Callable[..., Any]) -> None:
         hook: Like those of `Hooks`.
     """
     _put_in(backend.random, "dropout", hook)
+
+
+def install_in_variables(hook: Callable[..., Any]) -> None:
+    """Puts in a hook that PyTorch alone needs, where a variable is made.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(keras.Variable, "__init__", hook)
+
+
+def install_in_build(hook: Callable[..., Any]) -> None:
+    """Puts in a hook that PyTorch alone needs, where a layer's first call builds it.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(Layer, "_maybe_build", hook)
+
+
+def install_scope_reads(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that JAX alone needs, where a scope is asked for a variable's value.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(keras.StatelessScope, "get_current_value", hook)
+
+
+def install_reads(notice: Callable[[Any], None]) -> None:
+    """Puts in what TensorFlow alone needs: it is told of every variable that is read.
+
+    Args:
+        notice: Takes a Keras variable.
+    """
+    value = keras.Variable.value.fget
+
+    def noticed(variable: Any) -> Any:
+        notice(variable)
+        return value(variable)
+
+    keras.Variable.value = property(noticed, doc=value.__doc__)
 
 
 def is_seeded(seed: Any) -> bool:
@@ -362,15 +417,42 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
         BaseOptimizer.apply(optimizer, gradients, variables)
 
 
-def change_aggregation(variable: Any, aggregation: str) -> None:
-    """Makes a variable anew, with its value, for another way to aggregate it over replicas.
+def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Does what ``LossScaleOptimizer.apply`` does, where JAX traces it.
+
+    There Keras's own leaks values out of the branches that it takes for finite and other gradients
+    (seen with 3.15.1); its stateless form does not.
+
+    Args:
+        optimizer: A ``LossScaleOptimizer``.
+        gradients: One for each variable, None where there is none.
+        variables: The variables, or None for all that the optimizer knows.
+    """
+    if not optimizer.built:
+        with backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    every = optimized_variables(optimizer)
+    of = dict(zip(map(id, variables or every), gradients, strict=True))
+    new, own = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
+        [of.get(id(variable)) for variable in every],
+        [variable.value for variable in every],
+    )
+    for variable, value in zip([*every, *optimizer.variables], [*new, *own], strict=True):
+        variable.assign(value)
+
+
+def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
+    """Makes a variable anew for another way to aggregate it over replicas.
 
     Args:
         variable: A Keras variable that no compiled function has seen.
         aggregation: One of Keras's aggregations.
+        value: Its value from now on.
     """
     variable._aggregation = aggregation
-    make_anew(variable)
+    variable._initialize(value)
 
 
 def make_anew(variable: Any) -> None:
@@ -420,6 +502,30 @@ def outside_stateless_scopes() -> Iterator[None]:
         global_state.set_global_attribute(_STATELESS_SCOPE, scope)
 
 
+def stateless_scope() -> Any:
+    """Returns the ``keras.StatelessScope`` that is open in this thread, or None."""
+    return global_state.get_global_attribute(_STATELESS_SCOPE)
+
+
+def initialize_waiting_variables() -> None:
+    """Gives values to the variables that this thread made while a stateless scope was open."""
+    waiting = global_state.get_global_attribute(_UNINITIALIZED) or ()
+    global_state.set_global_attribute(_UNINITIALIZED, [])
+    for variable in waiting:
+        initialize_waiting_variable(variable)
+
+
+def initialize_waiting_variable(variable: Any) -> None:
+    """Gives its value to a variable that was made while a stateless scope was open.
+
+    Args:
+        variable: A Keras variable.
+    """
+    if variable._value is None:
+        with outside_stateless_scopes():
+            variable._deferred_initialize()
+
+
 def global_seed_generator() -> Any:
     """Returns the generator that unseeded draws of this thread take their seeds from, or None."""
     return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
@@ -443,6 +549,36 @@ def stored_value(variable: Any) -> Any:
     return variable._value
 
 
+def store_value(variable: Any, value: Any) -> None:
+    """Puts a value where a variable keeps it, whatever scopes are open.
+
+    Args:
+        variable: A Keras variable.
+        value: An array of its shape and type.
+    """
+    variable._value = value
+
+
+def multiply_initializer(variable: Any, factor: int) -> None:
+    """Lets a variable that has no value yet begin with a multiple of what was said.
+
+    Args:
+        variable: A Keras variable that was made while a stateless scope was open.
+        factor: The factor.
+    """
+    initializer = variable._initializer
+    variable._initializer = lambda *args, **kwargs: initializer(*args, **kwargs) * factor
+
+
+def stored_dtype(variable: Any) -> str:
+    """Returns the type in which a variable keeps its value, whatever it is cast to when read.
+
+    Args:
+        variable: A Keras variable.
+    """
+    return variable._dtype
+
+
 def is_dataset(source: Any) -> bool:
     """Returns whether Keras knows this kind of dataset, generators left out.
 
@@ -455,6 +591,15 @@ def is_dataset(source: Any) -> bool:
         or data_adapters.is_torch_dataloader(source)
         or data_adapters.is_grain_dataset(source)
     )
+
+
+def is_native_dataset(source: Any) -> bool:
+    """Returns whether this is a dataset of the framework's that Keras runs on: ``tf.data``.
+
+    Args:
+        source: Anything.
+    """
+    return backend_name() == "tensorflow" and data_adapters.is_tf_dataset(source)
 
 
 def batches(dataset: Any) -> Iterator[Any]:

@@ -221,7 +221,8 @@ class Strategy:
             options: How to distribute it.
 
         Returns:
-            A `DistributedDataset`; with one replica the dataset itself.
+            A `DistributedDataset`; with one replica a ``tf.data.Dataset`` stays itself on
+            TensorFlow.
         """
         self._require_cross_replica("distribute_dataset", "the dataset itself")
         return distributed(dataset, self, options or InputOptions())

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.devices import Device
@@ -38,9 +38,28 @@ class ReplicaOptions:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses its own, and the moving statistics are
             averaged.
+        parameter_device: The device that holds the variables; None: every replica's device.
     """
 
     batch_norm: BatchNorm = "synchronized"
+    parameter_device: Device | None = None
+
+
+def checked_batch_norm(batch_norm: BatchNorm) -> BatchNorm:
+    """Returns the argument of a strategy, if it is one of the choices.
+
+    Args:
+        batch_norm: What the user asks for.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if batch_norm not in get_args(BatchNorm):
+        raise ValueError(
+            f"Expected batch_norm to be one of {list(get_args(BatchNorm))}. "
+            f"Received: batch_norm={batch_norm!r}."
+        )
+    return batch_norm
 
 
 class Backend(abc.ABC):
@@ -135,7 +154,8 @@ class ReplicaSet(abc.ABC):
     @property
     def variable_devices(self) -> tuple[Device, ...]:
         """The devices that hold the variables."""
-        return self.devices
+        home = self.options.parameter_device
+        return self.devices if home is None else (home,)
 
     @property
     @abc.abstractmethod
@@ -365,6 +385,10 @@ class Collectives(abc.ABC):
             write: Keras's own assignment, of a variable and a value.
         """
         return write(variable, value)
+
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which what is assigned is equal on all replicas by itself."""
+        return nullcontext()
 
     @abc.abstractmethod
     def all_sum(

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from kerasdist import context
 from kerasdist.backends.base import (
     DEFAULT_COMMUNICATION,
@@ -15,6 +17,7 @@ from kerasdist.backends.base import (
     Runner,
 )
 from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.structures import flatten, map_leaves
 from kerasdist.values import DistributedValues, component
 
 if TYPE_CHECKING:
@@ -102,12 +105,14 @@ class SoleRunner(Runner):
         value = _sole_components(value)
         if axis is None:
             return value
-        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=axis)
+        value = ops.convert_to_tensor(value)
+        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=_checked(value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value."""
-        del axis
-        return _sole_components(value)
+        value = _sole_components(value)
+        _checked(value, axis)
+        return value
 
     def reduce_to(
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
@@ -132,8 +137,14 @@ class SoleRunner(Runner):
         return [function(variable, *args, **kwargs)]
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns the only value."""
-        return values[0]
+        """Returns the only value; arrays become tensors, on the replica's device."""
+        from kerasdist.keras_seam import ops
+
+        def placed(leaf: Any) -> Any:
+            return ops.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf
+
+        with self._placement():
+            return map_leaves(placed, values[0])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns a tuple of the value."""
@@ -151,5 +162,21 @@ class SoleRunner(Runner):
         return True
 
 
+_ARRAYS = (np.ndarray, np.generic)
+
+
 def _sole_components(structure: Any) -> Any:
+    for leaf in flatten(structure):
+        if isinstance(leaf, DistributedValues) and len(leaf.values) != 1:
+            raise ValueError(
+                "Expected values of this strategy's 1 replica. Received: a "
+                f"{type(leaf).__name__} of {len(leaf.values)} components. Values cannot go from "
+                "one strategy to another: pass tensors, such as strategy.gather returns."
+            )
     return component(structure, 0)
+
+
+def _checked(tensor: Any, axis: int) -> int:
+    from kerasdist.replica_context import checked_axis  # it imports this file
+
+    return checked_axis(tensor, axis)

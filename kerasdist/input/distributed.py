@@ -7,9 +7,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary
 
 from kerasdist import keras_seam
-from kerasdist.errors import InputError
+from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import piece_bounds
 from kerasdist.input.sources import batches_of
@@ -91,6 +92,10 @@ class DividedDataset(DistributedDataset):
 class GatheredDataset(DistributedDataset):
     """Batches that each replica takes for itself, from one pipeline or one each."""
 
+    def rounds(self) -> Iterator[Sequence[Any]]:
+        """Yields the replicas' batches round by round, as the pipelines gave them."""
+        return self._pieces()
+
     def __len__(self) -> int:
         """Returns the number of rounds in which every replica gets a batch, or some do."""
         if len(self.source) == 1:
@@ -118,14 +123,23 @@ def distributed(dataset: Any, strategy: Strategy, options: InputOptions) -> Any:
         dataset: What `batches_of` takes.
         strategy: The strategy.
         options: How to distribute it.
+
+    Raises:
+        InputError: If it is no dataset.
+        UnsupportedError: If the options ask for a pipeline a replica.
     """
-    if strategy.num_replicas_in_sync == 1 or isinstance(dataset, DistributedDataset):
+    if isinstance(dataset, DistributedDataset):
         return dataset
-    own = strategy.runner.distribute(dataset, options)
-    if own is not None:
-        return own
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        raise UnsupportedError(
+            "Expected InputReplicationMode.PER_WORKER: one dataset has one pipeline. Received: "
+            f"options={options}. Use strategy.distribute_datasets_from_function."
+        )
+    if strategy.num_replicas_in_sync == 1 and keras_seam.is_native_dataset(dataset):
+        return dataset
     batches_of(dataset)  # complains now, not in the loop
-    return DividedDataset(dataset, strategy, options)
+    ours = DividedDataset(dataset, strategy, options)
+    return _preferred(strategy.runner.distribute(dataset, options), ours)
 
 
 def from_function(
@@ -143,9 +157,20 @@ def from_function(
     count = replicas if each else 1
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in range(count)]
     if replicas == 1:
-        return pipelines[0]
-    own = strategy.runner.distribute_pipelines(pipelines, options)
-    return GatheredDataset(pipelines, strategy, options) if own is None else own
+        return distributed(pipelines[0], strategy, InputOptions())
+    for pipeline in pipelines:
+        batches_of(pipeline)  # complains now, not in the loop
+    ours = GatheredDataset(pipelines, strategy, options)
+    return _preferred(strategy.runner.distribute_pipelines(pipelines, options), ours)
+
+
+def equivalent(dataset: Any) -> Any:
+    """Returns what kerasdist would have made where a framework distributed its own dataset.
+
+    Args:
+        dataset: A `DistributedDataset`, or a framework's that passes for one.
+    """
+    return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 
 def divided(batch: Any, replicas: int) -> list[Any]:
@@ -170,6 +195,23 @@ def divided(batch: Any, replicas: int) -> list[Any]:
         map_leaves(lambda leaf: leaf[begin:end] if _has_rows(leaf) else leaf, batch)  # noqa: B023
         for begin, end in bounds
     ]
+
+
+# What a framework's own distributed dataset stands for.
+_EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
+
+
+def _preferred(own: Any | None, ours: DistributedDataset) -> Any:
+    """Returns the framework's own, if there is one, and remembers what it stands for."""
+    if own is None:
+        return ours
+    _EQUIVALENTS[own] = ours
+    return own
+
+
+def _is_ours(dataset: Any) -> bool:
+    # Not `isinstance` of the base: a framework's class may be registered there.
+    return isinstance(dataset, DividedDataset | GatheredDataset)
 
 
 _NONE = object()

@@ -35,14 +35,14 @@ class RowDataset:
         """Checks the arrays.
 
         Raises:
-            InputError: If they differ in their number of rows.
+            InputError: If they differ in their number of rows, or have none.
         """
-        sizes = {np.shape(array)[0] for array in flatten(self.arrays)}
-        if len(sizes) != 1:
-            shapes = [np.shape(array) for array in flatten(self.arrays)]
+        shapes = [np.shape(array) for array in flatten(self.arrays)]
+        if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise InputError(
                 "Expected arrays with as many rows, one an example. Received: "
-                f"numpy_input of shapes {shapes}."
+                f"numpy_input of shapes {shapes[:10]}. A list is a structure of arrays: make an "
+                "array of a list of numbers."
             )
 
     def shuffle(self, seed: int | None = None) -> RowDataset:
@@ -75,9 +75,12 @@ class RowDataset:
             return rows
         return rows // self.batch_size if self.drop_remainder else -(-rows // self.batch_size)
 
+    def _order(self, rows: int) -> Any:
+        return np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
+
     def __iter__(self) -> Iterator[Any]:
         rows = np.shape(flatten(self.arrays)[0])[0]
-        order: Any = np.arange(rows) if self.shuffled is None else self.shuffled.permutation(rows)
+        order = self._order(rows)
         for index in range(len(self)):
             if self.batch_size is None:
                 chosen = order[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from kerasdist import keras_seam
 from kerasdist.errors import InputError
@@ -22,7 +22,7 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     """
     if keras_seam.is_dataset(source):
         return lambda: iter(keras_seam.batches(source))
-    kind: Any = type(source)
+    kind = cast("type[Any]", type(source))
     if issubclass(kind, str | bytes | dict) or not _is_iterable(source):
         raise InputError(
             "Expected a dataset, or something to iterate over whose elements are batches. "

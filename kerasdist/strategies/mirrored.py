@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final, get_args
+from typing import final
 
-from kerasdist import config
 from kerasdist.backends import registry
-from kerasdist.backends.base import Backend, BatchNorm, ReplicaOptions
-from kerasdist.devices import Device, check_available, parse_devices
+from kerasdist.backends.base import BatchNorm, ReplicaOptions, checked_batch_norm
+from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -42,28 +41,8 @@ class MirroredStrategy(Strategy):
             UnsupportedError: If the backend cannot do `batch_norm`.
             ValueError: If `batch_norm` is neither of the two.
         """
-        if batch_norm not in get_args(BatchNorm):
-            raise ValueError(
-                f"Expected batch_norm to be one of {list(get_args(BatchNorm))}. "
-                f"Received: batch_norm={batch_norm!r}."
-            )
+        norm = checked_batch_norm(batch_norm)
         backend = registry.current()
-        chosen = _all_devices(backend) if devices is None else _checked(backend, devices)
-        super().__init__(backend.replica_set(chosen, ReplicaOptions(batch_norm=batch_norm)))
+        chosen = chosen_devices(backend, devices)
+        super().__init__(backend.replica_set(chosen, ReplicaOptions(batch_norm=norm)))
         hooks.install()
-
-
-def _all_devices(backend: Backend) -> tuple[Device, ...]:
-    config.apply_cpu_devices_variable()
-    return backend.accelerators() or backend.devices("cpu")
-
-
-def _checked(backend: Backend, names: Sequence[str]) -> tuple[Device, ...]:
-    config.apply_cpu_devices_variable()
-    devices = parse_devices(names)
-    cpus = [device.index for device in devices if device.kind == "cpu"]
-    if cpus:
-        backend.prepare_cpu_devices(max(cpus) + 1)
-    for kind in sorted({device.kind for device in devices}):
-        check_available([d for d in devices if d.kind == kind], backend.devices(kind))
-    return devices

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_seam, ownership
+from kerasdist.input.distributed import DistributedDataset
+from kerasdist.input.whole import whole
 from kerasdist.keras_seam import ops
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
@@ -38,6 +40,7 @@ def install() -> None:
             model_created=_model_created,
             layer_created=regularizers.layer_created,
             metric_created=metrics.metric_created,
+            variable_created=_variable_created,
             compile=_compile,
             fit=_fit,
             evaluate=_evaluate,
@@ -68,6 +71,13 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
         bind(model, strategy.replica_set.trainer_class)
 
 
+def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: Any) -> None:
+    original(variable, *args, **kwargs)
+    strategy = context.scoped_strategy()
+    if strategy is not None:
+        ownership.note(variable, strategy)
+
+
 def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
@@ -79,7 +89,7 @@ def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     binding = _binding_for(model)
     if binding is None:
-        return original(model, *args, **kwargs)
+        return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
     if given["validation_split"] and given["validation_data"] is None:
@@ -106,13 +116,22 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     binding = _binding_for(model)
     if binding is None:
-        return original(model, *args, **kwargs)
+        return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call)
 
 
 _predict = _evaluate
+
+
+def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls Keras's own function for a model of no strategy, on what was distributed over one."""
+
+    def given(value: Any) -> Any:
+        return whole(value) if isinstance(value, DistributedDataset) else value
+
+    return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 
 
 def _binding_for(model: Any) -> Binding | None:
@@ -149,6 +168,8 @@ def _adapt(binding: Binding, given: dict[str, Any], steps: int | None) -> None:
 def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
     if isinstance(x, keras_seam.DataAdapter):
         return x
+    if isinstance(x, DistributedDataset):
+        x = whole(x, **arguments)
     return binding.replicas.data_adapter(keras_seam.get_data_adapter(x, **arguments))
 
 

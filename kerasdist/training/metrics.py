@@ -2,14 +2,16 @@
 
 The state of a metric that Keras ships is a sum over examples, so each replica updates its own part
 with its own rows and the parts are added when the state is read. Of any other metric nothing is
-known: its state may be a maximum or a set. It is updated with the gathered rows of the global
-batch, the same on every replica.
+known: its state may be a maximum or a set. As a part of a model that `fit` trains it is updated
+with the gathered rows of the global batch, the same on every replica. In custom loops it is as in
+``tf.distribute``: each replica updates its part, and reading adds them up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import keras
 
@@ -18,6 +20,12 @@ from kerasdist.keras_seam import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import per_weight
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
+
+# Metrics of models that `fit` trains or evaluates, whose state is equal on all replicas.
+_settled: WeakSet[Any] = WeakSet()
 
 
 class GlobalBatchMetric:
@@ -30,8 +38,8 @@ class GlobalBatchMetric:
             *args: What the metric takes; tensors of at least one dimension are gathered.
             **kwargs: Likewise.
         """
-        replica = one_device_replica()
-        if replica is None:
+        replica = context.replica()
+        if replica is None or self not in _settled:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = _gathered(replica, (args, kwargs))
         # The rows are the global batch's now: metrics inside this one must not gather or weigh
@@ -40,12 +48,23 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a state variable that is equal on all replicas, not a part of a sum."""
-        kwargs["aggregation"] = "only_first_replica"
+        """Makes a state variable; one that is equal on all replicas is no part of a sum."""
+        if self in _settled:
+            kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
-def settle(metric: Any) -> None:
+def metrics_of(model: Any) -> Iterator[Any]:
+    """Yields the metrics of a model, those that it was compiled with one by one.
+
+    Args:
+        model: A Keras model.
+    """
+    for metric in model.metrics:
+        yield from metric.metrics if isinstance(metric, keras_seam.CompileMetrics) else [metric]
+
+
+def settle(metric: Any, strategy: Strategy) -> None:
     """Makes all state of a metric that Keras does not ship equal on all replicas.
 
     That is the state of Keras's metrics inside of it, too, since they see the global batch with it,
@@ -53,13 +72,17 @@ def settle(metric: Any) -> None:
 
     Args:
         metric: A metric of a model, before the first step is compiled.
+        strategy: The model's strategy.
     """
-    if keras_seam.is_kerass_own(type(metric)):
+    if metric in _settled or keras_seam.is_kerass_own(type(metric)):
         return
     bind(metric, GlobalBatchMetric)
+    _settled.add(metric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
-            keras_seam.change_aggregation(variable, "only_first_replica")
+            # Not the variable's own value, which is the sum over the replicas.
+            value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
+            keras_seam.change_aggregation(variable, "only_first_replica", value)
 
 
 def _gathered(replica: ReplicaContext, structure: Any) -> Any:

@@ -26,10 +26,17 @@ def draw_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs
     Returns:
         An integer tensor of shape ``(2,)``.
     """
-    seed = original(generator, *args, **kwargs)
     replica = context.replica()
-    if replica is None or replica.replica_id_in_sync_group == 0:
-        return seed
-    offset = (replica.replica_id_in_sync_group * _STRIDE) % 0x7FFFFFFF
-    dtype = seed.dtype
-    return seed + ops.convert_to_tensor([offset, 0], dtype=dtype)
+    if replica is None:
+        return original(generator, *args, **kwargs)
+    with replica.collectives.equal_writes():  # the generator's state counts up alike everywhere
+        seed = original(generator, *args, **kwargs)
+    index, dtype = replica.replica_id_in_sync_group, seed.dtype
+    if not isinstance(index, int):  # on JAX it is known when the program runs
+        offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
+        return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
+    return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed
+
+
+def _offset(index: int) -> int:
+    return (index * _STRIDE) % 0x7FFFFFFF

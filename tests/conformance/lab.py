@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
 from tests.conformance.lazy import kd, keras
-from tests.conformance.registry import Case
+from tests.conformance.registry import Case, Item
 
 SEED = 1337
 Action = Callable[[Any], Any]
@@ -158,6 +158,12 @@ class Lab:
         x, y = regression(5)
         train = lambda model: model.fit(x, y, batch_size=5, verbose=0)  # noqa: E731
         self.same(dense, train, strategy=strategy, plain_key="still usable")
+
+
+def labs(*, mirrored: bool) -> Callable[[Item], Lab]:
+    """What makes the lab of an item; ``mirrored=False`` tests the harness, plain against plain."""
+    plain = PlainOutcomes()
+    return lambda item: Lab(item.case, item.backend, item.replicas, plain, mirrored)
 
 
 def fresh():

@@ -1,6 +1,7 @@
 """The catalogue of cases. Imports no framework, so that pytest can parametrise over it.
 
-A case is a function of one argument, the ``Lab``, in a module or package ``cases_*``::
+A suite is a package with modules or packages ``cases_*`` and a module ``lab``. Its ``labs`` makes
+what a case works with. A case is a function of one argument, the ``Lab``::
 
     @case("losses")
     def sum_reduction(lab):
@@ -22,6 +23,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 REPLICAS = (2, 3, 4)
 SECONDS = 60.0
 EXTRA_CASES = "KERASDIST_CONFORMANCE_EXTRA_CASES"
+CONFORMANCE = "tests.conformance"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Item:
         return f"{self.case.name}-x{self.replicas}"
 
 
-CASES: dict[str, Case] = {}
+# By suite and name.
+CASES: dict[tuple[str, str], Case] = {}
 
 
 def case(
@@ -76,9 +79,10 @@ def case(
         # A theme of many cases is a package, of which the modules are not named.
         package, _, theme = function.__module__.rpartition("cases_")
         theme = theme.partition(".")[0] if package else theme
+        suite = package.rstrip(".") or CONFORMANCE
         full_name = f"{theme}.{name or function.__name__}"
         shown = title or (function.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-        if full_name in CASES:
+        if (suite, full_name) in CASES:
             raise ValueError(f"Two cases have one name. Received: name={full_name!r}. Rename one.")
         if not shown:
             raise ValueError(f"A case needs a docstring, its title. Received: name={full_name!r}.")
@@ -86,7 +90,7 @@ def case(
         if chosen is None:
             full = os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
             chosen = REPLICAS if full else (REPLICAS[zlib.crc32(full_name.encode()) % 3],)
-        CASES[full_name] = Case(
+        CASES[suite, full_name] = Case(
             name=full_name,
             topic=topic,
             title=shown,
@@ -102,20 +106,20 @@ def case(
     return register
 
 
-def load() -> dict[str, Case]:
-    """All cases, by name, in the order of their modules."""
-    package = importlib.import_module(__package__)
+def load(suite: str = CONFORMANCE) -> dict[str, Case]:
+    """All cases of a suite, by name, in the order of their modules."""
+    package = importlib.import_module(suite)
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.startswith("cases_"):
-            importlib.import_module(f"{__package__}.{module.name}")
+            importlib.import_module(f"{suite}.{module.name}")
     # The harness's own tests add cases that misbehave.
     for name in filter(None, os.environ.get(EXTRA_CASES, "").split(",")):
         importlib.import_module(name)
-    return CASES
+    return {name: one for (home, name), one in CASES.items() if home == suite}
 
 
-def items(backend: str) -> Iterator[Item]:
-    for one in load().values():
+def items(backend: str, suite: str = CONFORMANCE) -> Iterator[Item]:
+    for one in load(suite).values():
         if backend in one.backends:
             for replicas in one.replicas:
                 yield Item(one, backend, replicas)

@@ -1,14 +1,16 @@
 """Starts a worker a backend, reads its lines, and starts a new one for what a dead one left."""
 
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tests.conformance import registry
 
@@ -42,15 +44,15 @@ class Result:
 class Worker:
     """One process. Iterating yields results; the last one may tell of the process's death."""
 
-    def __init__(self, backend: str, keys: Sequence[str], plain: bool, log: Path):
+    def __init__(self, backend: str, keys: Sequence[str], plain: bool, log: Path, suite: str):
         self.backend = backend
-        self._limits = {item.key: item.case.seconds for item in registry.items(backend)}
+        self._limits = {item.key: item.case.seconds for item in registry.items(backend, suite)}
         self._log_path = log
         self._log = log.open("ab")
         self._log_start = log.stat().st_size
         command = [sys.executable, "-m", "tests.conformance.worker", "--backend", backend]
         self._process = subprocess.Popen(
-            command + (["--plain"] if plain else []),
+            [*command, "--suite", suite, *(["--plain"] if plain else [])],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -80,6 +82,8 @@ class Worker:
                 yield self._dead(running, "timeout", f"silent for {limit:.0f} s; killed")
                 return
             if text is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GRACE_SECONDS)  # its own exit code, not that of our kill
                 yield self._dead(running, "died", "")
                 return
             line = json.loads(text)
@@ -115,25 +119,34 @@ class Worker:
 class BackendRun:
     """The selected items of one backend, run once, results kept as they come."""
 
-    def __init__(self, backend: str, keys: Sequence[str], plain: bool = False):
+    def __init__(
+        self,
+        backend: str,
+        keys: Sequence[str],
+        plain: bool = False,
+        suite: str = registry.CONFORMANCE,
+    ):
         """Starts at once, in a thread: the backends run beside each other."""
         self.backend = backend
+        self._suite = suite
         self._keys = list(dict.fromkeys(keys))
         self._plain = plain
         self._results: queue.Queue[Result | None] = queue.Queue()
         self._known: dict[str, Result] = {}
         self._worker: Worker | None = None
         self._stopped = False
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        self.log = RESULTS / f"{backend}.log"
+        name = suite.rpartition(".")[2]
+        self.folder = RESULTS if suite == registry.CONFORMANCE else RESULTS.with_name(name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.folder / f"{backend}.log"
         self.log.write_bytes(b"")
-        threading.Thread(target=self._run, name=f"conformance-{backend}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"{name}-{backend}", daemon=True).start()
 
     def _run(self):
         left = list(self._keys)
         try:
             while left and not self._stopped:
-                self._worker = Worker(self.backend, left, self._plain, self.log)
+                self._worker = Worker(self.backend, left, self._plain, self.log, self._suite)
                 for result in self._worker.results():
                     # Without a key: it died before a case began, which is every case's result.
                     for key in [result.key] if result.key else list(left):
@@ -167,14 +180,35 @@ class BackendRun:
 
     def save(self) -> Path:
         """JSON lines of what ran, for ``python -m tests.conformance.support``."""
-        path = RESULTS / f"{self.backend}.jsonl"
+        path = self.folder / f"{self.backend}.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for result in self._known.values():
                 file.write(json.dumps(asdict(result)) + "\n")
         return path
 
 
-def main():
+class Runs:
+    """A suite's items that a pytest session selected, begun when the first of them is due."""
+
+    def __init__(self, items: Iterable[Any], suite: str, parameter: str):
+        """``parameter`` names the tests' argument that holds an item's key."""
+        keys: dict[str, list[str]] = {}
+        for item in items:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if parameter in params:
+                keys.setdefault(params["backend"], []).append(params[parameter])
+        self._runs = {backend: BackendRun(backend, keys[backend], suite=suite) for backend in keys}
+
+    def result(self, backend: str, key: str) -> Result:
+        return self._runs[backend].result(key)
+
+    def close(self):
+        for run in self._runs.values():
+            run.stop()
+            run.save()
+
+
+def main(suite: str = registry.CONFORMANCE):
     """``python -m tests.conformance.runner jax [pattern ...]``: for work on a few cases."""
     import argparse
 
@@ -186,10 +220,10 @@ def main():
     arguments = parser.parse_intermixed_args()
     keys = [
         item.key
-        for item in registry.items(arguments.backend)
+        for item in registry.items(arguments.backend, suite)
         if not arguments.patterns or any(part in item.key for part in arguments.patterns)
     ]
-    run = BackendRun(arguments.backend, keys, arguments.plain)
+    run = BackendRun(arguments.backend, keys, arguments.plain, suite)
     counts: dict[str, int] = {}
     for result in run.results():
         counts[result.status] = counts.get(result.status, 0) + 1

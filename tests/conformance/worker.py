@@ -1,6 +1,6 @@
 """Runs cases on one backend, all of them in this process, and tells of each in a JSON line.
 
-    python -m tests.conformance.worker --backend jax < names-of-items
+    python -m tests.conformance.worker --backend jax [--suite tests.facade] < names-of-items
 
 Standard output carries the JSON lines alone; whatever the cases print goes to standard error.
 A case that exceeds its time limit ends the process with the stacks of all threads on standard
@@ -10,13 +10,16 @@ error; whoever started us runs the rest in a new one.
 import argparse
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.conformance import registry
 
@@ -40,10 +43,8 @@ def prepare(backend: str):
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-def run_item(item: registry.Item, plain, mirrored: bool) -> dict:
-    from tests.conformance.lab import Lab
-
-    lab = Lab(item.case, item.backend, item.replicas, plain, mirrored)
+def run_item(item: registry.Item, labs: Callable[[registry.Item], Any]) -> dict:
+    lab = labs(item)
     start, cpu = time.perf_counter(), time.process_time()
     line = {"status": "passed", "message": "", "traceback": ""}
     try:
@@ -92,6 +93,7 @@ def reset():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
+    parser.add_argument("--suite", default=registry.CONFORMANCE)
     parser.add_argument("--devices", type=int, default=max(registry.REPLICAS))
     parser.add_argument("--plain", action="store_true", help="plain against plain: the harness")
     arguments = parser.parse_args()
@@ -104,7 +106,7 @@ def main():
         lines.flush()
 
     wanted = [line.strip() for line in sys.stdin if line.strip()]
-    known = {item.key: item for item in registry.items(arguments.backend)}
+    known = {item.key: item for item in registry.items(arguments.backend, arguments.suite)}
     prepare(arguments.backend)
     faulthandler.dump_traceback_later(180, exit=True)
     import keras
@@ -113,8 +115,7 @@ def main():
         import kerasdist as kd
 
         kd.config.set_logical_cpu_devices(arguments.devices)
-    from tests.conformance.lab import PlainOutcomes
-
+    labs = importlib.import_module(f"{arguments.suite}.lab").labs(mirrored=not arguments.plain)
     if keras.backend.backend() != arguments.backend:
         raise SystemExit(
             f"Keras should run on {arguments.backend}. Received: {keras.backend.backend()}."
@@ -123,14 +124,13 @@ def main():
     keras.config.disable_traceback_filtering()
     # The frameworks' own objects need no collecting; going through them costs most of a second.
     gc.freeze()
-    plain = PlainOutcomes()
     tell(event="ready", backend=arguments.backend, keras=keras.__version__)
     for number, key in enumerate(wanted, start=1):
         item = known[key]
         faulthandler.dump_traceback_later(item.case.seconds, exit=True)
         tell(event="start", key=key)
         print(f"\n===== {key} =====", file=sys.stderr, flush=True)
-        line = run_item(item, plain, mirrored=not arguments.plain)
+        line = run_item(item, labs)
         reset()
         if number % COLLECT_EVERY == 0:
             gc.collect()

@@ -6,19 +6,35 @@ import kerasdist
 from tests.packaging.fresh import run_fresh
 
 PUBLIC = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "DistributedDataset",
+    "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "Mirrored",
     "MirroredStrategy",
     "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "StrategyExtended",
+    "ValueContext",
     "__version__",
     "auto",
+    "compute_average_loss",
     "config",
     "errors",
+    "function",
     "get_replica_context",
     "get_strategy",
     "global_batch",
     "has_strategy",
     "in_cross_replica_context",
+    "scale_regularization_loss",
+    "value_and_grad",
 ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
 import keras
 
 from kerasdist.backends.base import Backend, ReplicaOptions
+from kerasdist.backends.jax import functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
@@ -56,6 +57,17 @@ class JaxBackend(Backend):
         return JaxReplicaSet(
             [_local_devices(device.kind)[device.index] for device in devices], devices, options
         )
+
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Compiles a function together with the variables it uses; JAX always compiles with XLA."""
+        del jit_compile
+        return functions.function(function)
+
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Differentiates as JAX does."""
+        return functions.value_and_grad(function, variables, has_aux)
 
 
 def _local_devices(kind: str) -> list[Any]:

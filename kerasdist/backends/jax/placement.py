@@ -129,6 +129,11 @@ class MeshPlacement(Placement):
     A batch that can be divided evenly enters a step divided. JAX takes no other one that way, so it
     enters whole, on every device, and is divided inside the step, where XLA pads an uneven axis by
     itself, exactly: of 17 examples on 4 devices, each computes 5 rows.
+
+    Attributes:
+        mesh: The devices.
+        whole: How an array lies that is on every device.
+        pieces: How an array lies whose first axis is divided among them.
     """
 
     def __init__(self, devices: Sequence[Any]) -> None:
@@ -138,12 +143,10 @@ class MeshPlacement(Placement):
             devices: The replicas' devices, of one kind.
         """
         super().__init__(devices)
-        self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._whole = NamedSharding(self._mesh, PartitionSpec())
-        self._pieces = (
-            NamedSharding(self._mesh, PartitionSpec(AXIS)),
-            NamedSharding(self._mesh, PartitionSpec(None, AXIS)),
-        )
+        self.mesh = Mesh(np.array(devices), (AXIS,))
+        self.whole = NamedSharding(self.mesh, PartitionSpec())
+        self.pieces = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        self._pieces = (self.pieces, NamedSharding(self.mesh, PartitionSpec(None, AXIS)))
         on_host = devices[0].platform == "cpu"
         self.flow = ALL_CPUS if on_host else FreeFlow()
         self.places_ahead = not on_host
@@ -151,11 +154,27 @@ class MeshPlacement(Placement):
     def state(self, state: Any) -> Any:
         """Copies to every device what is not there yet, in one transfer."""
         leaves, structure = jax.tree.flatten(_apart(state))
-        absent = [index for index, leaf in enumerate(leaves) if not _is_placed(leaf, self._whole)]
-        placed = jax.device_put([leaves[index] for index in absent], self._whole)
-        for index, leaf in zip(absent, placed, strict=True):
-            leaves[index] = leaf
-        return jax.tree.unflatten(structure, leaves)
+        return jax.tree.unflatten(structure, self.arrays(leaves))
+
+    def arrays(self, arrays: list[Any]) -> list[Any]:
+        """Copies to every device what is not there yet; the same list, if all is.
+
+        Args:
+            arrays: Arrays.
+        """
+        whole = self.whole
+        absent = [
+            i
+            for i, one in enumerate(arrays)
+            if one.sharding is not whole and not _is_placed(one, whole)
+        ]
+        if not absent:
+            return arrays
+        everywhere = list(arrays)
+        placed = jax.device_put([arrays[index] for index in absent], self.whole)
+        for index, array in zip(absent, placed, strict=True):
+            everywhere[index] = array
+        return everywhere
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Sends each accelerator its rows; on the CPU the step takes them from NumPy, for less."""
@@ -172,9 +191,9 @@ class MeshPlacement(Placement):
 
         def constrained(leaf: Any) -> Any:
             # Of fewer examples than replicas nothing is worth dividing.
-            if leaf.ndim == 0 or leaf.shape[0] < self._mesh.size:
+            if leaf.ndim == 0 or leaf.shape[0] < self.mesh.size:
                 return leaf
-            return jax.lax.with_sharding_constraint(leaf, self._pieces[0])
+            return jax.lax.with_sharding_constraint(leaf, self.pieces)
 
         return jax.tree.map(constrained, batch)
 
@@ -190,10 +209,10 @@ class MeshPlacement(Placement):
             entry: jax.jit(
                 program,
                 donate_argnums=0,
-                in_shardings=(self._whole, entry),
-                out_shardings=(None, self._whole),
+                in_shardings=(self.whole, entry),
+                out_shardings=(None, self.whole),
             )
-            for entry in (self._pieces[axis], self._whole)
+            for entry in (self._pieces[axis], self.whole)
         }
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -203,10 +222,10 @@ class MeshPlacement(Placement):
 
     def _on_entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
         """How a batch enters a step."""
-        replicas = self._mesh.size
+        replicas = self.mesh.size
         shapes = map(np.shape, leaves)
         even = all(len(shape) > axis and shape[axis] % replicas == 0 for shape in shapes)
-        return self._pieces[axis] if even else self._whole
+        return self._pieces[axis] if even else self.whole
 
     def _returned(self, leaf: Any) -> Any:
         """How an output leaves it."""

@@ -9,6 +9,7 @@ import keras
 
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
+from kerasdist.training.metrics import metrics_of, settle
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ class JaxTrainer(ReplicatedTrainer):
                 "keras.distribution.set_distribution(None), or make the model outside of the "
                 "strategy's scope."
             )
+        if self.replica_set.num_replicas > 1:
+            for metric in metrics_of(self):
+                settle(metric, self.bound_strategy)  # what custom loops do with it afterwards
         execution = Execution(
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,

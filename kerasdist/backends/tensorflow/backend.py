@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import tensorflow as tf
 
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
+from kerasdist.backends.tensorflow import datasets, engine_seam, functions, values
 from kerasdist.backends.tensorflow.replicas import MirroredReplicas, SoleDevice
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.errors import DeviceError, KerasdistError, UnsupportedError
 
 
 @final
@@ -59,5 +60,20 @@ class TensorFlowBackend(Backend):
             return SoleDevice(devices, options)
         return MirroredReplicas(devices, options)
 
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Returns a ``tf.function``."""
+        return functions.function(function, jit_compile)
+
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Calls the function under a gradient tape."""
+        return functions.value_and_grad(function, variables, has_aux)
+
+
+values.register()
+datasets.register()
+engine_seam.let_autograph_pass_over("kerasdist")
+engine_seam.let_errors_pass(KerasdistError)
 
 BACKEND = TensorFlowBackend()

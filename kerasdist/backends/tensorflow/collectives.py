@@ -10,11 +10,18 @@ import tensorflow as tf
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
-from kerasdist.backends.tensorflow.engine_seam import cross_replica_code_without_merge_call
+from kerasdist.backends.tensorflow.components import check_alike, concat
+from kerasdist.backends.tensorflow.engine_seam import (
+    converted_as_here,
+    cross_replica_code_without_merge_call,
+)
 from kerasdist.backends.tensorflow.exchange import Exchange
+from kerasdist.backends.tensorflow.values import regrouped, to_native
 from kerasdist.backends.tensorflow.variables import check_mirrored, gradient_replaces
-from kerasdist.collectives import CommunicationOptions
+from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.errors import UnsupportedError
 from kerasdist.replica_context import BatchShare
+from kerasdist.structures import map_leaves
 from kerasdist.training import numerics
 
 if TYPE_CHECKING:
@@ -51,14 +58,16 @@ class TensorFlowCollectives(Collectives):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls the function once, in the thread that the engine runs cross-replica code in."""
+        engine = self._exchange.engine
+        function = converted_as_here(function)
 
-        def merged(engine: tf.distribute.Strategy, *args: Any, **kwargs: Any) -> Any:
-            del engine
-            with context.replica_scope(None):
-                return function(strategy, *args, **kwargs)
+        def merged(parts: list[tuple[Any, ...]]) -> Any:
+            all_args, all_kwargs = (regrouped(engine, part) for part in parts)
+            # As in cross-replica code elsewhere, TensorFlow chooses the device.
+            with context.replica_scope(None), tf.device(None):
+                return to_native(engine, function(strategy, *all_args, **all_kwargs))
 
-        here = tf.distribute.get_replica_context()
-        return here.merge_call(merged, args=tuple(args), kwargs=dict(kwargs))
+        return _own(self._combine("merge_call", [tuple(args), dict(kwargs)], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns a sum divided by the number of replicas, in its type."""
@@ -70,37 +79,63 @@ class TensorFlowCollectives(Collectives):
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Returns each tensor summed over the replicas, with its gradient."""
-        del options  # the tensors of a step are summed together
+        """Returns each tensor summed over the replicas, with its gradient.
+
+        ``tf.IndexedSlices`` come back as the slices of all replicas, without a gradient.
+        """
+        sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
+        if any(sparse):
+            slices = [one for one, is_sparse in zip(tensors, sparse, strict=True) if is_sparse]
+            all_slices = iter(self._combine("all_reduce of slices", slices, _summed))
+            dense = [one for one, is_sparse in zip(tensors, sparse, strict=True) if not is_sparse]
+            sums = iter(self.all_sum(dense, options) if dense else [])
+            return [next(all_slices if is_sparse else sums) for is_sparse in sparse]
 
         @tf.custom_gradient
-        def sums(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-            return self._sums(given), self._gradients_of_sums
+        def with_gradient(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            return self._sums(given, options), self._gradients_of_sums
 
-        return list(sums(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
+        return list(with_gradient(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
 
-    def all_gather(self, tensor: Any) -> Any:
-        """Returns the replicas' tensors along axis 0, with their gradient."""
-        if isinstance(tensor, tf.SparseTensor):
-            return self._combine([tensor], lambda given: tf.sparse.concat(0, given[0]))
-        if isinstance(tensor, tf.RaggedTensor) or not tensor.dtype.is_floating:
-            return self._combine([tensor], lambda given: tf.concat(given[0], 0))
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Returns the replicas' tensors along an axis, with their gradient."""
+        if isinstance(tensor, tf.IndexedSlices):
+            raise UnsupportedError(
+                "Expected a dense tensor. Received: value of type tf.IndexedSlices. Convert it "
+                "with tf.convert_to_tensor, or gather its values and its indices."
+            )
+
+        def concatenated(parts: tuple[Any, ...]) -> Any:
+            check_alike(parts, axis)
+            return concat(parts, axis)
+
+        def together(parts: list[tuple[Any, ...]]) -> Any:
+            return concatenated(parts[0])
+
+        if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
+            return _own(self._combine("all_gather", [tensor], together))
+        tensor = tf.convert_to_tensor(tensor)
+        if not tensor.dtype.is_floating:
+            return _own(self._combine("all_gather", [tensor], together))
 
         @tf.custom_gradient
         def gathered(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-            size = tf.shape(given)[0]
-            rows, sizes = self._combine(
-                [given, size], lambda parts: (tf.concat(parts[0], 0), list(parts[1]))
+            size = tf.shape(given)[axis]
+            whole, sizes = self._combine(
+                "all_gather",
+                [given, size],
+                lambda parts: (concatenated(parts[0]), list(parts[1])),
             )
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 begin = tf.add_n(sizes[: self._replica]) if self._replica else 0
                 [total] = self._gradients_of_sums(upstream)
-                return tf.ensure_shape(total[begin : begin + size], given.shape)
+                own = total[(slice(None),) * axis + (slice(begin, begin + size),)]
+                return tf.ensure_shape(own, given.shape)
 
-            return rows, gradient
+            return whole, gradient
 
-        return gathered(tf.convert_to_tensor(tensor))
+        return gathered(tensor)
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
@@ -123,14 +158,17 @@ class TensorFlowCollectives(Collectives):
             with cross_replica_code_without_merge_call():
                 keras_seam.apply_combined_gradients(optimizer, reduced, variables)
 
-        self._combine(given, update)
+        self._combine("apply", given, update)
 
     def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Combines what the replicas assign, as if one device had assigned for the whole batch.
 
         ``tf.distribute`` sums or averages the values themselves: a count of examples would also
-        sum up what it was before, and a mean would forget who has how many examples.
+        sum up what it was before, and a mean would forget who has how many examples. Where no
+        share of the batch is known, that is what users of ``tf.distribute`` expect.
         """
+        if self._share is None:
+            return write(variable, value)
         if variable.synchronization == "on_read" or variable.aggregation not in ("sum", "mean"):
             return write(variable, value)
         before = tf.convert_to_tensor(variable.value)
@@ -141,7 +179,7 @@ class TensorFlowCollectives(Collectives):
         def update(parts: list[tuple[Any, ...]]) -> None:
             write(variable, before + tf.add_n(parts[0]))
 
-        return self._combine([change], update)
+        return self._combine("assign", [change], update)
 
     def _reduced(
         self,
@@ -159,25 +197,50 @@ class TensorFlowCollectives(Collectives):
         return gradient_sums.all_reduced(self._exchange.engine, parts, variables)
 
     def _combine(
-        self, given: Sequence[Any], function: Callable[[list[tuple[Any, ...]]], Any]
+        self, call: str, given: Sequence[Any], function: Callable[[list[tuple[Any, ...]]], Any]
     ) -> Any:
-        return self._exchange.combine(self._replica, given, function)
+        return self._exchange.combine(self._replica, call, given, function)
 
-    def _sums(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._combine(given, lambda parts: [tf.add_n(part) for part in parts])
+    def _sums(
+        self, given: Sequence[tf.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[tf.Tensor]:
+        def sums(parts: list[tuple[Any, ...]]) -> list[Any]:
+            for part in parts:
+                check_alike(part)
+            if self._shares_memory or self._share is not None:  # there they are few and small
+                return _summed(parts)
+            engine = self._exchange.engine
+            return gradient_sums.reduced_everywhere(engine, ReduceOp.SUM, parts, options)
+
+        return self._combine("all_reduce", given, sums)
 
     def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
         """The derivative of the global loss by what this replica gave, as its own loss sees it.
 
-        The global loss is the mean of the replicas' losses with their weights, and so is its
-        derivative by a sum. This replica's gradients are weighed once more when they are applied,
-        so its own weight is taken out here.
+        Without a share of the batch the global loss is the sum of the replicas' losses. With one it
+        is their mean with the replicas' weights, and so is its derivative by a sum. This replica's
+        gradients are weighed once more when they are applied, so its own weight is taken out here.
         """
         if self._share is None:
-            return self._sums(upstream)
+            return self.all_sum(upstream)
         weight = self._share.weight
         sums = self._sums([self._weighted(gradient) for gradient in upstream])
         return [numerics.per_weight(total, weight) for total in sums]
 
     def _weighted(self, gradient: Any) -> Any:
         return gradient_sums.weighted(gradient, self._share.weight)  # type: ignore[union-attr]
+
+
+def _own(structure: Any) -> Any:
+    """A copy of shared tensors: `Strategy.run` takes what is one object in all for no component."""
+
+    def own(leaf: Any) -> Any:
+        if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):
+            return leaf
+        return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+
+    return map_leaves(own, structure)
+
+
+def _summed(parts: list[tuple[Any, ...]]) -> list[Any]:
+    return [gradient_sums.summed(part) for part in parts]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.autograph.impl import api as autograph_api
+from tensorflow.python.autograph.pyct import error_utils
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.ops import control_flow_util
 
 
 class _Open(threading.local):
@@ -83,9 +88,118 @@ def cross_replica_code_without_merge_call() -> Iterator[None]:
         distribute_lib._pop_per_thread_mode()
 
 
+def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribute.MirroredStrategy:
+    """Returns a ``tf.distribute`` strategy that gets along with others in the same process.
+
+    TensorFlow gives the devices of each strategy the same key, so that a collective of a second
+    strategy with other devices fails: "Device CPU:0 is joining a group with size 3, but that group
+    has size 2".
+
+    Args:
+        devices: The devices' names.
+        share_memory: Whether they do, so that collectives would only be slower than a sum.
+    """
+    engine_class = tf.distribute.MirroredStrategy
+    engine_class._collective_key_base += _KEYS_OF_A_STRATEGY
+    reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
+    return engine_class(devices, cross_device_ops=reduction)
+
+
+# More than a strategy has groups of devices; TensorFlow's own tests use the same.
+_KEYS_OF_A_STRATEGY = 100_000
+
+
+@cache
+def let_autograph_pass_over(package: str) -> None:
+    """Lets AutoGraph treat a package as it treats TensorFlow and Keras: it runs as it is written.
+
+    The user's functions that the package calls are converted all the same, see
+    `converted_as_here`. (``do_not_convert`` would leave those alone too.)
+
+    Args:
+        package: The package's name.
+    """
+    rule = autograph_config.DoNotConvert(package)
+    autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
+
+
+def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a user's function as AutoGraph converts it where this is called, if it does.
+
+    Args:
+        function: A function that ``tf.distribute`` would convert before it runs it.
+    """
+    here = tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(function, here, convert_by_default=False)
+
+
+def let_errors_pass(error_class: type[Exception]) -> None:
+    """Lets the errors of a class come out of compiled functions as what they are.
+
+    AutoGraph would raise a ``StagingError`` in their place.
+
+    Args:
+        error_class: The class; its subclasses are meant too.
+    """
+    error_class.ag_pass_through = True  # type: ignore[attr-defined]
+
+
+def error_with_own_type(error: Exception) -> Exception:
+    """Returns the user's error for the one that AutoGraph raised in its place.
+
+    AutoGraph makes the common errors anew, with a message that shows the user's lines. Those that
+    it does not know it replaces by errors of its own.
+
+    Args:
+        error: What was raised while a graph was made.
+    """
+    stand_ins = (autograph_api.StagingError, error_utils.MultilineMessageKeyError)
+    if isinstance(error, stand_ins) and isinstance(error.__context__, Exception):
+        error = error.__context__
+        vars(error).pop("ag_error_metadata", None)
+        error.ag_pass_through = True  # type: ignore[attr-defined]
+    return error
+
+
+def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
+    """Returns a ``tf.function`` with the options of another one.
+
+    Args:
+        compiled: A ``tf.function``.
+        function: What to compile.
+    """
+    return compiled._clone(python_function=function)
+
+
+def mirrored(parts: Sequence[Any]) -> Any:
+    """Returns a value of the framework's whose components are equal.
+
+    Args:
+        parts: A tensor on each device.
+    """
+    return distributed_values.Mirrored(parts)
+
+
+def compiles_with_xla() -> bool:
+    """Returns whether the graph that is being made is for XLA."""
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def collective_keys() -> list[int]:
+    """Returns the key of a new strategy, and that of the next one, for the test that watches it."""
+    devices = ["CPU:0", "CPU:1"]
+    engines = [mirrored_strategy(devices, share_memory=True) for _ in range(2)]
+    return [engine.extended._collective_key_base for engine in engines]
+
+
 def private_names() -> tuple[object, ...]:
     """Returns what this file needs of TensorFlow, for the test that watches it."""
     return (
+        autograph_config.DoNotConvert,
+        distributed_values.Mirrored,
+        control_flow_util.GraphOrParentsInXlaContext,
+        tf.__internal__.autograph.control_status_ctx,
+        tf.__internal__.autograph.tf_convert,
         distribute_lib._get_default_strategy,
         distribute_lib._push_per_thread_mode,
         distribute_lib._pop_per_thread_mode,

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from kerasdist.errors import ReplicaError
+
 Result = TypeVar("Result")
 
 
@@ -17,11 +19,11 @@ class Exchange:
 
     Attributes:
         engine: The strategy that runs them.
-        given: What each replica laid down, by its number.
+        given: What each replica laid down, by its number: the name of the call, and what it gives.
     """
 
     engine: tf.distribute.Strategy
-    given: list[Sequence[Any]]
+    given: list[tuple[str, Sequence[Any]] | None]
 
     @classmethod
     def of(cls, engine: tf.distribute.Strategy) -> Exchange:
@@ -30,11 +32,12 @@ class Exchange:
         Args:
             engine: The strategy that will run the replicas.
         """
-        return cls(engine, [() for _ in range(engine.num_replicas_in_sync)])
+        return cls(engine, [None for _ in range(engine.num_replicas_in_sync)])
 
     def combine(
         self,
         replica: int,
+        call: str,
         given: Sequence[Any],
         function: Callable[[list[tuple[Any, ...]]], Result],
     ) -> Result:
@@ -42,21 +45,41 @@ class Exchange:
 
         Args:
             replica: The number of the replica that gives.
+            call: What the replica does here; all must do the same.
             given: What it gives.
             function: Takes a tuple for each thing given, with every replica's in it. It runs once,
                 in cross-replica context.
 
         Returns:
-            What `function` returned, the same for all.
+            What `function` returned, the same for all but for distributed values, of which each
+            replica gets its component.
+
+        Raises:
+            ReplicaError: If the replicas do not all make the same call.
         """
         # merge_call would group the arguments by itself, but values that are one Python object in
         # all replicas would lose their group.
-        self.given[replica] = given
+        self.given[replica] = call, given
 
         def merged(engine: tf.distribute.Strategy) -> Result:
+            columns = self._collected()
             # Without a device, operations would go to the first GPU of the machine.
             with tf.device(engine.extended.worker_devices[0]):
-                return function(list(zip(*self.given, strict=True)))
+                return function(columns)
 
         context = tf.distribute.get_replica_context()
         return context.merge_call(tf.autograph.experimental.do_not_convert(merged))
+
+    def _collected(self) -> list[tuple[Any, ...]]:
+        laid_down = list(self.given)
+        self.given[:] = [None] * len(laid_down)
+        calls = ["another call" if one is None else one[0] for one in laid_down]
+        rows = [() if one is None else one[1] for one in laid_down]
+        if len(set(calls)) > 1 or len({len(row) for row in rows}) > 1:
+            said = [f"{call} of {len(row)}" for call, row in zip(calls, rows, strict=True)]
+            raise ReplicaError(
+                "Expected the same call from every replica, with as many tensors. Received: "
+                f"calls={said}, replica 0's first. Call collectives in the same order in all of "
+                "them, never under a condition that differs."
+            )
+        return list(zip(*rows, strict=True))

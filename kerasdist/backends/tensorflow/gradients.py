@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow.values import wrapped
 from kerasdist.backends.tensorflow.variables import native
+from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
@@ -38,6 +40,11 @@ def summed(parts: Sequence[Any]) -> Any:
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
+    if parts[0].dtype == tf.bool:
+        raise ValueError(
+            "Expected numbers to sum. Received: dtype=bool. Cast them first, with "
+            "keras.ops.cast(x, 'int32')."
+        )
     if all(isinstance(part, tf.IndexedSlices) for part in parts):
         # The rows one after another, as one device has them for the whole batch.
         return tf.IndexedSlices(
@@ -74,7 +81,7 @@ def all_reduced(
     present = [index for index, parts in enumerate(gradients) if parts[0] is not None]
     reduced = engine.extended.batch_reduce_to(
         tf.distribute.ReduceOp.SUM,
-        [(_per_replica(engine, gradients[index]), native(variables[index])) for index in present],
+        [(wrapped(engine, gradients[index]), native(variables[index])) for index in present],
     )
     sums: list[Any] = [None] * len(gradients)
     for index, value in zip(present, reduced, strict=True):
@@ -82,7 +89,68 @@ def all_reduced(
     return sums
 
 
-def _per_replica(engine: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
-    return engine.experimental_distribute_values_from_function(
-        lambda replica: parts[replica.replica_id_in_sync_group]
+def reduced_everywhere(
+    engine: tf.distribute.Strategy,
+    op: ReduceOp,
+    tensors: Sequence[Sequence[Any]],
+    options: CommunicationOptions,
+) -> list[Any]:
+    """Sums tensors, or takes their mean, by the engine's collectives, to every device.
+
+    Args:
+        engine: The strategy, in cross-replica context.
+        op: The operation.
+        tensors: The replicas' tensors, several times.
+        options: How to communicate.
+
+    Returns:
+        Values with a copy on every device, or tensors.
+    """
+    results: list[Any] = [None] * len(tensors)
+    on_device = [index for index, parts in enumerate(tensors) if _lives_on_device(parts[0])]
+    values = [wrapped(engine, tensors[index]) for index in on_device]
+    if values:
+        reduced = engine.extended.batch_reduce_to(
+            tf.distribute.ReduceOp[op.name],
+            [(value, value) for value in values],
+            _native_options(options),
+        )
+        for index, value in zip(on_device, reduced, strict=True):
+            results[index] = value
+    return [
+        reduced_here(op, parts) if value is None else value
+        for parts, value in zip(tensors, results, strict=True)
+    ]
+
+
+def reduced_here(op: ReduceOp, parts: Sequence[Any], count: Any = None) -> Any:
+    """Returns the sum or mean of tensors; a mean of integers is a float64.
+
+    Args:
+        op: The operation.
+        parts: The replicas' tensors, or ``tf.IndexedSlices``.
+        count: What a mean divides by, None for the number of tensors.
+    """
+    total = summed(parts)
+    return total if op is ReduceOp.SUM else _divided(total, len(parts) if count is None else count)
+
+
+def _lives_on_device(tensor: Any) -> bool:
+    """Whether a tensor is where collectives reach: int32 is on the host, whatever the device."""
+    return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype != tf.int32
+
+
+def _divided(total: Any, count: Any) -> Any:
+    if isinstance(total, tf.IndexedSlices):
+        values = _divided(total.values, count)
+        return tf.IndexedSlices(values, total.indices, total.dense_shape)
+    return total / tf.cast(count, total.dtype)
+
+
+def _native_options(options: CommunicationOptions) -> Any:
+    implementation = CommunicationImplementation(options.implementation)
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack,
+        timeout_seconds=options.timeout_seconds,
+        implementation=tf.distribute.experimental.CommunicationImplementation[implementation.name],
     )

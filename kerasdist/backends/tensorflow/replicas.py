@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import context, keras_seam
+from kerasdist import context
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
-from kerasdist.backends.tensorflow.engine_seam import EngineScope
+from kerasdist.backends.tensorflow.engine_seam import EngineScope, mirrored_strategy
 from kerasdist.backends.tensorflow.exchange import Exchange
+from kerasdist.backends.tensorflow.launch import in_replicas
+from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.devices import Device
 from kerasdist.replica_context import ReplicaContext
@@ -54,6 +56,7 @@ class MirroredReplicas(ReplicaSet):
 
     Attributes:
         engine: The framework's strategy that holds them together.
+        shares_memory: Whether one replica's tensor costs nothing to read in another.
     """
 
     def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
@@ -64,20 +67,14 @@ class MirroredReplicas(ReplicaSet):
             options: How to compute.
         """
         super().__init__(devices, options)
-        self.engine = tf.distribute.MirroredStrategy(
-            [_tensorflow_name(device) for device in self.devices]
-        )
-        self._shared_memory = all(device.kind == "cpu" for device in self.devices)
-        # A value that is another Python integer in each replica.
-        self._replica_ids = self.engine.experimental_distribute_values_from_function(
-            lambda replica: replica.replica_id_in_sync_group
+        self.shares_memory = all(device.kind == "cpu" for device in self.devices)
+        self.engine = mirrored_strategy(
+            [_tensorflow_name(device) for device in self.devices], share_memory=self.shares_memory
         )
 
     @cached_property
     def runner(self) -> Runner:
         """How functions of the user's run on the devices."""
-        from kerasdist.backends.tensorflow.runner import TensorFlowRunner
-
         return TensorFlowRunner(self)
 
     @property
@@ -108,29 +105,22 @@ class MirroredReplicas(ReplicaSet):
         """
         divided = pieces(batch, self.num_replicas)
         exchange = Exchange.of(self.engine)
-        results: list[Any] = [None] * self.num_replicas
-        thread_state = keras_seam.copy_thread_state()
 
-        def replica_code(replica: int) -> None:
-            # tf.distribute starts a thread for each replica, in which Keras remembers nothing.
-            keras_seam.paste_thread_state(thread_state)
+        def replica_code(replica: int) -> Any:
             piece = divided[replica]
             here = ReplicaContext(
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self.num_replicas,
                 collectives=TensorFlowCollectives(
-                    exchange, replica, piece.share, self._shared_memory
+                    exchange, replica, piece.share, self.shares_memory
                 ),
                 share=piece.share,
             )
             with context.replica_scope(here), _after(piece.data):
-                results[replica] = function(piece.data)
+                return function(piece.data)
 
-        self.engine.run(
-            tf.autograph.experimental.do_not_convert(replica_code), args=(self._replica_ids,)
-        )
-        return list(zip(divided, results, strict=True))
+        return list(zip(divided, in_replicas(self.engine, replica_code), strict=True))
 
 
 @contextmanager

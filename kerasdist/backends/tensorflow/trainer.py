@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -18,7 +18,7 @@ from kerasdist.backends.tensorflow.steps import (
 )
 from kerasdist.backends.tensorflow.variables import adopt, adopt_metric, check_mirrored
 from kerasdist.training.logs import global_logs
-from kerasdist.training.metrics import settle
+from kerasdist.training.metrics import metrics_of, settle
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _prepare(self) -> None:
         engine = self.replica_set.engine
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
-        for metric in self._flatten_metrics():
+        for metric in metrics_of(self):
             adopt_metric(metric, engine)
-            settle(metric)
+            settle(metric, self.bound_strategy)
         if self.jit_compile and not self.run_eagerly:
             warnings.warn(
                 f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
@@ -140,10 +140,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 "same results. Pass jit_compile=False to silence this.",
                 stacklevel=5,
             )
-
-    def _flatten_metrics(self) -> Iterator[Any]:
-        for metric in self.metrics:
-            yield from metric.metrics if isinstance(metric, keras_seam.CompileMetrics) else [metric]
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds the model from the description of a batch.

@@ -1,13 +1,14 @@
-"""What PyTorch is: its devices."""
+"""What PyTorch is: its devices, its compiler, its derivatives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import torch
 
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
+from kerasdist.backends.torch import creation, functions
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError
@@ -21,6 +22,7 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         """Makes the backend, with one CPU device."""
+        creation.install()
         self._cpu_devices = 1
 
     def devices(self, kind: str) -> tuple[Device, ...]:
@@ -58,6 +60,27 @@ class TorchBackend(Backend):
                 "The slowest replica would set the pace: use the GPUs alone."
             )
         return TorchReplicaSet(devices, options)
+
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Returns the function as a step, which ``torch.compile`` may compile.
+
+        Args:
+            function: The user's function.
+            jit_compile: Whether to compile it, where there is one replica.
+        """
+        return functions.Step(function, jit_compile)
+
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Calls a function and differentiates its value by variables.
+
+        Args:
+            function: Takes nothing; returns a scalar, or with `has_aux` a pair of it and anything.
+            variables: Keras variables.
+            has_aux: Whether the function returns a pair.
+        """
+        return functions.value_and_grad(function, variables, has_aux)
 
 
 BACKEND = TorchBackend()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -11,18 +12,19 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.torch.components import aggregated
+from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum
 from kerasdist.backends.torch.rendezvous import Rendezvous
-from kerasdist.backends.torch.variables import ReplicaScope, commit
+from kerasdist.backends.torch.variables import FIT, ReplicaScope
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import ReplicaError
+from kerasdist.structures import map_leaves
 from kerasdist.training import numerics
 from kerasdist.values import component, per_replica
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.draws import StepDraws
     from kerasdist.strategy import Strategy
-
-Gradients = Sequence[torch.Tensor | None]
 
 
 @final
@@ -34,10 +36,12 @@ class TorchCollectives(Collectives):
     def __init__(
         self,
         rank: int,
+        *,
         rendezvous: Rendezvous,
         scopes: Sequence[ReplicaScope],
         device: str,
         draws: StepDraws,
+        build_lock: threading.RLock,
     ) -> None:
         """Makes the collectives of one replica.
 
@@ -47,7 +51,9 @@ class TorchCollectives(Collectives):
             scopes: All replicas' scopes.
             device: Keras's name of the device that holds the variables.
             draws: The replicas' own generators.
+            build_lock: Held by the replica that builds a layer.
         """
+        self._build_lock = build_lock
         self.rank = rank
         self.draws = draws
         self._rendezvous = rendezvous
@@ -88,12 +94,8 @@ class TorchCollectives(Collectives):
         """
 
         def merged(brought: Sequence[tuple[list[Any], dict[str, Any]]]) -> tuple[Any, list[int]]:
-            with (
-                keras_seam.outside_stateless_scopes(),
-                context.replica_scope(None),
-                keras.device(self._device),
-            ):
-                committed = commit(self._scopes[: self.count], sums=False)
+            with self.no_replica():
+                committed = self._commit(sums=self.scope.rules is not FIT)
                 all_args, all_kwargs = per_replica(brought)
                 return function(strategy, *all_args, **all_kwargs), committed
 
@@ -101,7 +103,22 @@ class TorchCollectives(Collectives):
         brought = (list(args), dict(kwargs))
         result, committed = self._rendezvous.meet(self.rank, label, brought, merged)
         self.scope.settle(committed)
-        return component(result, self.rank)
+        return map_leaves(self._own, component(result, self.rank))
+
+    def assign_together(self, variable: Any, value: torch.Tensor) -> None:
+        """Assigns the replicas' values to a variable, combined by its aggregation.
+
+        Args:
+            variable: A Keras variable.
+            value: This replica's value.
+        """
+
+        def assign(brought: Sequence[torch.Tensor]) -> None:
+            with torch.no_grad():
+                keras_seam.stored_value(variable).copy_(aggregated(variable, brought))
+
+        label = self._label(f"assignment to {variable.path}")
+        self._rendezvous.meet(self.rank, label, value.detach(), assign)
 
     def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
         """Returns a sum divided by the number of replicas, in its type.
@@ -124,15 +141,20 @@ class TorchCollectives(Collectives):
             options: Not needed: the tensors are summed where they are.
         """
         del options
+        tensors = [_tensor(tensor) for tensor in tensors]
+        if not tensors:
+            return []
+        check_summable(tensors)
         return list(_Sum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the replicas' tensors one after another along axis 0, with their gradient.
+    def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """Returns the replicas' tensors one after another along an axis, with their gradient.
 
         Args:
             tensor: A tensor of this replica, of at least one dimension.
+            axis: The axis, from 0.
         """
-        return _Gather.apply(self, self._label("all_gather"), tensor)
+        return _Gather.apply(self, self._label("all_gather"), _tensor(tensor), axis)
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
@@ -151,15 +173,11 @@ class TorchCollectives(Collectives):
         def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)
             weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
-            _check_same(all_gradients, all_variables)
+            check_same(all_gradients, all_variables)
             known = variables or keras_seam.optimized_variables(optimizer)
             reduced = weighted_sum(all_gradients, weights, known)
-            with (
-                keras_seam.outside_stateless_scopes(),
-                context.replica_scope(None),
-                keras.device(self._device),
-            ):
-                committed = commit(self._scopes[: self.count], sums=False)
+            with self.no_replica():
+                committed = self._commit(sums=False)
                 if not optimizer.built and variables is not None:
                     with keras.name_scope(optimizer.name):
                         optimizer.build(variables)
@@ -182,16 +200,58 @@ class TorchCollectives(Collectives):
         sums = self._rendezvous.meet(self.rank, f"{label} of shapes {shapes}", tensors, _sums)
         return sums[self.rank]
 
-    def collect(self, label: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Returns the rows of all replicas, and at which of them this replica's begin.
+    def collect(self, label: str, tensor: torch.Tensor, axis: int) -> tuple[torch.Tensor, int]:
+        """Returns the tensors of all replicas along an axis, and where this replica's begins.
 
         Args:
             label: What the meeting is for.
-            tensor: This replica's rows.
+            tensor: This replica's tensor.
+            axis: The axis.
         """
-        label = f"{label} of rows of shape {tuple(tensor.shape[1:])}"
-        gathered, begins = self._rendezvous.meet(self.rank, label, tensor, _concatenated)
+        shape = tuple("any" if i == axis else size for i, size in enumerate(tensor.shape))
+        label = f"{label} of shape {shape}"
+        gathered, begins = self._rendezvous.meet(
+            self.rank, label, tensor, lambda brought: _concatenated(brought, axis)
+        )
         return gathered[self.rank], begins[self.rank]
+
+    @contextlib.contextmanager
+    def no_replica(self) -> Iterator[None]:
+        """Lets code run once for all replicas, in the thread of one."""
+        with (
+            keras_seam.outside_stateless_scopes(),
+            context.replica_scope(None),
+            keras.device(self._device),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Lets one replica at a time build a layer, which all of them share.
+
+        Raises:
+            ReplicaError: If another replica does not come to an end with it.
+        """
+        if self._rendezvous.turns:
+            yield
+            return
+        if not self._build_lock.acquire(timeout=self._rendezvous.timeout):
+            raise ReplicaError(
+                "Expected one replica after the other to build a layer. Received: a replica that "
+                f"builds for more than {self._rendezvous.timeout} seconds. Call no collective in "
+                "`build`, or build the model before the replicas run."
+            )
+        try:
+            yield
+        finally:
+            self._build_lock.release()
+
+    def _own(self, leaf: Any) -> Any:
+        """A tensor of this replica's own, of one that all replicas got."""
+        return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    def _commit(self, *, sums: bool) -> list[int]:
+        return self.scope.rules.commit(self._scopes[: self.count], sums=sums)
 
     def _label(self, name: str) -> str:
         self._number += 1
@@ -232,86 +292,33 @@ class _Sum(torch.autograd.Function):
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor
+        ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor, axis: int
     ) -> torch.Tensor:
-        gathered, begin = replica.collect(label, tensor)
+        gathered, begin = replica.collect(label, tensor, axis)
         ctx.replica, ctx.label, ctx.weight = replica, label, replica.weight
-        ctx.rows = slice(begin, begin + tensor.shape[0])
+        ctx.part = axis, begin, tensor.shape[axis]
         return gathered
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         label = f"gradient of {ctx.label}"
         [total] = _Sum.apply(ctx.replica, label, 1.0 / ctx.weight, ctx.weight, gradient)
-        return None, None, total[ctx.rows]
+        return None, None, total.narrow(*ctx.part), None
 
 
-def weighted_sum(
-    all_gradients: Sequence[Gradients], weights: Sequence[float], variables: Sequence[Any]
-) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of the replicas' gradients, in the order of ranks.
+def check_summable(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuses booleans, of which torch makes something else than their number.
 
     Args:
-        all_gradients: Each replica's gradients; None where there is none.
-        weights: Each replica's weight.
-        variables: The variables they belong to.
+        tensors: What is to be added.
+
+    Raises:
+        TypeError: If one of them is boolean.
     """
-    with torch.no_grad():
-        tensors = [[g for g in gradients if g is not None] for gradients in all_gradients]
-        if any(len(some) < len(variables) for some in tensors) or any(
-            variable.overwrite_with_gradient for variable in variables
-        ):
-            columns = zip(variables, zip(*all_gradients, strict=True), strict=False)
-            return [_sum_of_one(variable, column, weights) for variable, column in columns]
-        return [*_weighted_sum_of_tensors(tensors, weights)]
-
-
-def _weighted_sum_of_tensors(
-    all_tensors: Sequence[list[torch.Tensor]], weights: Sequence[float]
-) -> Sequence[torch.Tensor]:
-    # A running mean, in one pass a replica; it is the weighted sum, as weights sum to 1.
-    mean: Sequence[torch.Tensor] = all_tensors[0]
-    weight = weights[0]
-    for index in range(1, len(weights)):
-        here = [g.to(m.device) for g, m in zip(all_tensors[index], mean, strict=True)]
-        weight += weights[index]
-        part = weights[index] / weight
-        if index == 1:
-            mean = torch._foreach_lerp([*mean], here, part)
-        else:
-            torch._foreach_lerp_([*mean], here, part)
-    # They do not where losses were weighted before: see `weighs_scaled_losses`.
-    return mean if math.isclose(weight, 1.0) else torch._foreach_mul([*mean], weight)
-
-
-def _sum_of_one(
-    variable: Any, column: Sequence[torch.Tensor | None], weights: Sequence[float]
-) -> torch.Tensor | None:
-    pairs = [(g, weight) for g, weight in zip(column, weights, strict=True) if g is not None]
-    if not pairs:
-        return None
-    device = pairs[0][0].device
-    if variable.overwrite_with_gradient:
-        # Not a gradient but a new value (float8: scales and histories of maxima), as Keras combines
-        # it.
-        parts = [gradient.to(device) for gradient, _ in pairs]
-        return torch.stack(parts).amax(0)
-    total = pairs[0][0] * pairs[0][1]
-    for gradient, weight in pairs[1:]:
-        total = total + gradient.to(device) * weight
-    return total
-
-
-def _check_same(
-    all_gradients: Sequence[Gradients], all_variables: Sequence[list[Any] | None]
-) -> None:
-    keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
-    sizes = [len(gradients) for gradients in all_gradients]
-    if any(key != keys[0] for key in keys) or any(size != sizes[0] for size in sizes):
-        raise ReplicaError(
-            "Expected every replica to apply gradients of the same variables in the same order. "
-            f"Received: {sizes} gradients a replica, of variables that differ. Replicas differ in "
-            "their batch only: choose the variables to update without looking at the data."
+    if any(tensor.dtype == torch.bool for tensor in tensors):
+        raise TypeError(
+            "Expected numbers to add over the replicas. Received: a tensor of dtype bool. Cast it "
+            'first, with keras.ops.cast(x, "int32").'
         )
 
 
@@ -330,9 +337,15 @@ def _sum_on(device: torch.device, parts: Sequence[torch.Tensor]) -> torch.Tensor
     return total
 
 
-def _concatenated(brought: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-    """Each replica's own copy of all rows, and where each one's rows begin."""
+def _concatenated(
+    brought: Sequence[torch.Tensor], axis: int
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Each replica's own copy of all tensors along an axis, and where each one's part begins."""
     begins = [0]
     for tensor in brought:
-        begins.append(begins[-1] + tensor.shape[0])
-    return [torch.cat([part.to(mine.device) for part in brought]) for mine in brought], begins
+        begins.append(begins[-1] + tensor.shape[axis])
+    return [torch.cat([part.to(mine.device) for part in brought], axis) for mine in brought], begins
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else keras_seam.ops.convert_to_tensor(value)

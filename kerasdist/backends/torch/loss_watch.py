@@ -34,19 +34,36 @@ class LossWatch:
             self.look()
 
     def look(self) -> None:
-        """Warns if a step's loss was finite on some replicas and not on others."""
+        """Warns if a step's loss was finite on some replicas and not on others.
+
+        Waits for each replica's device once, however many steps there were.
+        """
         steps, self._steps = self._steps, []
+        if not steps:
+            return
+        ranks = range(max(len(losses) for losses in steps))
+        finite = [
+            iter(_are_finite([losses[rank] for losses in steps if rank < len(losses)]))
+            for rank in ranks
+        ]
         for losses in steps:
-            finite = [bool(loss.isfinite().all()) for loss in losses]
-            if any(finite) and not all(finite):
+            good = [next(finite[rank]) for rank in range(len(losses))]
+            if any(good) and not all(good):
                 self._warned = True
-                bad = [str(rank) for rank, good in enumerate(finite) if not good]
+                bad = [str(rank) for rank, well in enumerate(good) if not well]
                 warnings.warn(
-                    f"The loss is not finite on replica {', '.join(bad)} of {len(finite)}, while "
+                    f"The loss is not finite on replica {', '.join(bad)} of {len(good)}, while "
                     "it is on the others. Look for values that are not finite in the batch; the "
                     "replica's share of it are consecutive rows.",
                     stacklevel=4,
                 )
                 return
-            if not all(finite):
+            if not all(good):
                 return  # everywhere, as one device would show it
+
+
+def _are_finite(losses: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each loss is finite, in one look at their device."""
+    if all(loss.shape == losses[0].shape for loss in losses):
+        return torch.stack([*losses]).isfinite().reshape(len(losses), -1).all(1).tolist()
+    return torch.stack([loss.isfinite().all() for loss in losses]).tolist()

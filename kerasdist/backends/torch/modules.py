@@ -19,8 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.torch.collectives import TorchCollectives
+from kerasdist.backends.torch.reads import ReadRecorder
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.replica_context import one_device_replica
 
 # A module that uses a collective inside would make another replica wait here, for nothing.
 _WAIT_SECONDS = 60.0
@@ -60,7 +62,9 @@ def _named_parameters(
     original: Any, scope: ReplicaScope, layer: Any, *args: Any, **kwargs: Any
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    for name, parameter in original(layer, *args, **kwargs):
+    with keras_seam.outside_stateless_scopes():  # the first call hands torch the layer's variables
+        parameters = original(layer, *args, **kwargs)
+    for name, parameter in parameters:
         yield name, values.get(id(parameter), parameter)
 
 
@@ -106,6 +110,7 @@ def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Te
         if (
             isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
             and inner.training
+            and one_device_replica() is not None
             and replicas.options.batch_norm == "synchronized"  # type: ignore[union-attr]
         ):
             raise UnsupportedError(
@@ -118,8 +123,11 @@ def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Te
 
 
 def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Tensor]:
+    reader = keras_seam.stateless_scope()
+    if not isinstance(reader, ReadRecorder):
+        reader = scope
     return {
-        id(keras_seam.stored_value(variable)): scope.get_current_value(variable)
+        id(keras_seam.stored_value(variable)): reader.get_current_value(variable)
         for variable in layer.variables
     }
 

@@ -12,6 +12,26 @@ import torch
 from kerasdist import keras_seam
 from kerasdist.errors import InputError
 from kerasdist.input.sharding import piece_bounds
+from kerasdist.replica_context import BatchShare
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one replica gets of a step.
+
+    Attributes:
+        argument: What its function is called with.
+        share: Its share of the global batch where the one-device contract holds, else None.
+    """
+
+    argument: Any
+    share: BatchShare | None = None
+
+    @property
+    def weight(self) -> float:
+        """How much this replica counts in a sum over the replicas."""
+        return 1.0 if self.share is None else self.share.weight
 
 
 @final
@@ -30,14 +50,18 @@ class Division:
     total: int
 
     @property
-    def count(self) -> int:
-        """How many replicas take part."""
-        return len(self.pieces)
-
-    @property
     def weights(self) -> list[float]:
         """Each replica's share of the examples."""
         return [size / self.total for size in self.sizes]
+
+    @property
+    def parts(self) -> list[Part]:
+        """What each replica gets."""
+        total = self.total
+        return [
+            Part(piece, BatchShare(size, total, size / total))
+            for piece, size in zip(self.pieces, self.sizes, strict=True)
+        ]
 
 
 def divide(batch: Any, replicas: int) -> Division | None:

@@ -38,7 +38,7 @@ class Rendezvous:
             timeout: How long, in seconds, a participant waits for the others.
         """
         self.timeout = timeout
-        self._turns = False
+        self.turns = False
         # A participant waits by acquiring its gate; whoever lets it go on releases the gate.
         self.gates = [threading.Lock() for _ in range(size)]
         for gate in self.gates:
@@ -64,7 +64,7 @@ class Rendezvous:
             turns: Whether they run one at a time.
         """
         self._count = count
-        self._turns = turns
+        self.turns = turns
         self._arrived.clear()
         self._finished.clear()
         self._result = None
@@ -153,7 +153,7 @@ class Rendezvous:
 
     def _let_go_on(self, ranks: Any) -> None:
         self._ready.extend(ranks)
-        if not self._turns:
+        if not self.turns:
             while self._ready:
                 self.gates[self._ready.popleft()].release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,15 +20,17 @@ from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.torch import draws, masks, modules, rendezvous
 from kerasdist.backends.torch.collectives import TorchCollectives
+from kerasdist.backends.torch.components import Components, LoopRules
 from kerasdist.backends.torch.draws import FirstDraw, StepDraws, part_from_first_gpu
 from kerasdist.backends.torch.host_memory import keep_freed_memory
-from kerasdist.backends.torch.pace import Pace
-from kerasdist.backends.torch.pieces import Division
+from kerasdist.backends.torch.pace import TakeTurns
+from kerasdist.backends.torch.pieces import Part
 from kerasdist.backends.torch.team import Team
 from kerasdist.backends.torch.thread_settings import ThreadSettings, compute_with
-from kerasdist.backends.torch.variables import ReplicaScope, commit, commit_buffers
+from kerasdist.backends.torch.variables import FIT, ReplicaScope, Rules, commit_buffers
 from kerasdist.devices import Device
-from kerasdist.replica_context import BatchShare, ReplicaContext
+from kerasdist.errors import ScopeError
+from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
@@ -52,10 +55,16 @@ class TorchReplicaSet(ReplicaSet):
         self.timeout = rendezvous.TIMEOUT_SECONDS
         self._crew: Crew | None = None
         self._one_step = threading.Lock()
+        self.components = Components(len(self.devices))
         if len(self.devices) > 1:
             modules.install()
             masks.install()
             draws.install()
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all replicas are on the CPU, and share it."""
+        return all(device.kind == "cpu" for device in self.devices)
 
     @cached_property
     def runner(self) -> Runner:
@@ -88,32 +97,44 @@ class TorchReplicaSet(ReplicaSet):
         """
         if context.replica() is not None:
             return contextlib.nullcontext()
-        return keras.device(keras_name(self.devices[0]))
+        return keras.device(keras_name(self.variable_devices[0]))
 
     def run(
-        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, pace: Pace
+        self,
+        strategy: Strategy,
+        step: Callable[[Any], Any],
+        parts: Sequence[Part],
+        take_turns: TakeTurns,
     ) -> list[Any]:
-        """Runs one step on every piece of a batch, and writes what the replicas assigned.
+        """Runs one step on every replica that has a part in it, and writes what they assigned.
 
         Args:
             strategy: The strategy that owns this set.
-            step: What a replica does with its piece.
-            division: The pieces.
-            pace: Whether replicas on the CPU take turns.
+            step: What a replica does with its argument.
+            parts: What the replicas get, all with a share of a batch or all without.
+            take_turns: Whether the replicas take turns.
 
         Returns:
             What the step returned in each replica, in the order of ranks.
 
         Raises:
+            ScopeError: In the function of a `merge_call`.
             Exception: What `step` raised in the first replica that failed.
         """
+        outer = context.enclosing_replica()
+        if outer is not None and outer.strategy.replica_set is self:
+            raise ScopeError(
+                "Expected the replicas to be free. Received: a call of `run`, or of a model's fit, "
+                "evaluate or predict, in the function of a merge_call, for which they all wait. "
+                "Call it after `run` has returned."
+            )
         with self._one_step:  # two threads may use one strategy, one after the other
             crew = self._crew
             if crew is None:
-                crew = self._crew = Crew(self.devices, self.timeout)
+                crew = self._crew = Crew(self)
                 weakref.finalize(self, crew.team.close)
             try:
-                return crew.run(strategy, step, division, pace)
+                return crew.run(strategy, step, parts, take_turns)
             finally:
                 if crew.team.spent:
                     crew.team.close()
@@ -124,80 +145,94 @@ class TorchReplicaSet(ReplicaSet):
 class Crew:
     """The replicas' threads and what each of them keeps from step to step."""
 
-    def __init__(self, devices: Sequence[Device], timeout: float) -> None:
+    def __init__(self, replica_set: TorchReplicaSet) -> None:
         """Starts the threads.
 
         Args:
-            devices: The replicas' devices.
-            timeout: How long a replica waits for the others, in seconds.
+            replica_set: The devices, and what is kept of the replicas' variables.
         """
-        self._on_cpu = all(device.kind == "cpu" for device in devices)
+        devices = replica_set.devices
+        home = keras_name(replica_set.variable_devices[0])
+        self._on_cpu = replica_set.on_cpu
         if self._on_cpu:
             keep_freed_memory()
         self._draws = StepDraws(len(devices))
-        self.team = Team(len(devices), timeout=timeout)
+        self.team = Team(len(devices), timeout=replica_set.timeout)
         names = [keras_name(device) for device in devices]
         scopes = [
-            ReplicaScope(rank, torch_device(device), copies=names[rank] != names[0])
+            ReplicaScope(rank, torch_device(device), copies=names[rank] != home)
             for rank, device in enumerate(devices)
         ]
-        meeting = self.team.rendezvous
+        build_lock = threading.RLock()
         self._replicas = [
             Replica(
                 rank,
                 names[rank],
                 scopes[rank],
-                TorchCollectives(rank, meeting, scopes, names[0], self._draws),
+                TorchCollectives(
+                    rank,
+                    rendezvous=self.team.rendezvous,
+                    scopes=scopes,
+                    device=home,
+                    draws=self._draws,
+                    build_lock=build_lock,
+                ),
             )
             for rank in range(len(devices))
         ]
+        self._loop_rules = LoopRules(replica_set.components, functools.partial(_initialize, home))
 
     def run(
-        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, pace: Pace
+        self,
+        strategy: Strategy,
+        step: Callable[[Any], Any],
+        parts: Sequence[Part],
+        take_turns: TakeTurns,
     ) -> list[Any]:
         """Runs one step (see `TorchReplicaSet.run`).
 
         Args:
             strategy: The strategy.
-            step: What a replica does with its piece.
-            division: The pieces.
-            pace: Whether replicas on the CPU take turns.
+            step: What a replica does with its argument.
+            parts: What the replicas get.
+            take_turns: Whether the replicas take turns.
         """
         self._draws.begin()
-        if not self._on_cpu:
-            return self._run(strategy, step, division, turns=False)
-        with pace.of_step(division, self._draws) as turns:
-            return self._run(strategy, step, division, turns=turns)
+        with take_turns(parts, self._draws) as turns:
+            return self._run(strategy, step, parts, turns=turns)
 
     def _run(
-        self, strategy: Strategy, step: Callable[[Any], Any], division: Division, *, turns: bool
+        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], *, turns: bool
     ) -> list[Any]:
-        replicas = self._replicas[: division.count]
+        replicas = self._replicas[: len(parts)]
+        rules: Rules = self._loop_rules if parts[0].share is None else FIT
         generator = keras_seam.global_seed_generator()
         if generator is None:
             first_draw = FirstDraw()
             keras_seam.set_global_seed_generator(first_draw)
         settings = ThreadSettings.of_this_thread()
         threads = torch.get_num_threads()
-        share = threads if turns or not self._on_cpu else max(1, threads // division.count)
+        share = threads if turns or not self._on_cpu else max(1, threads // len(parts))
 
         def work(rank: int) -> Any:
             compute_with(share)
             if rank == 0:
-                return replicas[0].take_step(strategy, step, division)
+                return replicas[0].take_step(strategy, step, parts, rules)
             with settings.applied():
-                return replicas[rank].take_step(strategy, step, division)
+                return replicas[rank].take_step(strategy, step, parts, rules)
 
         try:
-            results = self.team.run(division.count, work, turns=turns)
+            results = self.team.run(len(parts), work, turns=turns)
         finally:
             compute_with(threads)
             if generator is None:
                 keras_seam.set_global_seed_generator(first_draw.generator)
         scopes = [replica.scope for replica in replicas]
-        commit(scopes, sums=True)
+        rules.commit(scopes, sums=True)
         if scopes[0].buffers:
             commit_buffers(scopes)
+        for scope in scopes:
+            scope.end()
         return results
 
 
@@ -219,40 +254,45 @@ class Replica:
     collectives: TorchCollectives
     context: ReplicaContext | None = None
 
-    def take_step(self, strategy: Strategy, step: Callable[[Any], Any], division: Division) -> Any:
-        """Runs a step on this replica's piece, in the thread that is this replica's.
+    def take_step(
+        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
+    ) -> Any:
+        """Runs a step on this replica's part, in the thread that is this replica's.
 
         Args:
             strategy: The strategy.
-            step: What to do with the piece.
-            division: The pieces.
+            step: What to do with the argument.
+            parts: What the replicas get.
+            rules: What reads and writes of variables mean.
         """
         part_from_first_gpu(self.rank, self.scope.device)
-        told = self._told(strategy, division)
-        self.scope.begin(told.weight)
-        self.collectives.begin(division.count, told.weight)
+        part = parts[self.rank]
+        told = self._told(strategy, part, len(parts))
+        self.scope.begin(part.weight, rules)
+        self.collectives.begin(len(parts), part.weight)
         with keras.device(self.device), context.replica_scope(told), self.scope:
-            return step(division.pieces[self.rank])
+            result = step(part.argument)
+        if rules is not FIT:
+            keras_seam.initialize_waiting_variables()
+        return result
 
-    def _told(self, strategy: Strategy, division: Division) -> ReplicaContext:
+    def _told(self, strategy: Strategy, part: Part, count: int) -> ReplicaContext:
         """The context of this step: the last one's, if it fits, since most batches are alike."""
-        size, total = division.sizes[self.rank], division.total
         last = self.context
         if (
             last is not None
             and last.strategy is strategy
-            and last.num_replicas_in_sync == division.count
-            and last.share == (share := BatchShare(size, total, size / total))
+            and last.num_replicas_in_sync == count
+            and last.share == part.share
         ):
             last.layer_losses.clear()
             return last
-        share = BatchShare(size, total, size / total)
         self.context = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=self.rank,
-            num_replicas_in_sync=division.count,
+            num_replicas_in_sync=count,
             collectives=self.collectives,
-            share=share,
+            share=part.share,
         )
         return self.context
 
@@ -273,3 +313,9 @@ def torch_device(device: Device) -> torch.device:
         device: The device.
     """
     return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)
+
+
+def _initialize(home: str, variable: Any) -> None:
+    """Gives its value to a variable that a symbolic call made, on the device of the variables."""
+    with context.replica_scope(None), keras.device(home):
+        keras_seam.initialize_waiting_variable(variable)

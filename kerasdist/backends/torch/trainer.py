@@ -15,6 +15,7 @@ from kerasdist.backends.torch.loss_watch import LossWatch
 from kerasdist.backends.torch.pace import Pace
 from kerasdist.backends.torch.pieces import Division, divide, join
 from kerasdist.training.logs import global_logs
+from kerasdist.training.metrics import metrics_of, settle
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class TorchTrainer(ReplicatedTrainer):
 
         if self.replica_set.num_replicas == 1:
             return run_alone
-        watch, pace = LossWatch(), Pace(self)
+        for metric in metrics_of(self):
+            settle(metric, self.bound_strategy)
+        watch, pace = LossWatch(), Pace(self, on_cpu=self.replica_set.on_cpu)
         object.__setattr__(self, _WATCH, watch)  # past Keras's tracking of attributes
 
         def replica_step(piece: Any) -> Report:
@@ -123,7 +126,7 @@ class TorchTrainer(ReplicatedTrainer):
                     logs = alone(batch)
                 else:
                     reports = self.replica_set.run(
-                        self.bound_strategy, replica_step, division, pace
+                        self.bound_strategy, replica_step, division.parts, pace.of_step
                     )
                     watch.note([report.loss for report in reports])
             if division is None:
@@ -136,7 +139,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _predicting_function(self, step: Step) -> Callable[[Sequence[Any]], Any]:
         alone = self._as_plain_keras(step)
-        pace = Pace(self)
+        pace = Pace(self, on_cpu=self.replica_set.on_cpu)
 
         def run(batches: Sequence[Any]) -> Any:
             outputs = []
@@ -149,8 +152,13 @@ class TorchTrainer(ReplicatedTrainer):
                         # fit and evaluate build the model first, Keras's predict lets the first
                         # call do it.
                         self.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
-                    parts = self.replica_set.run(self.bound_strategy, step, division, pace)
-                    outputs.append(join(parts))
+                    outputs.append(
+                        join(
+                            self.replica_set.run(
+                                self.bound_strategy, step, division.parts, pace.of_step
+                            )
+                        )
+                    )
             return outputs[0] if len(outputs) == 1 else join(outputs)
 
         return run

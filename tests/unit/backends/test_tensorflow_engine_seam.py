@@ -22,6 +22,8 @@ import keras
 import tensorflow as tf
 from kerasdist.backends.tensorflow import engine_seam
 
+import kerasdist.backends.tensorflow.backend
+
 engine = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with engine_seam.EngineScope(engine):
     keras.backend.clear_session()
@@ -47,6 +49,23 @@ def meet_and_update(value):
     return tf.distribute.get_replica_context().merge_call(merged, args=(value,))
 
 engine.run(meet_and_update, args=(tf.constant(2.0),))
+
+keys = engine_seam.collective_keys()
+mirrored = engine_seam.mirrored([tf.constant(1.0), tf.constant(1.0)])
+compiled = tf.function(lambda: 1, reduce_retracing=True)
+likewise = engine_seam.compiled_likewise(compiled, lambda: 2)
+in_xla = []
+plain, xla = (
+    tf.function(lambda: in_xla.append(engine_seam.compiles_with_xla()), jit_compile=xla)
+    for xla in (False, True)
+)
+plain(), xla()
+
+class Own(Exception):
+    def __init__(self, one, other):
+        super().__init__(one, other)
+
+engine_seam.let_errors_pass(Own)
 print(json.dumps({
     "parameters": {
         part.__name__: list(inspect.signature(part).parameters)
@@ -55,6 +74,12 @@ print(json.dumps({
     "after_reset": after_reset,
     "left": not tf.distribute.has_strategy(),
     "inside": inside,
+    "keys": keys,
+    "mirrored": isinstance(mirrored, kd.Mirrored) and isinstance(mirrored, kd.DistributedValues),
+    "likewise": [int(likewise()), likewise is not compiled],
+    "in_xla": in_xla,
+    "passes": Own(1, 2).ag_pass_through,
+    "rules": [rule._prefix for rule in engine_seam.autograph_config.CONVERSION_RULES[:2]],
     "updated_once_without_a_strategy": len(updated) == 1 and updated[0] is not engine,
 }))
 """
@@ -76,6 +101,11 @@ def probe():
 
 def test_the_private_names_take_what_they_are_given(probe):
     assert probe["parameters"] == {
+        "DoNotConvert": ["module_prefix"],
+        "Mirrored": ["values"],
+        "GraphOrParentsInXlaContext": ["graph"],
+        "control_status_ctx": [],
+        "tf_convert": ["f", "ctx", "convert_by_default", "user_requested"],
         "_get_default_strategy": [],
         "_push_per_thread_mode": ["context"],
         "_pop_per_thread_mode": [],
@@ -92,3 +122,28 @@ def test_a_scope_outlives_clear_session(probe):
 def test_a_branch_is_updated_without_merge_call(probe):
     assert probe["inside"] == [True, False]
     assert probe["updated_once_without_a_strategy"]
+
+
+def test_strategies_have_keys_of_their_own(probe):
+    first, second = probe["keys"]
+    assert second > first > 0
+
+
+def test_the_frameworks_values_pass_for_ours(probe):
+    assert probe["mirrored"]
+
+
+def test_a_compiled_function_is_compiled_anew(probe):
+    assert probe["likewise"] == [2, True]
+
+
+def test_xla_is_noticed(probe):
+    assert probe["in_xla"] == [False, True]
+
+
+def test_errors_of_a_class_pass(probe):
+    assert probe["passes"]
+
+
+def test_autograph_passes_over_us(probe):
+    assert "kerasdist" in probe["rules"]

@@ -1,0 +1,93 @@
+"""What the code of one replica can ask of the others: collectives by name, in one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+
+from kerasdist import context, keras_seam
+from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.jax.components import divided
+from kerasdist.backends.jax.scopes import ReplicaScope
+from kerasdist.backends.jax.sources import Own, flatten, is_array, own
+from kerasdist.collectives import CommunicationOptions
+from kerasdist.values import PerReplica
+
+if TYPE_CHECKING:
+    from kerasdist.strategy import Strategy
+
+
+@final
+class JaxCollectives(Collectives):
+    """Collectives between the replicas of a program that is traced once for all of them."""
+
+    def __init__(self, scope: ReplicaScope, replicas: int) -> None:
+        """Makes the collectives.
+
+        Args:
+            scope: The variables of the replica.
+            replicas: How many replicas there are.
+        """
+        self._scope = scope
+        self._replicas = replicas
+        self._applies = False
+
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function, with values whose components the other replicas hold."""
+        leaves, structure = flatten((tuple(args), dict(kwargs)))
+
+        def merged(leaves: list[Any]) -> Any:
+            values = [
+                PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf for leaf in leaves
+            ]
+            args, kwargs = jax.tree.unflatten(structure, values)
+            with context.replica_scope(None):
+                return own(function(strategy, *args, **kwargs))
+
+        return self._scope.exchange.merge(self._scope, leaves, merged)
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Sums all tensors in one go."""
+        del options
+        return self._scope.exchange.total(list(map(keras_seam.ops.convert_to_tensor, tensors)))
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns a sum divided by the number of replicas, in its type."""
+        return divided(total, replicas)
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Gathers along an axis."""
+        return self._scope.exchange.gather(keras_seam.ops.convert_to_tensor(tensor), axis)
+
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Says that what is assigned inside is equal on all replicas."""
+        return self._scope.equal_writes()
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> Any:
+        """Sums gradients over the replicas; then each of them makes the same update."""
+        if self._applies:  # an optimizer inside of another
+            return apply(optimizer, gradients, variables)
+        there = [gradient for gradient in gradients if gradient is not None]
+        sums = iter(self.all_sum(there))
+        gradients = [None if gradient is None else next(sums) for gradient in gradients]
+        self._applies = True
+        try:
+            with self._scope.equal_writes():
+                if isinstance(optimizer, keras_seam.LossScaleOptimizer):
+                    return keras_seam.apply_scaled_gradients(optimizer, gradients, variables)
+                return apply(optimizer, gradients, variables)
+        finally:
+            self._applies = False

@@ -1,0 +1,106 @@
+"""`kerasdist.function` and `kerasdist.value_and_grad` on JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax.exchange import Differentiated
+from kerasdist.backends.jax.programs import Program
+from kerasdist.backends.jax.sources import is_array
+
+
+def function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that JAX compiles together with the variables it uses.
+
+    Args:
+        function: The user's function.
+    """
+    program = Program()
+
+    @functools.wraps(function)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        if scopes.program() is not None:
+            return function(*args, **kwargs)  # a part of the program around it
+        return program(_call, function, args, kwargs)
+
+    return compiled
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def value_and_grad(
+    function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+) -> tuple[Any, list[Any]]:
+    """Differentiates a function by variables, which it reads from a scope of their own.
+
+    Args:
+        function: Takes nothing; returns a scalar, or with `has_aux` a pair of it and anything.
+        variables: Keras variables.
+        has_aux: Whether the function returns a pair.
+    """
+    outer = scopes.current()
+    by_key = {id(variable): variable for variable in variables}
+    values = [_value(outer, variable) for variable in by_key.values()]
+
+    def call(scope: scopes.OverlayScope) -> tuple[Any, Any, Any]:
+        with scope:
+            result = function()
+        value, rest = result if has_aux else (result, None)
+        leaves, structure = jax.tree.flatten(rest)
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if is_array(leaf)}
+        others = [None if i in arrays else leaf for i, leaf in enumerate(leaves)]
+        updates = {key: scope.state_mapping[key] for key in scope.variables}
+        parts = arrays, updates, scope.stacks
+        return keras.ops.convert_to_tensor(value), parts, (scope, others, structure)
+
+    def overlay(values: Sequence[Any], outer: scopes.Scope | None) -> scopes.OverlayScope:
+        return scopes.OverlayScope(dict(zip(by_key, values, strict=True)), outer)
+
+    def alone() -> Differentiated:
+        notes: list[Any] = []
+
+        def differentiated(values: list[Any]) -> tuple[Any, Any]:
+            value, parts, note = call(overlay(values, outer))
+            notes.append(note)
+            return value, parts
+
+        (value, parts), gradients = jax.value_and_grad(differentiated, has_aux=True)(values)
+        return Differentiated(value, gradients, parts, notes[-1])
+
+    replica = scopes.replica()
+    if replica is None:
+        found = alone()
+    else:
+        found = replica.exchange.differentiated(replica, alone, (overlay, call), values)
+    (arrays, updates, stacks), (scope, leaves, structure) = found.parts, found.notes
+    if outer is None:
+        keras_seam.initialize_waiting_variables()
+    for key, variable in scope.variables.items():
+        if outer is None:
+            variable.assign(updates[key])
+        else:
+            outer.store(variable, updates[key], stacks.get(key))
+    if outer is not None:
+        for variable in scope.read.values():
+            outer.get_current_value(variable)
+    of = dict(zip(by_key, found.gradients, strict=True))
+    gradients = [of[id(v)] if id(v) in scope.read else None for v in variables]
+    if not has_aux:
+        return found.value, gradients
+    for index, array in arrays.items():
+        leaves[index] = array
+    return (found.value, jax.tree.unflatten(structure, leaves)), gradients
+
+
+def _value(outer: scopes.Scope | None, variable: Any) -> Any:
+    value = None if outer is None else outer.peek(variable)
+    return keras_seam.stored_value(variable) if value is None else value

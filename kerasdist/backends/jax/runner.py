@@ -1,0 +1,442 @@
+"""Functions of the user's on a mesh: replica code under ``shard_map``, values across replicas."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import keras
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+from kerasdist import context, keras_seam, ownership
+from kerasdist.backends.base import Runner
+from kerasdist.backends.jax import components, scopes
+from kerasdist.backends.jax.collectives import JaxCollectives
+from kerasdist.backends.jax.exchange import ByName, Exchange, check_is_number
+from kerasdist.backends.jax.placement import AXIS, MeshPlacement
+from kerasdist.backends.jax.programs import Programs
+from kerasdist.backends.jax.ragged import Groups, Traced
+from kerasdist.backends.jax.sources import (
+    Equal,
+    Own,
+    Padded,
+    Source,
+    Stacked,
+    cut,
+    flatten,
+    is_array,
+    is_distributed,
+    is_traced,
+    joined,
+    own,
+)
+from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.replica_context import ReplicaContext, checked_axis
+from kerasdist.structures import transpose
+from kerasdist.values import DistributedValues, Mirrored, PerReplica
+
+if TYPE_CHECKING:
+    from kerasdist.backends.jax.replicas import JaxReplicaSet
+    from kerasdist.strategy import Strategy
+
+_SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
+
+# How many functions' programs a strategy keeps, of functions that live that long.
+_Body = Callable[[scopes.ReplicaScope, Any, Any], Any]
+
+
+@final
+class JaxRunner(Runner):
+    """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
+
+    def __init__(self, replica_set: JaxReplicaSet) -> None:
+        """Makes the runner.
+
+        Args:
+            replica_set: The devices.
+        """
+        assert isinstance(replica_set.arrays, MeshPlacement)
+        self._replica_set = replica_set
+        self._place = replica_set.arrays
+        self._replicas = replica_set.num_replicas
+        self._runs = Programs()
+        self._updates = Programs()
+
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Traces the function for a replica, as part of a program or as a program of its own."""
+        if scopes.program() is None:
+            whole = partial(self._run_in_program, weakref.ref(strategy))
+            return self._runs.of(function)(whole, function, args, kwargs)
+        return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
+
+    def _run_in_program(
+        self,
+        strategy: weakref.ref[Strategy],
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def body(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+            owner = strategy()
+            assert owner is not None
+            replica = ReplicaContext(
+                strategy=owner,
+                replica_id_in_sync_group=jax.lax.axis_index(AXIS),
+                num_replicas_in_sync=self._replicas,
+                collectives=JaxCollectives(scope, self._replicas),
+            )
+            with context.replica_scope(replica):
+                return function(*args, **kwargs)
+
+        return self._on_each(body, args, kwargs)
+
+    def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
+        """Runs code on each device, as a part of the program that is being traced."""
+        if scopes.replica() is not None:
+            raise ScopeError(
+                "Expected strategy.run in the code of a program. Received: a call in merge_call. "
+                "Run the function before, or call it in each replica."
+            )
+        program, outer = scopes.program(), scopes.current()
+        assert program is not None
+        assert outer is not None
+        program.note(self._place)
+        leaves, structure = flatten((args, kwargs))
+        pieces = [self._piece(leaf) for leaf in leaves]
+        divided = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Stacked | Padded)}
+        shared = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Equal)}
+        shared |= {i: x for i, x in enumerate(pieces) if is_array(x)}
+        padded = [x.layout for x in pieces if isinstance(x, Padded)]
+        values = {key: outer.peek(one) for key, one in program.known.items()}
+        held = {key: program.stack(one, self._replicas) for key, one in program.held.items()}
+        found: list[tuple[Traced, dict[int, Any]]] = []
+
+        def on_device(divided: Any, shared: Any, values: Any, held: Any) -> Any:
+            arrays = shared | {index: one[0] for index, one in divided.items()}
+            values = values | {key: one[0] for key, one in held.items()}
+
+            def traced(shapes: Sequence[Any], exchange: Exchange) -> Traced:
+                scope = scopes.ReplicaScope(values, held, outer, self._replicas, exchange)
+                exchange.base = scope
+                sizes = iter(shapes)
+                own_leaves = [
+                    cut(arrays[i], next(sizes)) if isinstance(x, Padded) else arrays.get(i, x)
+                    for i, x in enumerate(pieces)
+                ]
+                own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
+                with scope:
+                    results, form = flatten(own(body(scope, own_args, own_kwargs)))
+                return Traced(scope, results, form)
+
+            shapes: dict[int, Any] = {}
+            if padded:
+                groups = Groups(list(zip(*padded, strict=True)))
+                end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
+            else:
+                end = traced((), ByName())
+                apart = {key: end.scope.peek(v) for key, v in end.scope.written_apart().items()}
+            scope = end.scope.beside({}, ByName(), ())
+            written = end.scope.variables
+            aggregates = scope.aggregates([written[key] for key in apart], list(apart.values()))
+            new = {key: end.scope.peek(one) for key, one in written.items() if key not in apart}
+            new |= dict(zip(apart, aggregates, strict=True))
+            results = {i: jnp.asarray(x)[None] for i, x in enumerate(end.results) if is_array(x)}
+            found.append((end, shapes))
+            return results, {key: one[None] for key, one in apart.items()}, new
+
+        arrays, stacks, new = jax.shard_map(
+            on_device,
+            mesh=self._place.mesh,
+            in_specs=(_DIVIDED, _SHARED, _SHARED, _DIVIDED),
+            out_specs=(_DIVIDED, _DIVIDED, _SHARED),
+            check_vma=False,
+        )(divided, shared, values, held)
+        end, shapes = found[-1]
+        for variable in end.scope.read.values():
+            outer.get_current_value(variable)
+        for key, variable in end.scope.variables.items():
+            outer.store(variable, new[key], stacks.get(key))
+        program.apart.update(end.scope.apart)
+        wrapped = list(end.results)
+        for index, array in arrays.items():
+            several = index in shapes
+            source = Padded(array, shapes[index]) if several else Stacked(array, self._replicas)
+            wrapped[index] = PerReplica(source)
+        return jax.tree.unflatten(end.form, wrapped)
+
+    def _piece(self, leaf: Any) -> Any:
+        """Returns how an argument enters a program."""
+        if not is_distributed(leaf):
+            return leaf
+        source = joined(leaf, self._replicas)
+        if source is None:
+            raise unlike(leaf)
+        return source
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Sums the components, and along their axis."""
+        source = self._source(value)
+        if axis is not None:
+            axis = checked_axis(source, axis)
+        return self._launched(_reduced, source, op, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Joins the components."""
+        if not is_distributed(value):
+            value = keras_seam.ops.convert_to_tensor(value)
+            checked_axis(value, axis)
+            return value
+        source = self._source(value)
+        return self._launched(_gathered, source, checked_axis(source, axis))
+
+    def reduce_to(
+        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        """Sums the components of each value, to every device."""
+        del options
+        return [self._mirrored(self.reduce(op, value, None)) for value in values]
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Puts a tensor on every device."""
+        return self._mirrored(tensor)
+
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls the function once, for the copies of all devices."""
+        scope = scopes.replica()
+        if scope is not None:
+            with _as_copies(scope, args, kwargs):
+                result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
+            return self.local_results(_per_own(result, self._replicas))
+        if not any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0]):
+            args, kwargs = _whole(tuple(args)), _whole(dict(kwargs))
+            return [function(variable, *args, **kwargs)] * self._replicas
+        if scopes.program() is None:
+            program = self._updates.of(function)
+            result = program(self._update_in_program, function, (variable, *args), kwargs)
+        else:
+            result = self._update_in_program(function, variable, *args, **kwargs)
+        leaves, form = flatten(result)
+        columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
+        return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._replicas
+
+    def _update_in_program(
+        self, function: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def body(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+            with context.replica_scope(None), scope.copy_writes():
+                return function(variable, *args, **kwargs)
+
+        return self._on_each(body, args, kwargs)
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Puts components of equal shape into one array on all devices, in one transfer."""
+        made: list[Source] = []
+        value = transpose(values, lambda leaves: self._joined(leaves, made))
+        if made:
+            arrays = jax.device_put([source.array for source in made], self._place.pieces)
+            for source, array in zip(made, arrays, strict=True):
+                source.array = array
+        return value
+
+    def _joined(self, leaves: Sequence[Any], made: list[Source]) -> Any:
+        """Joins components; what is to be transferred is noted in a list."""
+        first = leaves[0]
+        if not is_array(first):
+            same = all(leaf is first for leaf in leaves)
+            alone = first is None or (same and is_distributed(first))
+            return first if alone else PerReplica(tuple(leaves))
+        if scopes.replica() is not None:
+            return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
+        source = joined(PerReplica(tuple(leaves)), self._replicas)
+        if source is None:
+            return PerReplica(tuple(leaves))
+        if not is_traced(source.array):
+            made.append(source)
+        return PerReplica(source)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Fetches the components."""
+        if is_distributed(value):
+            return value.values
+        if not isinstance(value, keras.Variable):
+            return (value,)
+        return self._components(value)
+
+    def _components(self, leaf: Any) -> tuple[Any, ...]:
+        if isinstance(leaf, keras.Variable):
+            leaf = self._components_of(leaf)
+        return leaf.values if is_distributed(leaf) else (leaf,) * self._replicas
+
+    def _components_of(self, variable: Any) -> DistributedValues:
+        scope, program = scopes.replica(), scopes.program()
+        if scope is not None:
+            return PerReplica(Own(scope.peek(variable), self._replicas))
+        if program is not None:
+            current = scopes.current()
+            assert current is not None
+            value = current.get_current_value(variable)
+            if variable.synchronization == "on_read":
+                program.apart[id(variable)] = variable
+            if id(variable) in program.state_mapping:
+                return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
+            return PerReplica(
+                Stacked(components.derived(variable, value, self._replicas), self._replicas)
+            )
+        stack = jnp.copy(components.stack_on(variable, self._place))  # the next run consumes it
+        return PerReplica(Stacked(stack, self._replicas))
+
+    def read(self, variable: Any) -> Any:
+        """Returns the variable's value, which is always the aggregate.
+
+        Raises:
+            ValueError: If components have no aggregate.
+        """
+        if variable.synchronization == "on_read" and variable.aggregation == "none":
+            raise ValueError(
+                "Expected an aggregation of a variable that is aggregated when it is read. "
+                f"Received: variable={variable.path!r}, synchronization='on_read', "
+                "aggregation='none'. Read its components, with strategy.local_results, or make it "
+                "with an aggregation."
+            )
+        return keras_seam.ops.convert_to_tensor(variable)
+
+    def created(self, variable: Any) -> bool:
+        """Returns whether the variable was noted down when it was made."""
+        strategy = ownership.strategy_of(variable)
+        return strategy is not None and strategy.replica_set is self._replica_set
+
+    def _source(self, value: Any) -> Source:
+        """Returns the components of a value."""
+        if isinstance(value, keras.Variable):
+            value = self._components_of(value)
+        if not is_distributed(value):
+            return Equal(keras_seam.ops.convert_to_tensor(value), self._replicas)
+        source = joined(value, self._replicas)
+        if source is None:
+            raise unlike(value)
+        return source
+
+    def _launched(self, function: Callable[..., Any], source: Source, *how: Any) -> Any:
+        """Computes on components: at once in a program, else as a small program of its own."""
+        if scopes.program() is not None or is_traced(source.array):
+            return function(source, *how)
+        result = self._small(function, type(source), source.layout, how, source.array)
+        self._place.flow.after_launch(result, None)
+        return result
+
+    @cached_property
+    def _small(self) -> Callable[..., Any]:
+        def computed(function: Any, kind: Any, layout: Any, how: Any, array: Any) -> Any:
+            return function(kind(array, layout), *how)
+
+        return jax.jit(computed, static_argnums=(0, 1, 2, 3), out_shardings=self._place.whole)
+
+    def _mirrored(self, tensor: Any) -> Any:
+        if isinstance(tensor, DistributedValues):
+            return tensor
+        tensor = keras_seam.ops.convert_to_tensor(tensor)
+        if not is_traced(tensor):
+            tensor = jax.device_put(tensor, self._place.whole)
+        return Mirrored(Equal(tensor, self._replicas))
+
+
+def unlike(value: DistributedValues) -> UnsupportedError:
+    """Returns the error for components that do not go together.
+
+    Args:
+        value: The distributed value.
+    """
+    kinds = [
+        f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
+        for part in value.values
+    ]
+    return UnsupportedError(
+        "Expected arrays of one type and one number of axes as the components of a distributed "
+        f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
+        "alike, or compute the value from the replica's number in the function."
+    )
+
+
+def _reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
+    check_is_number(source.array)
+    mean = op is ReduceOp.MEAN
+    count = len(source)
+    if isinstance(source, Own):
+        local = source.array if axis is None else source.array.sum(axis)
+        total = jax.lax.psum(local, AXIS)
+    elif isinstance(source, Equal):
+        total = source.array if axis is None else source.array.sum(axis, dtype=source.array.dtype)
+        if mean and axis is None:
+            return total
+        total = total * count
+    elif isinstance(source, Padded) and axis is not None:
+        # What was padded is zero, and what differs along other axes does not fit.
+        sums = [part.sum(axis, dtype=part.dtype) for part in source]
+        if len({one.shape for one in sums}) > 1:
+            source.stacked()
+        total = sum(sums[1:], sums[0])
+        return (
+            components.divided(total, sum(shape[axis] for shape in source.layout))
+            if mean
+            else total
+        )
+    else:
+        stack = source.stacked()
+        total = stack.sum(0, dtype=stack.dtype)
+        total = total if axis is None else total.sum(axis, dtype=stack.dtype)
+    if axis is not None:
+        count *= source.shape[axis]
+    return components.divided(total, count) if mean else total
+
+
+def _gathered(source: Source, axis: int) -> Any:
+    if isinstance(source, Own):
+        return jax.lax.all_gather(source.array, AXIS, axis=axis, tiled=True)
+    if isinstance(source, Padded):
+        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in source.layout}) > 1:
+            raise ValueError(
+                "Expected components of one shape, but for the axis to gather. Received: "
+                f"shapes={list(source.layout)}, axis={axis}. Give the axis along which they differ."
+            )
+        return jnp.concatenate(list(source), axis)
+    stack = source.stacked()
+    return jnp.concatenate([stack[index] for index in range(len(source))], axis)
+
+
+def _as_copies(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+    differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
+    return scope.copy_writes() if differ else scope.equal_writes()
+
+
+def _per_own(result: Any, replicas: int) -> Any:
+    return jax.tree.map(
+        lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
+        result,
+        is_leaf=is_distributed,
+    )
+
+
+def _whole(structure: Any) -> Any:
+    """Returns a structure with the one array that the components of each value are."""
+    return jax.tree.map(
+        lambda leaf: leaf.source.array if is_distributed(leaf) else leaf,
+        structure,
+        is_leaf=is_distributed,
+    )

@@ -1,0 +1,294 @@
+"""How the components of distributed values are kept together on JAX."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, final, overload
+
+import jax
+import jax.core
+import numpy as np
+from jax import numpy as jnp
+
+from kerasdist.backends.jax.placement import AXIS
+from kerasdist.values import DistributedValues, Mirrored, PerReplica
+
+
+class Source(Sequence[Any]):
+    """The components of a value, kept as one array; a component is fetched when it is asked for.
+
+    Attributes:
+        array: The array.
+        layout: The number of components; where they differ in shape, their shapes.
+    """
+
+    def __init__(self, array: Any, layout: Any) -> None:
+        """Makes the source.
+
+        Args:
+            array: The array.
+            layout: The number of components; where they differ in shape, their shapes.
+        """
+        self.array = array
+        self.layout = layout
+
+    def __len__(self) -> int:
+        return self.layout
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._components[index]
+
+    @cached_property
+    def _components(self) -> tuple[Any, ...]:
+        return tuple(self._fetched())
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+
+    @abc.abstractmethod
+    def stacked(self) -> Any:
+        """Returns the components along a new first axis."""
+
+    @abc.abstractmethod
+    def _fetched(self) -> Sequence[Any]:
+        """Returns the components."""
+
+
+@final
+class Stacked(Source):
+    """Components along the first axis of a global array, one a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+        return tuple(self.array.shape[1:])
+
+    def stacked(self) -> Any:
+        """Returns the array."""
+        return self.array
+
+    def _fetched(self) -> Sequence[Any]:
+        if is_traced(self.array):
+            return [self.array[index] for index in range(len(self))]
+        shards = sorted(self.array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return [_without_axis(shard.data) for shard in shards]
+
+
+@final
+class Padded(Source):
+    """Components of different shapes, padded to one, along the first axis of a global array."""
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all components together, as far as they share it."""
+        return tuple(self.array.shape[1:])
+
+    def stacked(self) -> Any:
+        """Refuses: there is no such array."""
+        raise ValueError(
+            "Expected components of equal shapes, to add them as they are. Received: "
+            f"shapes={list(self.layout)}. Give the axis along which they differ, or "
+            "gather them."
+        )
+
+    def _fetched(self) -> Sequence[Any]:
+        if is_traced(self.array):
+            parts: Sequence[Any] = [self.array[index] for index in range(len(self))]
+        else:
+            parts = Stacked(self.array, len(self))
+        return [cut(part, shape) for part, shape in zip(parts, self.layout, strict=True)]
+
+
+@final
+class Equal(Source):
+    """Components that are equal: one global array, whole on each device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+        return tuple(self.array.shape)
+
+    def stacked(self) -> Any:
+        """Returns the array as often as there are components."""
+        return jnp.broadcast_to(self.array, (len(self), *self.shape))
+
+    def _fetched(self) -> Sequence[Any]:
+        if is_traced(self.array):
+            return [self.array] * len(self)
+        shards = [shard.data for shard in self.array.addressable_shards]
+        return shards if len(shards) == len(self) else [self.array] * len(self)
+
+
+@final
+class Own(Source):
+    """In the code of one replica: its component, from which the others are an all-gather away."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+        return tuple(self.array.shape)
+
+    def stacked(self) -> Any:
+        """Gathers the components of all replicas."""
+        return jax.lax.all_gather(self.array, AXIS)
+
+    def _fetched(self) -> Sequence[Any]:
+        everyone = self.stacked()
+        return [everyone[index] for index in range(len(self))]
+
+
+_without_axis = jax.jit(lambda shard: shard[0])
+
+
+def cut(array: Any, shape: Sequence[int]) -> Any:
+    """Returns the part of an array that was not padded.
+
+    Args:
+        array: The array.
+        shape: The shape of that part.
+    """
+    return array[tuple(slice(size) for size in shape)]
+
+
+def padded(array: Any, shape: Sequence[int]) -> Any:
+    """Returns an array with zeros behind it, NumPy's or JAX's as it is.
+
+    Args:
+        array: The array.
+        shape: The shape of the result.
+    """
+    missing = [(0, size - own) for size, own in zip(shape, array.shape, strict=True)]
+    return (jnp if isinstance(array, jax.Array) else np).pad(array, missing)
+
+
+def is_traced(leaf: Any) -> bool:
+    """Returns whether JAX is tracing the function that a value belongs to.
+
+    Args:
+        leaf: Anything.
+    """
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def is_array(leaf: Any) -> bool:
+    """Returns whether JAX takes a leaf as an array of known type.
+
+    Args:
+        leaf: Anything.
+    """
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def is_distributed(leaf: Any) -> bool:
+    """Returns whether a leaf is a distributed value.
+
+    Args:
+        leaf: Anything.
+    """
+    return isinstance(leaf, DistributedValues)
+
+
+def flatten(structure: Any) -> tuple[list[Any], Any]:
+    """Returns leaves and structure of a pytree; a distributed value is a leaf, None is none.
+
+    Args:
+        structure: A pytree.
+    """
+    return jax.tree.flatten(structure, is_leaf=is_distributed)
+
+
+def own(structure: Any) -> Any:
+    """Returns what a replica gets of a structure of values that its own code made.
+
+    Args:
+        structure: A pytree.
+    """
+
+    def component(leaf: Any) -> Any:
+        if not is_distributed(leaf):
+            return leaf
+        if isinstance(leaf.source, Own | Equal):
+            return leaf.source.array
+        return jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
+
+    return jax.tree.map(component, structure, is_leaf=is_distributed)
+
+
+def joined(value: DistributedValues, replicas: int) -> Source | None:
+    """Returns the components of a value in one array; None if their types or ranks differ.
+
+    Args:
+        value: The value.
+        replicas: How many components there must be.
+
+    Raises:
+        ValueError: If it has another number of components.
+    """
+    source = value.source
+    if len(source) != replicas:
+        raise ValueError(
+            f"Expected a distributed value of {replicas} components, one a replica. Received: "
+            f"{type(value).__name__} of {len(source)}. Make it with the strategy that it is used "
+            "with."
+        )
+    if isinstance(source, Source):
+        return source
+    parts = list(source)
+    if not all(is_array(part) or isinstance(part, bool | int | float) for part in parts):
+        return None
+    if len({(np.ndim(part), jnp.result_type(part)) for part in parts}) > 1:
+        return None
+    shapes = tuple(np.shape(part) for part in parts)
+    if len(set(shapes)) == 1:
+        return Stacked(_stack(parts), replicas)
+    largest = tuple(map(max, zip(*shapes, strict=True)))
+    return Padded(_stack([padded(part, largest) for part in parts]), shapes)
+
+
+def _stack(parts: Sequence[Any]) -> Any:
+    """Stacks arrays on the host, unless a device has them already."""
+    if not any(isinstance(part, jax.Array) for part in parts):
+        return np.stack([np.asarray(part) for part in parts])
+    if any(is_traced(part) for part in parts):
+        return jnp.stack(parts)
+    devices = {part.sharding for part in parts if isinstance(part, jax.Array)}
+    if len(devices) == 1:
+        return jnp.stack(parts)
+    # One a device: they become one array where they are, and that without a copy.
+    return np.stack([np.asarray(part) for part in parts])
+
+
+def _register(kind: type[DistributedValues]) -> None:
+    """Makes a kind of value a pytree, whose children are arrays that `jax.jit` takes."""
+
+    def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
+        source = value.source
+        if isinstance(source, Source):
+            return (source.array,), (type(source), source.layout)
+        return tuple(source), None
+
+    def rebuilt(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
+        make: Callable[..., Any] = kind
+        if kept is None:
+            return make(tuple(arrays))
+        source_class, layout = kept
+        return make(source_class(arrays[0], layout))
+
+    jax.tree_util.register_pytree_node(kind, children, rebuilt)
+
+
+for _kind in (PerReplica, Mirrored):
+    _register(_kind)

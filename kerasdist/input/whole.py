@@ -1,0 +1,91 @@
+"""A distributed dataset as `fit` takes it: its global batches, which `fit` divides by itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+
+from kerasdist import keras_seam
+from kerasdist.errors import InputError
+from kerasdist.input.distributed import DividedDataset, GatheredDataset, equivalent
+from kerasdist.structures import transpose
+
+
+def whole(dataset: Any, **beside: Any) -> Any:
+    """Returns what Keras's data adapters take in place of a distributed dataset.
+
+    Args:
+        dataset: A `DistributedDataset`, or a framework's own that passes for one.
+        **beside: What else the call of `fit` was given to describe its data.
+
+    Returns:
+        The dataset that was distributed; an adapter of its batches, if Keras does not know it.
+
+    Raises:
+        InputError: If targets or weights stand beside a dataset that Keras does not know.
+    """
+    ours = equivalent(dataset)
+    if isinstance(ours, GatheredDataset):
+        source: Any = _Rounds(ours)
+    elif isinstance(ours, DividedDataset):
+        source = ours.source
+    else:
+        return dataset  # the user has it from the framework
+    if keras_seam.is_dataset(source) or inspect.isgenerator(source):
+        return source
+    named = ("y", "sample_weight", "class_weight")
+    given = [name for name in named if beside.get(name) is not None]
+    if given:
+        raise InputError(
+            "Expected nothing beside a distributed dataset, whose batches are (x, y) or "
+            f"(x, y, sample_weight). Received: {', '.join(given)}. Put them into the batches."
+        )
+    return _BatchesAdapter(source)
+
+
+@final
+class _BatchesAdapter(keras_seam.GeneratorDataAdapter):
+    """Batches of something that is iterated anew for each epoch; their order is kept."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(_examples(source))
+        self.generator = lambda: _examples(source)
+        self._source = source
+
+    @property
+    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The number of batches, None where the source does not know it."""
+        try:
+            return len(self._source)
+        except TypeError:
+            return None
+
+
+@final
+class _Rounds:
+    """The replicas' batches of each round, one after another: a global batch."""
+
+    def __init__(self, dataset: GatheredDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batches in self._dataset.rounds():
+            yield transpose(batches, _joined)
+
+
+def _joined(leaves: Sequence[Any]) -> Any:
+    if len(getattr(leaves[0], "shape", ())) == 0:
+        return leaves[0]
+    return np.concatenate([np.asarray(leaf) for leaf in leaves])
+
+
+def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in source:
+        grouped = isinstance(batch, list | tuple)
+        yield tuple(cast("Sequence[Any]", batch)) if grouped else (batch,)

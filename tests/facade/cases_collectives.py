@@ -1,0 +1,272 @@
+"""All-reduce and all-gather in replicas: nests, types, sizes, gradients."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32
+from tests.facade.lazy import kd, keras, ops
+
+
+def here():
+    return kd.get_replica_context()
+
+
+def numbered(strategy, function):
+    return strategy.distribute_values_from_function(
+        lambda context: function(context.replica_id_in_sync_group)
+    )
+
+
+@case(replicas=(1, 2, 3, 4))
+def sums_and_means_of_nests(lab):
+    """Dicts, lists and tuples are summed leaf by leaf."""
+    strategy = lab.strategy()
+    n = lab.replicas
+    x = numbered(strategy, lambda i: np.arange(3, dtype="float32") + i)
+
+    def step(x):
+        nest = {"a": x, "b": [x * 2, (ops.sum(x),)]}
+        return here().all_reduce("SUM", nest), here().all_reduce("mean", nest)
+
+    total = sum(np.arange(3, dtype="float32") + i for i in range(n))
+    sums, means = strategy.run(step, args=(x,))
+    one = {"a": total, "b": [total * 2, [np.float32(total.sum())]]}
+    lab.equal([one] * n, lab.components(sums, strategy))
+    mean = {"a": total / n, "b": [total * 2 / n, [np.float32(total.sum() / n)]]}
+    lab.equal([mean] * n, lab.components(means, strategy), FLOAT32)
+
+
+@case
+def types_are_kept(lab):
+    """Floats of three widths and integers are summed in their type."""
+    strategy = lab.strategy()
+    for dtype in ("float32", "float16", "bfloat16", "int32"):
+        step = lambda dtype=dtype: here().all_reduce("SUM", ops.ones((2,), dtype))  # noqa: E731
+        for one in strategy.local_results(strategy.run(step)):
+            lab.equal(dtype, keras.backend.standardize_dtype(one.dtype))
+            lab.equal([2.0, 2.0], ops.cast(one, "float32"))
+
+
+@case
+def types_together(lab):
+    """Tensors of several types and shapes are summed in one call, packed or not."""
+    strategy = lab.strategy()
+    for options in (None, kd.CommunicationOptions(bytes_per_pack=16)):
+
+        def step(options=options):
+            values = [
+                ops.ones((3,), "float32"),
+                ops.ones((2, 2), "int32"),
+                ops.ones((), "float16"),
+                {"deep": ops.ones((1, 5), "float32")},
+            ]
+            return here().all_reduce("SUM", values, options)
+
+        expected = [
+            np.full(3, 2, "float32"),
+            np.full((2, 2), 2, "int32"),
+            np.array(2, "float16"),
+            {"deep": np.full((1, 5), 2, "float32")},
+        ]
+        lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
+
+
+@case
+def whole_means_of_integers(lab):
+    """A mean of integers that is whole is exact, in their type."""
+    strategy = lab.strategy()
+    x = numbered(strategy, lambda i: np.array([1 + 2 * i, 4], "int32"))
+    result = strategy.run(lambda x: here().all_reduce("MEAN", x), args=(x,))
+    lab.equal([np.array([2, 4], "int32")] * 2, lab.components(result, strategy))
+
+
+@case
+def booleans_have_no_sum(lab):
+    """An all-reduce of booleans is refused, with a word on what to do."""
+    strategy = lab.strategy()
+    with lab.raises((TypeError, ValueError), "bool"):
+        strategy.run(lambda: here().all_reduce("SUM", ops.convert_to_tensor([True, False])))
+    lab.still_usable(strategy)
+    flags = numbered(strategy, lambda i: np.array([i == 0]))
+    with lab.raises((TypeError, ValueError), "bool"):
+        strategy.reduce("SUM", flags, axis=None)
+    lab.still_usable(strategy)
+
+
+@case
+def options_are_taken(lab):
+    """Communication options change how, never what."""
+    strategy = lab.strategy()
+    for options in (
+        kd.CommunicationOptions(bytes_per_pack=4),
+        kd.CommunicationOptions(implementation="ring"),
+        kd.CommunicationOptions(timeout_seconds=30.0),
+        kd.CommunicationOptions(implementation=kd.CommunicationImplementation.AUTO),
+    ):
+
+        def step(options=options):
+            values = [ops.ones((3,)), ops.ones((2, 2)) * 2, ops.ones(())]
+            return here().all_reduce("SUM", values, options=options)
+
+        expected = [np.full(3, 2.0), np.full((2, 2), 4.0), 2.0]
+        expected = [np.asarray(one, "float32") for one in expected]
+        lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
+
+
+@case(replicas=(1, 2, 3))
+def gathers_of_other_sizes(lab):
+    """Sizes along the axis differ by replica; the axis may count from the end."""
+    strategy = lab.strategy()
+    n = lab.replicas
+    x = numbered(strategy, lambda i: np.full((2, i + 1), i, "float32"))
+    expected = np.concatenate([np.full((2, i + 1), i, "float32") for i in range(n)], axis=1)
+    for axis in (1, -1):
+        step = lambda x, axis=axis: here().all_gather(x, axis=axis)  # noqa: E731
+        result = strategy.run(step, args=(x,))
+        lab.equal([expected] * n, lab.components(result, strategy))
+
+
+@case
+def gathers_of_nests_and_types(lab):
+    """Booleans and integers are gathered as they are, leaf by leaf."""
+    strategy = lab.strategy()
+    x = numbered(strategy, lambda i: {"f": np.array([i == 0]), "n": np.array([[i, 1]], "int32")})
+    result = strategy.run(lambda x: here().all_gather(x, axis=0), args=(x,))
+    expected = {"f": np.array([True, False]), "n": np.array([[0, 1], [1, 1]], "int32")}
+    lab.equal([expected] * 2, lab.components(result, strategy))
+
+
+@case
+def a_scalar_has_no_axis_to_gather_along(lab):
+    """Axis out of range, in a replica."""
+    strategy = lab.strategy()
+    for shape, axis in (((), 0), ((2,), 1), ((2,), -2)):
+        step = lambda s=shape, a=axis: here().all_gather(ops.ones(s), axis=a)  # noqa: E731
+        with lab.raises(ValueError, "Expected axis.*Received: axis="):
+            strategy.run(step)
+        lab.still_usable(strategy)
+
+
+@case(replicas=(1, 2, 3))
+def gradient_of_an_all_sum(lab):
+    """An all-sum again: the gradient of w_i * all_sum(x)^2 by x of each replica."""
+    strategy = lab.strategy()
+    n = lab.replicas
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0])
+    index = numbered(strategy, lambda i: np.float32(i + 1))
+
+    def step(i):
+        def loss():
+            total = here().all_reduce("SUM", i * v)  # n(n+1)/2 * v
+            return i * ops.sum(total * total)
+
+        return kd.value_and_grad(loss, [v])
+
+    value, [gradient] = strategy.run(step, args=(index,))
+    count = n * (n + 1) / 2
+    lab.equal(
+        [(i + 1) * count**2 * 5.0 for i in range(n)], lab.components(value, strategy), FLOAT32
+    )
+    # d/dv of the sum over replicas: each replica's own is (i+1) * all_sum((j+1) * 2 * count * v).
+    expected = [(i + 1) * 2 * count * count * np.float32([1.0, 2.0]) for i in range(n)]
+    lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
+
+
+@case
+def gradient_of_an_all_mean(lab):
+    """An all-mean again."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(3.0)
+    index = numbered(strategy, lambda i: np.float32(i + 1))
+
+    def step(i):
+        return kd.value_and_grad(lambda: i * here().all_reduce("MEAN", i * v), [v])
+
+    value, [gradient] = strategy.run(step, args=(index,))
+    lab.equal([4.5, 9.0], lab.components(value, strategy), FLOAT32)
+    # i * mean over j of j: 1.5 and 3.
+    lab.equal([1.5, 3.0], lab.components(gradient, strategy), FLOAT32)
+
+
+@case(replicas=(1, 2, 3))
+def gradient_of_an_all_gather(lab):
+    """This replica's part of an all-sum."""
+    gathering(lab, lambda i: 2)
+
+
+@case(replicas=(2, 3))
+def gradient_of_a_ragged_all_gather(lab):
+    """The same for sizes that differ."""
+    gathering(lab, lambda i: i + 1)
+
+
+def gathering(lab, size):
+    strategy = lab.strategy()
+    n = lab.replicas
+    with strategy.scope():
+        v = keras.Variable(2.0)
+    rows = numbered(strategy, lambda i: np.arange(size(i), dtype="float32") + 1 + i)
+    scale = numbered(strategy, lambda i: np.float32(i + 1))
+
+    def step(x, s):
+        def loss():
+            every = here().all_gather(x * v, axis=0)
+            weights = ops.cast(ops.arange(sum(map(size, range(n)))), "float32")
+            return s * ops.sum(every * weights)
+
+        return kd.value_and_grad(loss, [v])
+
+    value, [gradient] = strategy.run(step, args=(rows, scale))
+    every = np.concatenate([np.arange(size(i)) + 1.0 + i for i in range(n)])
+    weights = np.arange(len(every))
+    lab.equal(
+        [np.float32((i + 1) * 2 * (every * weights).sum()) for i in range(n)],
+        lab.components(value, strategy),
+        FLOAT32,
+    )
+    sums, begin, expected = n * (n + 1) / 2, 0, []
+    for i in range(n):
+        part = slice(begin, begin + size(i))
+        expected.append(np.float32(sums * (every[part] * weights[part]).sum()))
+        begin += size(i)
+    lab.equal(expected, lab.components(gradient, strategy), FLOAT32)
+
+
+@case
+def gradients_in_compiled_steps(lab):
+    """The gradients of both in a compiled function."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0)
+
+    def step(x):
+        def loss():
+            total = here().all_reduce("SUM", x * v)
+            every = here().all_gather(ops.reshape(x * v, (1,)), axis=0)
+            return total + 10.0 * ops.sum(every)
+
+        return kd.value_and_grad(loss, [v])[1][0]
+
+    compiled = kd.function(lambda x: strategy.run(step, args=(x,)))
+    x = numbered(strategy, lambda i: np.float32(i + 1))
+    # (i+1) * 2 of either, the second ten times.
+    for _ in range(2):
+        lab.equal([22.0, 44.0], lab.components(compiled(x), strategy), FLOAT32)
+
+
+@case(backends=("tensorflow",))
+def sparse_gradients(lab):
+    """`tf.IndexedSlices` are summed as they are, on TensorFlow, which alone has them."""
+    import tensorflow as tf
+
+    strategy = lab.strategy()
+
+    def step():
+        number = here().replica_id_in_sync_group
+        slices = tf.IndexedSlices(tf.ones((1, 2)), tf.reshape(number, (1,)), tf.constant((3, 2)))
+        return tf.convert_to_tensor(here().all_reduce("SUM", slices))
+
+    dense = np.float32([[1, 1], [1, 1], [0, 0]])
+    lab.equal([dense] * 2, lab.components(strategy.run(step), strategy))

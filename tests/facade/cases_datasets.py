@@ -1,0 +1,355 @@
+"""Distributed datasets: sources, options, iteration, `fit`."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32, fresh
+from tests.facade.lazy import kd, keras, ops
+
+X = np.arange(20, dtype="float32").reshape(10, 2)
+Y = np.arange(10, dtype="int32")
+SIZE = 4
+
+
+def pairs():
+    return [(X[i : i + SIZE], Y[i : i + SIZE]) for i in range(0, 10, SIZE)]
+
+
+def Sequence(batches=None):
+    """A PyDataset, made where Keras is at hand."""
+    batches = batches or pairs()
+
+    class Pairs(keras.utils.PyDataset):
+        def __len__(self):
+            return len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    return Pairs()
+
+
+def tf_dataset():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(SIZE)
+
+
+def dataloader():
+    import torch
+
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=SIZE)
+
+
+def grain_dataset():
+    import grain
+
+    rows = [(X[i], Y[i]) for i in range(10)]
+    return grain.MapDataset.source(rows).batch(SIZE)
+
+
+class Again:
+    """Anything that is iterated again and again."""
+
+    def __iter__(self):
+        return iter(pairs())
+
+
+SOURCES = {
+    "list": (pairs, 3),
+    "tuple": (lambda: tuple(pairs()), 3),
+    "iterable": (Again, None),
+    "PyDataset": (Sequence, 3),
+    "tf_data": (tf_dataset, 3),
+    "DataLoader": (dataloader, 3),
+    "grain": (grain_dataset, 3),
+    "rows": (lambda: kd.get_strategy().experimental_make_numpy_dataset((X, Y)).batch(SIZE), 3),
+}
+
+
+def pieces(lab, batch, strategy):
+    return [lab.components(part, strategy) for part in batch]
+
+
+def expected_pieces(replicas):
+    return [[np.array_split(part, replicas) for part in batch] for batch in pairs()]
+
+
+def iterating(name):
+    def check(lab):
+        strategy = lab.strategy()
+        make, length = SOURCES[name]
+        data = strategy.experimental_distribute_dataset(make())
+        # Its own engine divides it: a last piece may be smaller, and it does not know its length.
+        native = name == "tf_data" and lab.backend == "tensorflow"
+        for _ in range(2):
+            found = [pieces(lab, batch, strategy) for batch in data]
+            if native:
+                lab.equal(pairs(), [[np.concatenate(part) for part in batch] for batch in found])
+            else:
+                lab.equal(expected_pieces(lab.replicas), found)
+        lab.check(isinstance(data, kd.DistributedDataset), "a DistributedDataset")
+        if length is None or native:
+            with lab.raises(TypeError, ""):
+                len(data)
+        else:
+            lab.equal(length, len(data))
+
+    return check
+
+
+for _name in SOURCES:
+    case(
+        replicas=(2, 3),
+        name=f"from_{_name}",
+        title=f"A distributed {_name}: each batch in pieces, twice over, its length",
+    )(iterating(_name))
+
+
+@case
+def from_a_generator(lab):
+    """A generator serves once."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset(batch for batch in pairs())
+    found = [pieces(lab, batch, strategy) for batch in data]
+    lab.equal(expected_pieces(2), found)
+    lab.equal([], list(data))
+
+
+@case
+def batches_of_any_form(lab):
+    """Arrays alone, dicts, nests with None and numbers."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
+    [batch] = data
+    lab.equal([X[:2], X[2:4]], lab.components(batch["x"], strategy))
+    lab.equal([Y[:2], Y[2:4]], lab.components(batch["more"][0], strategy))
+    lab.check(batch["more"][1] is None, "None goes to all")
+    result = strategy.run(lambda b: ops.sum(b["x"]) * b["more"][2], args=(batch,))
+    lab.equal([42.0, 154.0], lab.components(result, strategy))
+    [alone] = strategy.distribute_dataset([X[:3]])
+    lab.equal([X[:2], X[2:3]], lab.components(alone, strategy))
+
+
+@case(replicas=(3,))
+def fewer_rows_than_replicas(lab):
+    """A replica without a row gets an empty array; nothing is dropped."""
+    strategy = lab.strategy()
+    [batch] = strategy.distribute_dataset([X[:2]])
+    lab.equal([X[:1], X[1:2], X[:0]], lab.components(batch, strategy))
+    lab.equal(X[:2].sum(axis=0), strategy.reduce("SUM", batch, axis=0))
+
+
+@case
+def what_an_element_is(lab):
+    """`element_spec` tells types and shapes, with any number of rows."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset(pairs())
+    spec = data.element_spec
+    lab.equal(2, len(spec))
+    for one, row, dtype in zip(spec, ((2,), ()), ("float32", "int32"), strict=True):
+        lab.check(isinstance(one, kd.PerReplica), f"a PerReplica, received {one!r}")
+        for part in one.values:
+            lab.equal((None, *row), tuple(part.shape))
+            lab.equal(dtype, keras.backend.standardize_dtype(part.dtype))
+    # Asking does not use up a batch.
+    lab.equal(3, len(list(data)))
+
+
+@case
+def input_options(lab):
+    """Buffers of any size, on the device or not, change no batch."""
+    strategy = lab.strategy()
+    for options in (
+        kd.InputOptions(),
+        kd.InputOptions(experimental_per_replica_buffer_size=5),
+        kd.InputOptions(experimental_fetch_to_device=False),
+    ):
+        data = strategy.distribute_dataset(pairs(), options)
+        found = [pieces(lab, batch, strategy) for batch in data]
+        lab.equal(expected_pieces(2), found)
+
+
+@case
+def an_iteration_left_early(lab):
+    """Leaving a loop in the middle, and two iterations at once."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset(pairs())
+    for _ in data:
+        break
+    one, other = iter(data), iter(data)
+    first = [lab.components(next(it)[1], strategy) for it in (one, other, one)]
+    lab.equal([[Y[:2], Y[2:4]]] * 2 + [[Y[4:6], Y[6:8]]], first)
+
+
+@case(replicas=(2, 3))
+def a_function_for_all_replicas(lab):
+    """PER_WORKER: one pipeline, of which each replica takes the next batch; some may be left."""
+    strategy = lab.strategy()
+    seen = []
+
+    def dataset_fn(context):
+        seen.append(context)
+        size = context.get_per_replica_batch_size(2 * lab.replicas)
+        return [X[i : i + size] for i in range(0, 10, size)]
+
+    data = strategy.distribute_datasets_from_function(dataset_fn)
+    lab.equal([(1, 0, lab.replicas)], [
+        (c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync) for c in seen
+    ])  # fmt: skip
+    rounds = [lab.components(batch, strategy) for batch in data]
+    lab.equal(len(data), len(rounds))
+    flat = [part for one in rounds for part in one]
+    lab.equal(X, np.concatenate(flat))
+    lab.check(all(len(part) in (0, 2) for part in flat), "batches are handed on as they are")
+    lab.equal(len(rounds), len(list(data)))
+
+
+@case(replicas=(2, 3))
+def a_function_for_each_replica(lab):
+    """PER_REPLICA: a pipeline each; one that ends earlier gives batches without a row."""
+    strategy = lab.strategy()
+
+    def dataset_fn(context):
+        lab.equal(lab.replicas, context.num_input_pipelines)
+        index = context.input_pipeline_id
+        return [np.full((2,), 10 * index + turn, "int32") for turn in range(2 - (index == 1))]
+
+    options = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
+    data = strategy.distribute_datasets_from_function(dataset_fn, options)
+    lab.equal(2, len(data))
+    for _ in range(2):
+        rounds = [lab.components(batch, strategy) for batch in data]
+        lab.equal([[10 * i] * 2 for i in range(lab.replicas)], rounds[0])
+        second = [np.full((0 if i == 1 else 2,), 10 * i + 1, "int32") for i in range(lab.replicas)]
+        lab.equal(second, rounds[1])
+
+
+def pipelined(name):
+    def check(lab):
+        strategy = lab.strategy()
+        make, _ = SOURCES[name]
+        each = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
+        data = strategy.distribute_datasets_from_function(lambda _: make(), each)
+        for _ in range(2):
+            found = [pieces(lab, batch, strategy) for batch in data]
+            lab.equal([[[part, part] for part in batch] for batch in pairs()], found)
+        data = strategy.distribute_datasets_from_function(lambda _: make())
+        lab.check(isinstance(data, kd.DistributedDataset), "a DistributedDataset")
+        for _ in range(2):
+            found = [pieces(lab, batch, strategy)[1] for batch in data]
+            flat = [part for one in found for part in one]
+            lab.equal(Y, np.concatenate(flat))
+
+    return check
+
+
+for _name in ("tf_data", "DataLoader", "PyDataset", "rows"):
+    case(
+        name=f"pipelines_of_{_name}",
+        title=f"A function that makes {_name}s: one for all replicas, and one each",
+    )(pipelined(_name))
+
+
+@case
+def rows_of_arrays(lab):
+    """`experimental_make_numpy_dataset`: rows, batches, shuffled reproducibly."""
+    strategy = lab.strategy()
+    rows = strategy.experimental_make_numpy_dataset({"x": X, "y": Y})
+    lab.equal(10, len(rows))
+    lab.equal({"x": X[0], "y": Y[0]}, next(iter(rows)))
+    batches = rows.batch(4, drop_remainder=True)
+    lab.equal([2, 2], [len(batches), len(list(batches))])
+    shuffled = rows.shuffle(seed=3).batch(10)
+    orders = [next(iter(shuffled))["y"] for _ in range(2)]
+    lab.check((orders[0] != orders[1]).any(), "another order each time")
+    lab.equal(np.sort(orders[0]), Y)
+    again = next(iter(rows.shuffle(seed=3).batch(10)))
+    lab.equal(orders[0], again["y"])
+    lab.equal(X[again["y"]], again["x"])
+
+
+def trained(data, strategy, validation=None):
+    fresh()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), "mean_squared_error", metrics=["mae"])
+    history = model.fit(data, epochs=2, verbose=0, shuffle=False, validation_data=validation)
+    evaluated = model.evaluate(data, verbose=0)
+    predicted = model.predict(data, verbose=0)
+    return history.history, evaluated, predicted, model.get_weights()
+
+
+FITTED = ("list", "PyDataset", "tf_data", "DataLoader", "rows")
+
+
+def fitting(name):
+    def check(lab):
+        strategy = lab.strategy()
+        make, _ = SOURCES[name]
+        data = strategy.experimental_distribute_dataset(make())
+        plain = trained(Sequence(), kd.get_strategy(), Sequence())
+        lab.equal(plain, trained(data, strategy, data), FLOAT32)
+
+    return check
+
+
+for _name in FITTED:
+    case(
+        replicas=(2, 3),
+        name=f"fit_{_name}",
+        title=f"A distributed {_name} goes into `fit`, `evaluate` and `predict`",
+    )(fitting(_name))
+
+
+@case
+def fit_of_one_replica(lab):
+    """With one device a distributed dataset is the dataset itself, a list of batches, too."""
+    single = kd.OneDeviceStrategy("cpu:0")
+    data = single.distribute_dataset(tuple(pairs()))
+    lab.equal(3, len(list(data)))
+    plain = trained(Sequence(), kd.get_strategy())
+    lab.equal(plain, trained(single.distribute_dataset(Sequence()), single), FLOAT32)
+
+
+@case
+def fit_outside_of_strategies(lab):
+    """The default strategy's distributed dataset goes into a plain model's `fit`."""
+    plain = kd.get_strategy()
+    expected = trained(Sequence(), plain, Sequence())
+    data = plain.distribute_dataset(pairs())
+    lab.equal(expected, trained(data, plain, data), FLOAT32)
+
+
+@case
+def fit_of_framework_pipelines(lab):
+    """Pipelines of `tf.data`, which TensorFlow distributes by itself, in `fit`."""
+    strategy = lab.strategy()
+    data = strategy.distribute_datasets_from_function(lambda _: tf_dataset().take(2))
+    rounds = [tuple(np.concatenate(parts) for parts in zip(*pairs()[:2], strict=True))]
+    lab.equal(trained(Sequence(rounds), kd.get_strategy()), trained(data, strategy), FLOAT32)
+
+
+@case(replicas=(2, 3))
+def fit_of_pipelines(lab):
+    """A dataset of the replicas' own batches: a round of them is a global batch."""
+    strategy = lab.strategy()
+    small = [(X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2)]
+    data = strategy.distribute_datasets_from_function(lambda _: small)
+    size = 2 * lab.replicas
+    rounds = [(X[i : i + size], Y[i : i + size]) for i in range(0, 10, size)]
+    plain = trained(Sequence(rounds), kd.get_strategy())
+    lab.equal(plain, trained(data, strategy), FLOAT32)
+
+
+@case
+def fit_with_targets_beside(lab):
+    """Targets belong into the batches."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset([X[:4]])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with lab.raises(kd.errors.InputError, "Expected nothing beside.*Received: y"):
+        model.fit(data, Y[:4], verbose=0)

@@ -1,0 +1,153 @@
+"""``strategy.extended``, and what a strategy says of itself."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+def numbered(strategy):
+    return strategy.distribute_values_from_function(
+        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
+    )
+
+
+@case(replicas=(1, 2, 3))
+def devices_and_facts(lab):
+    """Devices by Keras's names; facts that other code asks."""
+    strategy = lab.strategy()
+    extended = strategy.extended
+    lab.equal(lab.devices, list(extended.worker_devices))
+    lab.equal(lab.devices, list(extended.parameter_devices))
+    lab.equal(lab.replicas, strategy.num_replicas_in_sync)
+    facts = (
+        extended.experimental_require_static_shapes,
+        extended.should_checkpoint,
+        extended.should_save_summary,
+        strategy.cluster_resolver,
+    )
+    lab.equal((False, True, True, None), facts)
+    lab.check(isinstance(extended, kd.StrategyExtended), "a StrategyExtended")
+    lab.check(strategy.extended is extended, "always the same")
+
+
+@case(replicas=(2, 3))
+def reduce_to_and_batch_reduce_to(lab):
+    """Sums and means where a variable, a value or a device is."""
+    strategy = lab.strategy()
+    n = lab.replicas
+    with strategy.scope():
+        variable = keras.Variable(0.0)
+        value = numbered(strategy)
+        total = n * (n + 1) / 2
+        for destination in (variable, value, lab.devices[0]):
+            reduced = strategy.extended.reduce_to("SUM", value, destination)
+            lab.equal({total}, {float(one) for one in lab.components(reduced, strategy)})
+        options = kd.CommunicationOptions(bytes_per_pack=1024)
+        both = strategy.extended.batch_reduce_to(
+            "MEAN", [(value, variable), (value, value)], options
+        )
+        for reduced in both:
+            lab.equal({total / n}, {float(one) for one in lab.components(reduced, strategy)})
+        lab.equal(2, len(both))
+
+
+@case
+def broadcast_to(lab):
+    """A tensor, equal on every device."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        value = strategy.extended.broadcast_to(ops.convert_to_tensor([1.0, 2.0]), lab.devices)
+    result = strategy.run(lambda x: x * 2.0, args=(value,))
+    lab.equal([[2.0, 4.0]] * 2, lab.components(result, strategy))
+
+
+@case
+def update_with_components(lab):
+    """Arguments that are distributed values are taken apart by copy, results put together."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+        mirrored = strategy.extended.reduce_to("SUM", numbered(strategy), variable)
+        strategy.extended.update(
+            variable, lambda v, x, scale: v.assign_add(x * scale), args=(mirrored,),
+            kwargs={"scale": 2.0},
+        )  # fmt: skip
+    lab.equal([7.0, 7.0], lab.components(variable, strategy))
+
+
+@case
+def update_in_a_merge_call(lab):
+    """The optimizers' way: a merge call, a reduction, an update."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        variable = keras.Variable(10.0)
+
+    def merge(given, gradient):
+        total = given.extended.reduce_to("SUM", gradient, variable)
+        given.extended.update(variable, lambda v, g: v.assign_sub(g), args=(total,))
+
+    def step(x):
+        kd.get_replica_context().merge_call(merge, args=(x,))
+
+    strategy.run(step, args=(numbered(strategy),))
+    lab.equal([7.0, 7.0], lab.components(variable, strategy))
+    kd.function(lambda x: strategy.run(step, args=(x,)))(numbered(strategy))
+    lab.equal([4.0, 4.0], lab.components(variable, strategy))
+
+
+@case
+def read_var_and_value_container(lab):
+    """A variable's value in cross-replica code; a component's container."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        variable = keras.Variable([1.0, 2.0])
+        lab.equal([1.0, 2.0], strategy.extended.read_var(variable))
+        lab.check(strategy.extended.value_container(variable) is variable, "itself")
+
+
+@case
+def variables_of_a_scope(lab):
+    """A layer's and an optimizer's variables are the strategy's whose scope they were made in."""
+    strategy, other = lab.strategy(), lab.strategy(3)
+    with strategy.scope():
+        layer = keras.layers.Dense(2)
+        layer.build((None, 3))
+    for variable in layer.weights:
+        lab.check(strategy.extended.variable_created_in_scope(variable), "made here")
+        lab.check(not other.extended.variable_created_in_scope(variable), "not made there")
+    colocated = other.extended.colocate_vars_with(layer.weights[0])
+    with lab.raises(ValueError, "Expected a variable that was made.*Received: colo"), colocated:
+        pass
+    lab.still_usable(other)
+
+
+@case
+def one_device_and_default_strategies(lab):
+    """The same calls where there is but one replica."""
+    for strategy in (kd.OneDeviceStrategy("cpu:0"), kd.get_strategy()):
+        lab.equal(1, strategy.num_replicas_in_sync)
+        with strategy.scope():
+            variable = keras.Variable(2.0)
+        lab.equal(6.0, strategy.run(lambda v, x: v * x, args=(variable, 3.0)))
+        lab.equal(3.0, strategy.reduce("SUM", ops.convert_to_tensor(3.0), axis=None))
+        lab.equal(2.0, strategy.reduce("MEAN", ops.convert_to_tensor([1.0, 3.0]), axis=0))
+        lab.equal([1.0, 3.0], strategy.gather(ops.convert_to_tensor([1.0, 3.0]), axis=0))
+        lab.equal([(5,)], [strategy.local_results(5)])
+        lab.equal(0, strategy.distribute_values_from_function(
+            lambda context: context.replica_id_in_sync_group
+        ))  # fmt: skip
+        with strategy.scope():
+            strategy.extended.update(variable, lambda v, x: v.assign(x), args=(4.0,))
+            lab.equal(4.0, strategy.extended.read_var(variable))
+            lab.equal(3.0, strategy.extended.reduce_to("SUM", ops.convert_to_tensor(3.0), variable))
+        lab.still_usable(strategy)
+    lab.check(not kd.has_strategy(), "no scope is left open")
+
+
+@case
+def summaries(lab):
+    """A strategy names its devices."""
+    lab.equal("MirroredStrategy(['cpu:0', 'cpu:1'])", str(lab.strategy()))
+    lab.equal("OneDeviceStrategy(['cpu:0'])", repr(kd.OneDeviceStrategy("cpu:0")))
+    lab.equal("DefaultStrategy()", str(kd.get_strategy()))

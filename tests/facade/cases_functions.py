@@ -1,0 +1,319 @@
+"""`kd.function`."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+def batches(strategy, count=3):
+    rows = np.arange(4, dtype="float32")
+    return strategy.distribute_dataset([rows + index for index in range(count)])
+
+
+def compiled_on(lab):
+    """Whether the function's body runs once for all calls: PyTorch runs it as it is."""
+    return lab.backend != "torch"
+
+
+@case
+def a_compiled_step_is_traced_once(lab):
+    """Calls with the same shapes run the body once (PyTorch: once a call and replica)."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="mean")
+    bodies = {"outer": 0, "inner": 0}
+
+    def step(x):
+        bodies["inner"] += 1
+        v.assign_add(ops.sum(x))
+        return v * 2.0
+
+    @kd.function
+    def compiled(batch):
+        bodies["outer"] += 1
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    data = batches(strategy)
+    for batch in data:
+        compiled(batch)
+    first = dict(bodies)
+    for _ in range(3):
+        for batch in data:
+            compiled(batch)
+    if compiled_on(lab):
+        lab.equal(first, dict(bodies))
+        # A first call may trace twice: once to find the variables.
+        lab.check(bodies["outer"] <= 3, f"traced again and again, {bodies}")
+    else:
+        lab.equal({"outer": 12, "inner": 24}, bodies)
+    # The mean over two replicas of the sums of their two rows: 3, 5 and 7 a round.
+    lab.equal(1.0 + 4 * (3.0 + 5.0 + 7.0), v)
+
+
+@case
+def another_shape_is_another_trace(lab):
+    """A ragged last batch is traced once more, and gives right numbers."""
+    strategy = lab.strategy()
+    compiled = kd.function(
+        lambda batch: strategy.reduce("SUM", strategy.run(ops.sum, args=(batch,)), axis=None)
+    )
+    data = [np.arange(4, dtype="float32"), np.arange(3, dtype="float32"), np.float32([5.0])]
+    for _ in range(2):
+        found = [compiled(batch) for batch in strategy.distribute_dataset(data)]
+        lab.equal([6.0, 3.0, 5.0], found)
+
+
+@case
+def functions_in_functions(lab):
+    """A compiled function calls another, in and out of `run`."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="mean")
+
+    @kd.function
+    def innermost(x):
+        v.assign_add(ops.sum(x))
+        return x * 2.0
+
+    @kd.function
+    def inner(x):
+        return strategy.run(innermost, args=(x,))
+
+    @kd.function
+    def outer(x):
+        return strategy.reduce("SUM", inner(x), axis=0)
+
+    for batch in batches(strategy, 2):
+        lab.equal({6.0: 12.0, 10.0: 20.0}[float(lab.numpy(strategy.reduce("SUM", batch, 0)))],
+                  outer(batch))  # fmt: skip
+    lab.equal(1.0 + 3.0 + 5.0, v)
+
+
+@case
+def static_arguments(lab):
+    """Texts, numbers, booleans and None are constants: compiled for each value."""
+    seen = []
+
+    @kd.function
+    def compiled(x, mode, scale=1, *, negate=False, extra=None):
+        seen.append(mode)
+        if mode == "double":
+            x = x * 2.0
+        if negate:
+            x = -x
+        return x * scale if extra is None else x + extra
+
+    x = ops.convert_to_tensor([1.0, 2.0])
+    for _ in range(2):
+        lab.equal([2.0, 4.0], compiled(x, "double"))
+        lab.equal([1.0, 2.0], compiled(x, "as it is"))
+        lab.equal([-3.0, -6.0], compiled(x, "as it is", 3, negate=True))
+        lab.equal([2.0, 3.0], compiled(x, "as it is", extra=x * 0.0 + 1.0))
+    if compiled_on(lab):
+        lab.check(len(seen) <= 8, f"traced again and again: {seen}")
+
+
+@case
+def functions_of_plain_code(lab):
+    """Outside of every strategy: variables read and written, nests in and out."""
+    v = keras.Variable([1.0, 2.0])
+
+    @kd.function
+    def compiled(nest):
+        v.assign_add(nest["a"])
+        return {"sum": ops.sum(v), "parts": (v + 0.0, [nest["b"]])}
+
+    first = compiled({"a": ops.ones(2), "b": ops.zeros(1)})
+    second = compiled({"a": ops.ones(2), "b": ops.zeros(1)})
+    lab.equal({"sum": 5.0, "parts": [[2.0, 3.0], [[0.0]]]}, first)
+    lab.equal({"sum": 7.0, "parts": [[3.0, 4.0], [[0.0]]]}, second)
+    lab.equal([3.0, 4.0], v)
+
+
+@case
+def functions_as_decorators(lab):
+    """With and without parentheses; with `jit_compile` where a compiler is at hand."""
+
+    @kd.function()
+    def with_parentheses(x):
+        return x + 1.0
+
+    @kd.function(jit_compile=False)
+    def with_option(x):
+        return x + 2.0
+
+    x = ops.convert_to_tensor(1.0)
+    lab.equal([2.0, 3.0], [with_parentheses(x), with_option(x)])
+    lab.equal("with_parentheses", with_parentheses.__name__)
+
+
+@case
+def arrays_are_arguments(lab):
+    """NumPy arrays are traced by shape and type, not by value."""
+    bodies = []
+
+    @kd.function
+    def compiled(x):
+        bodies.append(1)
+        return ops.sum(x) * 2.0
+
+    found = [compiled(np.float32([index, 1.0])) for index in range(4)]
+    lab.equal([2.0, 4.0, 6.0, 8.0], found)
+    if compiled_on(lab):
+        lab.check(len(bodies) <= 2, f"traced for each value, {len(bodies)} times")
+
+
+@case
+def variables_assigned_between_calls_are_seen(lab):
+    """A compiled function reads what was assigned outside of it."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0)
+    compiled = kd.function(lambda: strategy.run(lambda: v * 2.0))
+    lab.equal([2.0, 2.0], lab.components(compiled(), strategy))
+    v.assign(5.0)
+    lab.equal([10.0, 10.0], lab.components(compiled(), strategy))
+
+
+@case
+def an_error_in_a_compiled_function(lab):
+    """It comes out with its type, and the variables are as they were."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="mean")
+    wrong = [True]
+
+    def step():
+        v.assign(7.0)
+        if wrong[0]:
+            raise KeyError("of the user's")
+
+    compiled = kd.function(lambda: strategy.run(step))
+    with lab.raises(KeyError, "of the user's"):
+        compiled()
+    lab.check(np.isfinite(lab.numpy(v)), "the variable has a value, no leftover of a trace")
+    wrong[0] = False
+    compiled()
+    lab.equal([7.0, 7.0], lab.components(v, strategy))
+    lab.still_usable(strategy)
+
+
+@case
+def values_read_before_a_call_stay(lab):
+    """A variable's value that was read before a compiled step is what it was, after it."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0], aggregation="mean")
+    plain = keras.Variable([1.0, 2.0])
+
+    @kd.function
+    def compiled():
+        plain.assign_add([1.0, 1.0])
+        strategy.run(lambda: v.assign_add([1.0, 1.0]) is None)
+
+    compiled()
+    before = ops.copy(v), ops.copy(plain), v.numpy(), plain.numpy()
+    kept = strategy.local_results(v)
+    compiled()
+    for one in before:
+        lab.equal([2.0, 3.0], one)
+    lab.equal([[3.0, 4.0]] * 2, lab.components(v, strategy))
+    # Whatever a component is, a copy or the variable's own memory, it can still be read.
+    lab.equal(2, len(lab.numpy(kept)))
+    lab.equal([3.0, 4.0], plain)
+
+
+@case
+def methods_and_objects(lab):
+    """A method of a user's class is compiled; objects among the arguments are constants."""
+    strategy = lab.strategy()
+
+    class Trainer:
+        def __init__(self, factor):
+            self.factor = factor
+            with strategy.scope():
+                self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+        @kd.function
+        def step(self, x):
+            return strategy.run(self.replica_step, args=(self.model, x))
+
+        def replica_step(self, model, x):
+            return ops.sum(model(x)) * self.factor
+
+    x = np.ones((4, 2), "float32")
+    first, second = Trainer(1.0), Trainer(10.0)
+    second.model.set_weights(first.model.get_weights())
+    [batch] = strategy.distribute_dataset([x])
+    for _ in range(2):
+        one, other = (strategy.reduce("SUM", t.step(batch), axis=None) for t in (first, second))
+        lab.check(abs(10 * float(one) - float(other)) < 1e-4, f"received {one} and {other}")
+
+
+@case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the function")})
+def collectives_in_inner_functions(lab):
+    """A compiled function that is called in a replica communicates; TensorFlow's can't."""
+    strategy = lab.strategy()
+
+    @kd.function
+    def inner(x):
+        return kd.get_replica_context().all_reduce("SUM", x)
+
+    def step(x):
+        return inner(x) + x
+
+    value = strategy.distribute_values_from_function(
+        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
+    )
+    outer = kd.function(lambda v: strategy.run(step, args=(v,)))
+    for _ in range(2):
+        lab.equal([4.0, 5.0], lab.components(outer(value), strategy))
+
+
+@case
+def a_model_built_in_a_compiled_step(lab):
+    """The first call of a compiled step builds the model and the optimizer."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+
+    def replica_step(x):
+        model(x)
+        variables = model.trainable_variables
+        loss = lambda: ops.sum(ops.square(model(x, training=True) - 1.0)) / 8  # noqa: E731
+        value, gradients = kd.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+        return value
+
+    step = kd.function(
+        lambda x: strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+    )
+    x = np.random.default_rng(0).random((8, 2)).astype("float32")
+    data = strategy.distribute_dataset([x])
+    values = [float(step(batch)) for _ in range(4) for batch in data]
+    lab.check(values[-1] < values[0], f"the loss falls, received {values}")
+    lab.equal(4, int(optimizer.iterations.numpy()))
+    for variable in model.trainable_variables:
+        one, other = lab.components(variable, strategy)
+        lab.equal(one, other)
+
+
+@case
+def random_draws(lab):
+    """Draws in compiled steps differ from call to call and from replica to replica."""
+
+    def draws():
+        keras.utils.set_random_seed(5)
+        strategy = lab.strategy()
+        with strategy.scope():
+            seeds = keras.random.SeedGenerator(7)
+        step = kd.function(lambda: strategy.run(lambda: keras.random.uniform((16,), seed=seeds)))
+        return [one for _ in range(2) for one in lab.components(step(), strategy)]
+
+    found = draws()
+    for index, one in enumerate(found):
+        for other in found[:index]:
+            lab.check((one != other).any(), "two draws are one")
+    lab.equal(found, draws())

@@ -1,0 +1,237 @@
+"""`kd.value_and_grad`."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+@case(replicas=(1, 2))
+def gradients_that_are_none_and_zero(lab):
+    """None for a variable that was not read, zeros for one that was read without influence."""
+    a, b, c = keras.Variable(2.0), keras.Variable([1.0, 1.0]), keras.Variable(3.0)
+
+    def loss():
+        return a * a + 0.0 * ops.sum(ops.stop_gradient(b))
+
+    def check(value, gradients):
+        lab.equal(4.0, value)
+        lab.equal(4.0, gradients[0])
+        lab.equal([0.0, 0.0], gradients[1])
+        lab.check(gradients[2] is None, f"None, received {gradients[2]!r}")
+
+    check(*kd.value_and_grad(loss, [a, b, c]))
+
+    @kd.function
+    def compiled():
+        value, gradients = kd.value_and_grad(loss, [a, b, c])
+        lab.check(gradients[2] is None, "None in a compiled function")
+        return value, gradients[:2]
+
+    for _ in range(2):
+        value, [first, second] = compiled()
+        check(value, [first, second, None])
+
+
+@case
+def gradients_in_replicas(lab):
+    """In `run`, compiled and not: each replica's own gradient, None and zeros likewise."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        used, idle, unread = keras.Variable(2.0), keras.Variable(1.0), keras.Variable(1.0)
+
+    def step(x):
+        def loss():
+            return x * used * used + 0.0 * ops.stop_gradient(idle * 1.0)
+
+        value, gradients = kd.value_and_grad(loss, [used, idle, unread])
+        if gradients[2] is not None:
+            raise AssertionError("None for a variable that was not read")
+        return value, gradients[0], gradients[1]
+
+    x = strategy.distribute_values_from_function(
+        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
+    )
+    for run in (strategy.run, kd.function(lambda fn, args: strategy.run(fn, args=args))):
+        value, first, second = run(step, args=(x,))
+        lab.equal([4.0, 8.0], lab.components(value, strategy))
+        lab.equal([4.0, 8.0], lab.components(first, strategy))
+        lab.equal([0.0, 0.0], lab.components(second, strategy))
+
+
+@case
+def has_aux(lab):
+    """A function may return more beside its value, of any form."""
+    v = keras.Variable(3.0)
+
+    def loss():
+        return v * v, {"twice": v * 2.0, "text": "word", "more": [1, None]}
+
+    (value, aux), [gradient] = kd.value_and_grad(loss, [v], has_aux=True)
+    lab.equal([9.0, 6.0, 6.0], [value, gradient, aux["twice"]])
+    lab.equal(["word", [1, None]], [aux["text"], aux["more"]])
+    strategy = lab.strategy()
+    with strategy.scope():
+        w = keras.Variable(3.0)
+
+    def step():
+        (value, aux), [gradient] = kd.value_and_grad(
+            lambda: (w * w, (w * 2.0, "word")), [w], has_aux=True
+        )
+        return value, aux[0], gradient
+
+    for function in (step, kd.function(step)):
+        found = [lab.components(one, strategy) for one in strategy.run(function)]
+        lab.equal([[9.0, 9.0], [6.0, 6.0], [6.0, 6.0]], found)
+
+
+@case
+def gradients_of_gradients(lab):
+    """Nested: a second derivative, outside of functions and in them."""
+    v = keras.Variable(2.0)
+
+    def first():
+        _, [gradient] = kd.value_and_grad(lambda: v * v * v, [v])
+        return gradient
+
+    def second():
+        value, [gradient] = kd.value_and_grad(first, [v])
+        return value, gradient
+
+    lab.equal([12.0, 12.0], second())
+    lab.equal([12.0, 12.0], kd.function(second)())
+    strategy = lab.strategy()
+    with strategy.scope():
+        w = keras.Variable(2.0)
+
+    def step():
+        inner = lambda: kd.value_and_grad(lambda: w * w * w, [w])[1][0]  # noqa: E731
+        value, [gradient] = kd.value_and_grad(inner, [w])
+        return value, gradient
+
+    found = [lab.components(one, strategy) for one in strategy.run(step)]
+    lab.equal([[12.0, 12.0]] * 2, found)
+
+
+@case
+def a_penalty_on_the_gradient(lab):
+    """A gradient penalty, as in a GAN: a gradient in the loss that is differentiated."""
+    v, x = keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])
+
+    def loss():
+        _, [by_x] = kd.value_and_grad(lambda: ops.sum(v * v * x), [x])
+        return ops.sum(by_x * by_x)
+
+    value, [by_v] = kd.value_and_grad(loss, [v])
+    lab.equal(17.0, value)
+    lab.equal([4.0, 32.0], by_v)
+
+
+@case
+def what_the_function_assigns_stays(lab):
+    """Moving statistics and counters that the function writes persist, in and out of steps."""
+    counter = keras.Variable(0.0, trainable=False)
+    v = keras.Variable(2.0)
+
+    def loss():
+        counter.assign_add(1.0)
+        return v * counter
+
+    value, [gradient] = kd.value_and_grad(loss, [v])
+    lab.equal([2.0, 1.0, 1.0], [value, gradient, counter])
+    value, [gradient] = kd.function(lambda: kd.value_and_grad(loss, [v]))()
+    lab.equal([4.0, 2.0, 2.0], [value, gradient, counter])
+    strategy = lab.strategy()
+    with strategy.scope():
+        w, seen = keras.Variable(2.0), keras.Variable(0.0, trainable=False, aggregation="mean")
+
+    def step():
+        def loss():
+            seen.assign_add(1.0)
+            return w * seen
+
+        return kd.value_and_grad(loss, [w])[1][0]
+
+    lab.equal([1.0, 1.0], lab.components(strategy.run(step), strategy))
+    lab.equal([2.0, 2.0], lab.components(kd.function(lambda: strategy.run(step))(), strategy))
+    lab.equal([2.0, 2.0], lab.components(seen, strategy))
+
+
+@case
+def no_variables_at_all(lab):
+    """An empty list of variables, and an error in the function."""
+    value, gradients = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [])
+    lab.equal([3.0, []], [value, gradients])
+
+    def wrong():
+        raise KeyError("of the user's")
+
+    v = keras.Variable(1.0)
+    with lab.raises(KeyError, "of the user's"):
+        kd.value_and_grad(wrong, [v])
+    lab.equal(2.0, kd.value_and_grad(lambda: v * v, [v])[1][0])
+
+
+@case
+def a_variable_named_twice(lab):
+    """Each place of a variable in the list gets its gradient."""
+    v = keras.Variable(3.0)
+    _, gradients = kd.value_and_grad(lambda: v * v, [v, v])
+    lab.equal([6.0, 6.0], gradients)
+
+
+@case
+def values_that_are_no_scalar(lab):
+    """What is differentiated is a scalar; anything else is refused with a word on what to do."""
+    v = keras.Variable([1.0, 2.0])
+    with lab.raises((ValueError, TypeError), "Expected.*scalar.*Received"):
+        kd.value_and_grad(lambda: v * v, [v])
+    with lab.raises(
+        (ValueError, TypeError), "Expected.*pair.*Received|Expected.*has_aux.*Received"
+    ):
+        kd.value_and_grad(lambda: ops.sum(v), [v], has_aux=True)
+    lab.equal([2.0, 4.0], kd.value_and_grad(lambda: ops.sum(v * v), [v])[1][0])
+
+
+@case
+def constants(lab):
+    """A value without any variable in it."""
+    v = keras.Variable([1.0, 2.0])
+    value, [gradient] = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [v])
+    lab.equal(3.0, value)
+    lab.check(gradient is None, f"None, received {gradient!r}")
+
+
+@case
+def variables_that_are_not_trainable(lab):
+    """A gradient by a variable that is not trainable is its gradient all the same."""
+    v = keras.Variable(3.0, trainable=False)
+    value, [gradient] = kd.value_and_grad(lambda: v * v, [v])
+    lab.equal([9.0, 6.0], [value, gradient])
+
+
+@case
+def types_of_gradients(lab):
+    """A gradient has the shape and the type of its variable."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        v = keras.Variable(np.ones((2, 1)), dtype=dtype)
+        _, [gradient] = kd.value_and_grad(lambda v=v: ops.sum(v * v), [v])
+        lab.equal(dtype, keras.backend.standardize_dtype(gradient.dtype))
+        lab.equal([[2.0], [2.0]], ops.cast(gradient, "float32"))
+
+
+@case
+def gradients_of_models_with_state(lab):
+    """BatchNormalization and Dropout inside: moving statistics and seeds move once a call."""
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)]
+    )
+    twin = keras.models.clone_model(model)
+    x = np.random.default_rng(0).random((6, 3)).astype("float32")
+    forward = lambda m: ops.sum(m(x, training=True))  # noqa: E731
+    value, gradients = kd.value_and_grad(lambda: forward(model), model.trainable_variables)
+    expected = forward(twin)
+    lab.check(abs(float(value) - float(expected)) < 1e-5, "the value is that of the model")
+    lab.equal(2, sum(one is not None for one in gradients))
+    for ours, theirs in zip(model.variables, twin.variables, strict=True):
+        lab.equal(lab.numpy(theirs), ours)

@@ -1,0 +1,159 @@
+"""Losses in custom loops: what a replica's part of a mean is."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32
+from tests.facade.lazy import kd, keras, ops
+
+
+def divided(strategy, *arrays):
+    [batch] = strategy.distribute_dataset([arrays if len(arrays) > 1 else arrays[0]])
+    return batch
+
+
+@case(replicas=(1, 2, 3))
+def compute_average_loss(lab):
+    """Its sum over the replicas is the mean of the global batch, ragged or not."""
+    strategy = lab.strategy()
+    for rows in (6, 5, 1):
+        losses = np.arange(rows, dtype="float32") + 1.0
+        weights = np.linspace(0.5, 2.0, rows).astype("float32")
+
+        def step(losses, weights, rows=rows):
+            return (
+                kd.compute_average_loss(losses, global_batch_size=rows),
+                kd.compute_average_loss(losses, weights, global_batch_size=rows),
+            )
+
+        results = strategy.run(step, args=divided(strategy, losses, weights))
+        plain, weighted = (strategy.reduce("SUM", one, axis=None) for one in results)
+        lab.equal(losses.mean(), plain, FLOAT32)
+        lab.equal((losses * weights).mean(), weighted, FLOAT32)
+
+
+@case
+def the_global_batch_size_by_default(lab):
+    """It is the replica's number of rows, times the replicas."""
+    strategy = lab.strategy()
+    losses = np.arange(6, dtype="float32")
+    result = strategy.run(kd.compute_average_loss, args=(divided(strategy, losses),))
+    lab.equal([0.5, 2.0], lab.components(result, strategy))
+    lab.equal(2.5, strategy.reduce("SUM", result, axis=None))
+
+
+@case
+def losses_of_more_dimensions(lab):
+    """A mean is over all axes but that of examples; weights may be one an example."""
+    strategy = lab.strategy()
+    losses = np.arange(8, dtype="float32").reshape(4, 2)
+    weights = np.float32([1.0, 2.0, 3.0, 4.0])
+    result = strategy.run(
+        lambda x, w: kd.compute_average_loss(x, w, global_batch_size=4),
+        args=divided(strategy, losses, weights),
+    )
+    expected = (losses * weights[:, None]).mean()
+    lab.equal(expected, strategy.reduce("SUM", result, axis=None), FLOAT32)
+
+
+@case
+def the_global_batch_size_as_a_tensor(lab):
+    """It may be a tensor, as a sum over the replicas of their rows."""
+    strategy = lab.strategy()
+
+    @kd.function
+    def compiled(batch):
+        def step(x):
+            rows = kd.get_replica_context().all_reduce(
+                "SUM", ops.convert_to_tensor(ops.shape(x)[0], "int32")
+            )
+            return kd.compute_average_loss(x, global_batch_size=rows)
+
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    lab.equal(2.5, compiled(divided(strategy, np.arange(6, dtype="float32"))), FLOAT32)
+
+
+@case(replicas=(1, 2, 3))
+def scale_regularization_loss(lab):
+    """Its sum over the replicas is the loss itself."""
+    strategy = lab.strategy()
+
+    def step():
+        terms = [ops.convert_to_tensor(3.0), ops.convert_to_tensor([1.0, 2.0])]
+        return kd.scale_regularization_loss(terms), kd.scale_regularization_loss(terms[0])
+
+    both, one = (strategy.reduce("SUM", result, axis=None) for result in strategy.run(step))
+    lab.equal(6.0, both, FLOAT32)
+    lab.equal(3.0, one, FLOAT32)
+
+
+LOSSES = {
+    "mean_squared_error": ("MeanSquaredError", {}),
+    "huber": ("Huber", {"delta": 0.5}),
+    "binary_crossentropy": ("BinaryCrossentropy", {"from_logits": True}),
+}
+
+
+def scaled(name):
+    def check(lab):
+        strategy = lab.strategy()
+        kind, options = LOSSES[name]
+        make = lambda: getattr(keras.losses, kind)(**options)  # noqa: E731
+        data = np.random.default_rng(0)
+        y = data.integers(0, 2, (12, 1)).astype("float32")
+        p = data.normal(size=(12, 1)).astype("float32")
+        with strategy.scope():
+            loss = make()
+        result = strategy.run(lambda y, p: loss(y, p), args=divided(strategy, y, p))  # noqa: PLW0108
+        lab.equal(float(make()(y, p)), float(strategy.reduce("SUM", result, None)), FLOAT32)
+        components = lab.components(result, strategy)
+        rows = np.array_split(np.arange(12), lab.replicas)
+        for part, one in zip(rows, components, strict=True):
+            lab.equal(np.float32(make()(y[part], p[part])) / lab.replicas, one, FLOAT32)
+
+    return check
+
+
+for _name in LOSSES:
+    case(
+        replicas=(2, 3),
+        name=f"keras_loss_{_name}",
+        title=f"Keras's {_name}: the mean of a replica, divided by the number of replicas",
+    )(scaled(_name))
+
+
+@case
+def losses_that_are_no_mean(lab):
+    """A sum, and no reduction, stay as they are in a replica."""
+    strategy = lab.strategy()
+    y, p = np.zeros((4, 1), "float32"), np.float32([[1.0], [2.0], [3.0], [4.0]])
+    batch = divided(strategy, y, p)
+    total = keras.losses.MeanSquaredError(reduction="sum")
+    each = keras.losses.MeanSquaredError(reduction=None)
+    sums, vectors = strategy.run(lambda y, p: (total(y, p), each(y, p)), args=batch)
+    lab.equal([5.0, 25.0], lab.components(sums, strategy))
+    lab.equal([[1.0, 4.0], [9.0, 16.0]], lab.components(vectors, strategy))
+
+
+@case
+def outside_of_a_replica(lab):
+    """Both helpers are refused in cross-replica context, and plain outside of strategies."""
+    strategy = lab.strategy()
+    x = np.float32([1.0, 3.0])
+    lab.equal(2.0, kd.compute_average_loss(x))
+    lab.equal(4.0, kd.scale_regularization_loss(ops.convert_to_tensor(4.0)))
+    with strategy.scope():
+        with lab.raises(RuntimeError, "Expected compute_average_loss in replica.*Received"):
+            kd.compute_average_loss(x)
+        with lab.raises(RuntimeError, "Expected scale_regularization_loss in replica.*Received"):
+            kd.scale_regularization_loss(x)
+        lab.equal(2.0, kd.compute_average_loss(x, global_batch_size=2))
+
+
+@case
+def a_bad_global_batch_size(lab):
+    """Zero, a negative and a broken number of examples are refused."""
+    for size in (0, -1, 2.5):
+        with lab.raises(ValueError, "Expected global_batch_size to be a positive.*Received"):
+            kd.compute_average_loss(np.float32([1.0]), global_batch_size=size)

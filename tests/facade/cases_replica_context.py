@@ -1,0 +1,252 @@
+"""`ReplicaContext`: who a replica is, and merge calls."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+@case(replicas=(1, 2, 3, 4))
+def who_a_replica_is(lab):
+    """Number, count, strategy and devices."""
+    strategy = lab.strategy()
+    seen = []
+
+    def step():
+        here = kd.get_replica_context()
+        seen.append((here.num_replicas_in_sync, here.strategy is strategy, here.share))
+        lab.check(isinstance(here, kd.ReplicaContext), "a ReplicaContext")
+        return ops.convert_to_tensor(here.replica_id_in_sync_group, "int32")
+
+    ids = lab.components(strategy.run(step), strategy)
+    lab.equal(list(range(lab.replicas)), [int(one) for one in ids])
+    lab.check(all(one == (lab.replicas, True, None) for one in seen), f"received {seen}")
+
+
+@case
+def the_context_is_found_everywhere(lab):
+    """In nested functions, in layers, in what `value_and_grad` differentiates."""
+    strategy = lab.strategy()
+
+    class Numbered(keras.layers.Layer):
+        def call(self, x):
+            return x + ops.cast(kd.get_replica_context().replica_id_in_sync_group, x.dtype)
+
+    with strategy.scope():
+        layer = Numbered()
+        weight = keras.Variable(2.0)
+
+    def step():
+        def inner():
+            return kd.get_replica_context().replica_id_in_sync_group
+
+        def loss():
+            return weight * ops.cast(kd.get_replica_context().replica_id_in_sync_group, "float32")
+
+        y = layer(ops.zeros((2,)))
+        _, [gradient] = kd.value_and_grad(loss, [weight])
+        return ops.convert_to_tensor(inner()), y, gradient
+
+    numbers, outputs, gradients = strategy.run(step)
+    lab.equal([0, 1], lab.components(numbers, strategy))
+    lab.equal([[0.0, 0.0], [1.0, 1.0]], lab.components(outputs, strategy))
+    lab.equal([0.0, 1.0], lab.components(gradients, strategy))
+
+
+@case
+def the_context_is_found_in_a_metric(lab):
+    """A metric of the user's communicates in its update; its state is summed on reading."""
+    strategy = lab.strategy()
+
+    class Communicating(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="communicating")
+            self.seen = self.add_variable((), "zeros", name="seen")
+
+        def update_state(self, values):
+            here = kd.get_replica_context()
+            self.seen.assign_add(here.all_reduce("SUM", ops.sum(values)))
+
+        def result(self):
+            return self.seen + 0.0
+
+    with strategy.scope():
+        metric = Communicating()
+    value = strategy.distribute_values_from_function(
+        lambda context: np.float32([context.replica_id_in_sync_group] * 2)
+    )
+    strategy.run(lambda x: metric.update_state(x), args=(value,))  # noqa: PLW0108
+    with strategy.scope():
+        # Both replicas add the sum over both.
+        lab.equal(4.0, metric.result())
+
+
+@case
+def a_context_is_a_context_manager(lab):
+    """`with` makes a replica's context the one in force again, in its merge call too."""
+    strategy = lab.strategy()
+
+    def step():
+        here = kd.get_replica_context()
+        with here as entered, here:
+            inside = entered is here and kd.get_replica_context() is here
+        after = kd.get_replica_context() is here
+        return 1.0 if inside and after and not kd.in_cross_replica_context() else 0.0
+
+    lab.equal({1.0}, {float(one) for one in lab.components(strategy.run(step), strategy)})
+    default = kd.get_replica_context()
+    with default:
+        lab.check(kd.get_replica_context() is default, "the default strategy's, too")
+    lab.still_usable(strategy)
+
+
+@case
+def a_metric_of_a_model_in_a_loop(lab):
+    """A metric that `fit` used, whose state is a maximum: in a custom loop it stays right."""
+    strategy = lab.strategy()
+
+    class Highest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="highest")
+            self.seen = self.add_variable((), "zeros", name="seen")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.seen.assign(ops.maximum(self.seen, ops.max(ops.cast(y_true, "float32"))))
+
+        def result(self):
+            return self.seen + 0.0
+
+    with strategy.scope():
+        metric = Highest()
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric])
+    x = np.ones((4, 1), "float32")
+    history = model.fit(x, np.float32([[1.0], [2.0], [7.0], [4.0]]), verbose=0).history
+    lab.equal([7.0], history["highest"])
+    metric.reset_state()
+    targets = strategy.distribute_values_from_function(
+        lambda context: np.float32([[3.0 + context.replica_id_in_sync_group]])
+    )
+    strategy.run(lambda y: metric.update_state(y, y), args=(targets,))
+    lab.equal(4.0, metric.result())
+
+
+@case(replicas=(2, 3))
+def merge_calls(lab):
+    """The function is called once, in cross-replica context, with distributed arguments."""
+    strategy = lab.strategy()
+    calls = []
+
+    def merge(given, value, *, more):
+        calls.append((given is strategy, kd.in_cross_replica_context(), kd.get_strategy()))
+        lab.check(kd.get_replica_context() is None, "a merge call is cross-replica code")
+        lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
+        return given.reduce("SUM", value, axis=None) + more
+
+    def step():
+        here = kd.get_replica_context()
+        value = ops.cast(here.replica_id_in_sync_group, "float32") + 1.0
+        total = here.merge_call(merge, args=(value,), kwargs={"more": 10.0})
+        lab.check(kd.get_replica_context() is here, "the replica's context is back")
+        return total + value
+
+    n = lab.replicas
+    expected = [n * (n + 1) / 2 + 10 + i + 1 for i in range(n)]
+    lab.equal(expected, lab.components(strategy.run(step), strategy))
+    # Once for all replicas; JAX may trace a program twice.
+    lab.check(len(calls) <= (2 if lab.backend == "jax" else 1), f"called {len(calls)} times")
+    lab.equal({(True, True)}, {one[:2] for one in calls})
+    lab.check(calls[0][2] is strategy, "the strategy is in force")
+
+
+@case
+def merge_calls_return_each_its_component(lab):
+    """Of a distributed value that the merge function returns, and nests of them."""
+    strategy = lab.strategy()
+
+    def merge(given, value):
+        doubled = [one * 2.0 for one in given.local_results(value)]
+        turned = given.distribute_values_from_function(
+            lambda context: doubled[1 - context.replica_id_in_sync_group]
+        )
+        return {"turned": turned, "all": 7.0}
+
+    def step(x):
+        result = kd.get_replica_context().merge_call(merge, args=(x,))
+        return result["turned"] + result["all"]
+
+    value = strategy.distribute_values_from_function(
+        lambda context: ops.convert_to_tensor(1.0 + context.replica_id_in_sync_group)
+    )
+    lab.equal([11.0, 9.0], lab.components(strategy.run(step, args=(value,)), strategy))
+
+
+@case
+def merge_calls_in_nested_functions_layers_and_metrics(lab):
+    """Two merge calls a step, from inside a layer and a nested function."""
+    strategy = lab.strategy()
+    total = lambda given, value: given.reduce("SUM", value, axis=None)  # noqa: E731
+
+    class Summed(keras.layers.Layer):
+        def call(self, x):
+            return kd.get_replica_context().merge_call(total, args=(x,))
+
+    with strategy.scope():
+        layer = Summed()
+
+    def step(x):
+        def inner(value):
+            return kd.get_replica_context().merge_call(total, args=(value,))
+
+        return inner(layer(x) + x)
+
+    value = strategy.distribute_values_from_function(
+        lambda context: np.float32([1.0 + context.replica_id_in_sync_group])
+    )
+    # Layer: 3 on both; plus their own: 4 and 5.
+    lab.equal([[9.0], [9.0]], lab.components(strategy.run(step, args=(value,)), strategy))
+
+
+@case
+def merge_calls_in_compiled_steps(lab):
+    """A merge call in `run` in a compiled function, called again and again."""
+    strategy = lab.strategy()
+
+    def step(x):
+        here = kd.get_replica_context()
+        total = lambda given, value: given.reduce("MEAN", value, axis=None)  # noqa: E731
+        return here.merge_call(total, args=(x,)) * 2.0
+
+    compiled = kd.function(lambda batch: strategy.run(step, args=(batch,)))
+    for turn in range(3):
+        value = strategy.distribute_values_from_function(
+            lambda context, turn=turn: np.float32(context.replica_id_in_sync_group + turn)
+        )
+        lab.equal([1.0 + 2 * turn] * 2, lab.components(compiled(value), strategy))
+
+
+@case
+def another_replicas_context_is_refused(lab):
+    """A context that is not in force communicates with nobody."""
+    strategy = lab.strategy()
+    default = kd.get_replica_context()
+
+    def step():
+        return default.all_reduce("SUM", ops.ones(()))
+
+    with lab.raises(RuntimeError, "Expected all_reduce of the replica whose code this is.*Receiv"):
+        strategy.run(step)
+    lab.still_usable(strategy)
+    with strategy.scope(), lab.raises(RuntimeError, "Expected merge_call of the replica.*Received"):
+        default.merge_call(lambda given: None)
+
+
+@case
+def the_default_strategys_context(lab):
+    """Outside of every scope collectives are of one replica."""
+    here = kd.get_replica_context()
+    lab.equal((0, 1), (here.replica_id_in_sync_group, here.num_replicas_in_sync))
+    x = ops.convert_to_tensor([1.0, 2.0])
+    lab.equal([1.0, 2.0], here.all_reduce("MEAN", x))
+    lab.equal([1.0, 2.0], here.all_gather(x, axis=-1))
+    lab.equal({"a": [1.0, 2.0]}, here.all_reduce("SUM", {"a": x}))

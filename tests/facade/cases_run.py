@@ -1,0 +1,198 @@
+"""What `run` hands to replicas, and what it makes of what they return."""
+
+import collections
+import threading
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, ops
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+def numbered(strategy, function=np.float32):
+    return strategy.distribute_values_from_function(
+        lambda context: function(context.replica_id_in_sync_group)
+    )
+
+
+@case(replicas=(1, 2, 3, 4))
+def each_replica_gets_its_component(lab):
+    """A distributed value is taken apart, anything else goes to all; nests of both."""
+    strategy = lab.strategy()
+    data = {"a": numbered(strategy), "b": [np.float32(10.0), (numbered(strategy), None)]}
+
+    def step(nest, *, factor, word):
+        lab.check(word == "text", "plain objects arrive as they are")
+        lab.check(nest["b"][1][1] is None, "None arrives as None")
+        return factor * (nest["a"] + nest["b"][0] + nest["b"][1][0])
+
+    result = strategy.run(step, args=(data,), kwargs={"factor": 2.0, "word": "text"})
+    expected = [2.0 * (10 + 2 * index) for index in range(lab.replicas)]
+    lab.equal(expected, lab.components(result, strategy))
+
+
+@case(replicas=(2, 3))
+def nests_come_back_with_a_distributed_value_at_each_leaf(lab):
+    """Dicts, lists, tuples and named tuples that a step returns keep their form."""
+    strategy = lab.strategy()
+
+    def step(x):
+        return {"point": Point(x, x + 1), "list": [x * 2, (x * 3,)], "none": None}
+
+    result = strategy.run(step, args=(numbered(strategy),))
+    lab.equal({"point", "list", "none"}, set(result))
+    lab.check(isinstance(result["point"], Point), f"a Point, received {result['point']!r}")
+    lab.check(isinstance(result["list"][1], tuple), "a tuple in a list")
+    lab.check(result["none"] is None, "None is equal in all replicas")
+    for leaf, factor, more in (
+        (result["point"].x, 1, 0),
+        (result["point"].y, 1, 1),
+        (result["list"][0], 2, 0),
+        (result["list"][1][0], 3, 0),
+    ):
+        lab.check(isinstance(leaf, kd.PerReplica), f"a PerReplica, received {type(leaf)}")
+        expected = [index * factor + more for index in range(lab.replicas)]
+        lab.equal(expected, lab.components(leaf, strategy))
+
+
+@case
+def plain_results_stay_plain(lab):
+    """A text and a number that all replicas return come back once."""
+    strategy = lab.strategy()
+    lab.equal("text", strategy.run(lambda: "text"))
+    lab.equal({3}, {int(one) for one in lab.components(strategy.run(lambda: 3), strategy)})
+    lab.check(strategy.run(lambda: None) is None, "None comes back")
+
+
+@case
+def results_go_in_again(lab):
+    """What `run` returned is an argument of the next."""
+    strategy = lab.strategy()
+    value = numbered(strategy)
+    for _ in range(3):
+        value = strategy.run(lambda x: x * 2.0 + 1.0, args=(value,))
+    lab.equal([7.0, 15.0], lab.components(value, strategy))
+
+
+@case
+def args_may_be_a_list(lab):
+    """Args in a list, as `tf.distribute`'s own examples have them."""
+    strategy = lab.strategy()
+    result = strategy.run(lambda a, b: a - b, args=[numbered(strategy), 1.0])
+    lab.equal([-1.0, 0.0], lab.components(result, strategy))
+
+
+@case(replicas=(1, 2, 3))
+def ragged_components(lab):
+    """Components of other sizes, a replica without a row among them."""
+    strategy = lab.strategy()
+    value = numbered(strategy, lambda index: np.arange(lab.replicas - 1 - index, dtype="float32"))
+    result = strategy.run(lambda x: (x + 1.0, ops.sum(x)), args=(value,))
+    expected = [np.arange(lab.replicas - 1 - i, dtype="float32") + 1 for i in range(lab.replicas)]
+    lab.equal(expected, lab.components(result[0], strategy))
+    lab.equal([float(np.sum(one - 1)) for one in expected], lab.components(result[1], strategy))
+
+
+@case(replicas=(3,))
+def ragged_components_and_a_collective(lab):
+    """Components of other sizes in a step that communicates."""
+    strategy = lab.strategy()
+    value = numbered(strategy, lambda index: np.arange(index + 1, dtype="float32"))
+    step = lambda x: kd.get_replica_context().all_reduce("SUM", ops.sum(x))  # noqa: E731
+    lab.equal([4.0] * 3, lab.components(strategy.run(step, args=(value,)), strategy))
+
+
+@case
+def dtypes_are_kept(lab):
+    """What goes in comes out in its type."""
+    strategy = lab.strategy()
+    for dtype in ("float32", "float16", "int32", "int8", "uint8", "bool"):
+        value = numbered(strategy, lambda index, dtype=dtype: np.array([index, 1], dtype))
+        result = strategy.run(lambda x: ops.reshape(x, (2, 1)), args=(value,))
+        expected = [np.array([[index], [1]], dtype) for index in range(2)]
+        lab.equal(expected, lab.components(result, strategy))
+
+
+@case
+def the_scope_is_open_in_run(lab):
+    """In `run` the strategy is in force, whether or not its scope was open."""
+    strategy = lab.strategy()
+    seen = []
+    step = lambda: seen.append(kd.get_strategy() is strategy and kd.has_strategy())  # noqa: E731
+    strategy.run(step)
+    with strategy.scope():
+        strategy.run(step)
+    lab.check(seen and all(seen), f"the strategy is in force, received {seen}")
+    lab.check(not kd.has_strategy(), "no scope is left open")
+
+
+@case
+def run_inside_run_is_refused(lab):
+    """A replica calls the function itself."""
+    strategy = lab.strategy()
+    with lab.raises(RuntimeError, "Expected strategy.run in cross-replica.*Received"):
+        strategy.run(lambda: strategy.run(lambda: 1.0))
+    lab.still_usable(strategy)
+
+
+@case
+def two_threads_use_one_strategy(lab):
+    """Two threads run, reduce and communicate on one strategy at once; neither is its maker's."""
+    strategy = lab.strategy()
+    found: dict[int, list] = {0: [], 1: []}
+    errors = []
+
+    def step(x):
+        return kd.get_replica_context().all_reduce("SUM", x)
+
+    def work(number):
+        try:
+            for turn in range(4):
+                value = numbered(strategy, lambda i, t=turn: np.float32(100 * number + 10 * t + i))
+                result = strategy.run(step, args=(value,))
+                found[number].append(lab.components(result, strategy))
+        except Exception as error:  # noqa: BLE001 (told below, in the case's own thread)
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    if errors:
+        raise errors[0]
+    lab.check(not any(thread.is_alive() for thread in threads), "a thread hangs")
+    for number in (0, 1):
+        expected = [[200 * number + 20 * turn + 1] * 2 for turn in range(4)]
+        lab.equal(expected, [[float(x) for x in one] for one in found[number]])
+
+
+@case
+def two_strategies_one_after_the_other(lab):
+    """Strategies of 2 and 3 replicas take turns."""
+    first, second = lab.strategy(2), lab.strategy(3)
+    for _ in range(2):
+        lab.still_usable(first)
+        lab.still_usable(second)
+
+
+@case
+def jax_traces_a_step_once(lab):
+    """`run` outside of `kd.function`: on JAX the same function and shapes are traced once."""
+    strategy = lab.strategy()
+    calls = []
+
+    def step(x):
+        calls.append(1)
+        return x * 2.0
+
+    for index in range(4):
+        strategy.run(step, args=(numbered(strategy, lambda i, k=index: np.float32(i + k)),))
+    if lab.backend == "jax":
+        first = len(calls)
+        strategy.run(step, args=(numbered(strategy),))
+        lab.check(len(calls) == first <= 4, f"traced again, {len(calls)} calls")
+    else:
+        lab.equal(8, len(calls))

@@ -1,0 +1,395 @@
+"""A custom loop under a strategy equals plain Keras with the whole batch on one device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.compare import ADAPTIVE
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32, fresh
+from tests.facade.lazy import kd, keras, ops
+
+
+def rows(count, seed=0, features=4):
+    data = np.random.default_rng(seed)
+    x = data.normal(size=(count, features)).astype("float32")
+    return x, (x.sum(1, keepdims=True) + 0.1 * data.normal(size=(count, 1))).astype("float32")
+
+
+def batched(arrays, size):
+    return [tuple(a[i : i + size] for a in arrays) for i in range(0, len(arrays[0]), size)]
+
+
+def dense():
+    layers = [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+def squared(y, p, size):
+    """A loss written by hand, for any batch size."""
+    each = ops.mean(ops.square(y - p), axis=-1)
+    return kd.compute_average_loss(each, global_batch_size=size)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A custom loop, and what plain Keras is to do instead."""
+
+    build: Callable[[], Any] = dense
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1)
+    # Made in the scope: a function of targets, predictions and the global batch size.
+    loss: Callable[[], Any] = lambda: squared
+    plain_loss: Any = "mean_squared_error"
+    compiled: bool = True
+
+    def plain(self, batches):
+        """Plain Keras: `train_on_batch`, nothing of kerasdist's."""
+        fresh()
+        model = self.build()
+        model.compile(self.optimizer(), self.plain_loss)
+        losses = []
+        for batch in batches:
+            model.reset_metrics()
+            losses.append(float(model.train_on_batch(*batch)))
+        return outcome(model, model.optimizer, losses)
+
+    def under(self, strategy, batches):
+        fresh()
+        with strategy.scope():
+            model, optimizer, loss = self.build(), self.optimizer(), self.loss()
+            optimizer.build(model.trainable_variables)
+
+        def replica_step(x, y, size):
+            def forward():
+                value = loss(y, model(x, training=True), size)
+                return value + sum(map(kd.scale_regularization_loss, model.losses))
+
+            variables = model.trainable_variables
+            value, gradients = kd.value_and_grad(forward, variables)
+            optimizer.apply(gradients, variables)
+            return value
+
+        def step(batch, size):
+            result = strategy.run(replica_step, args=(*batch, size))
+            return strategy.reduce("SUM", result, axis=None)
+
+        step = kd.function(step) if self.compiled else step
+        losses = []
+        for batch, plain in zip(strategy.distribute_dataset(batches), batches, strict=True):
+            losses.append(float(step(batch, len(plain[0]))))
+        return outcome(model, optimizer, losses)
+
+
+def outcome(model, optimizer, losses):
+    optimizer.finalize_variable_values(model.trainable_variables)
+    return {
+        "weights": model.get_weights(),
+        # The first is the count of steps, the second the rate.
+        "optimizer": [np.array(ops.convert_to_numpy(v)) for v in optimizer.variables],
+    }, losses
+
+
+def same(lab, loop, batches, tolerance=FLOAT32):
+    plain, plain_losses = loop.plain(batches)
+    strategy = lab.strategy()
+    ours, losses = loop.under(strategy, batches)
+    lab.equal(plain, ours, tolerance)
+    lab.equal(np.float32(plain_losses), np.float32(losses), tolerance)
+
+
+@case(replicas=(1, 2, 3, 4))
+def by_hand(lab):
+    """`compute_average_loss`, SGD, a ragged last batch smaller than the number of replicas."""
+    same(lab, Loop(), batched(rows(17), 8))
+
+
+@case
+def not_compiled(lab):
+    """The same without `kd.function`."""
+    same(lab, Loop(compiled=False), batched(rows(17), 8))
+
+
+@case(replicas=(1, 2, 4))
+def keras_loss_objects(lab):
+    """A Keras loss with a mean: divided by the replicas, summed by `apply`."""
+
+    def made():
+        loss = keras.losses.MeanSquaredError()
+        return lambda y, p, size: loss(y, p)
+
+    same(lab, Loop(loss=made), batched(rows(16), 8))
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adam_clipnorm": lambda: keras.optimizers.Adam(0.01, clipnorm=0.05),
+    "sgd_global_clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
+    "sgd_clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
+    "adam_ema": lambda: keras.optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "sgd_accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "adamw_decay": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "sgd_schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    ),
+}
+
+
+def optimizing(name):
+    tolerance = ADAPTIVE if name.startswith("adam") else FLOAT32
+    return lambda lab: same(lab, Loop(optimizer=OPTIMIZERS[name]), batched(rows(20), 8), tolerance)
+
+
+for _name in OPTIMIZERS:
+    case(name=_name, title=f"A custom loop with {_name.replace('_', ', ')}")(optimizing(_name))
+
+
+@case
+def embeddings(lab):
+    """An Embedding, whose gradient is sparse on TensorFlow."""
+
+    def build():
+        layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(6, 4)]
+        return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+    data = np.random.default_rng(5)
+    x = data.integers(0, 6, (14, 3)).astype("int32")
+    y = x.sum(1, keepdims=True).astype("float32") / 10
+    same(lab, Loop(build=build), batched((x, y), 8))
+
+
+@case
+def regularizers(lab):
+    """Regularizers in the loss, scaled by `scale_regularization_loss`."""
+
+    def build():
+        penalty = keras.regularizers.L2(0.1)
+        layers = [keras.layers.Dense(8, kernel_regularizer=penalty), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((4,)), *layers])
+
+    same(lab, Loop(build=build), batched(rows(13), 8))
+
+
+@case
+def batch_normalization(lab):
+    """Where replicas' rows have equal statistics, BatchNormalization is that of one device."""
+
+    def build():
+        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((4,)), *layers])
+
+    batches = [tuple(np.tile(a, (2, 1)) for a in rows(4, seed)) for seed in range(3)]
+    tolerance = FLOAT32
+    same(lab, Loop(build=build), batches, tolerance)
+
+
+@case
+def models_with_dropout(lab):
+    """Dropout in a compiled step: replicas agree on the weights, and two runs are one."""
+
+    def build():
+        layers = [keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((4,)), *layers])
+
+    loop, batches = Loop(build=build), batched(rows(20), 8)
+    (first, losses), (second, again) = (loop.under(lab.strategy(), batches) for _ in range(2))
+    lab.equal(first, second, FLOAT32)
+    lab.equal(losses, again, FLOAT32)
+    fresh()
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = build()
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def step(x, y):
+        forward = lambda: squared(y, model(x, training=True), 8)  # noqa: E731
+        _, gradients = kd.value_and_grad(forward, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    for batch in strategy.distribute_dataset(batched(rows(16), 8)):
+        strategy.run(step, args=batch)
+    for variable in [*model.trainable_variables, optimizer.iterations]:
+        one, other = lab.components(variable, strategy)
+        lab.equal(one, other)
+
+
+@case
+def two_optimizers(lab):
+    """Two models with an optimizer each that meet in one step, with `has_aux`."""
+    batches = batched(rows(12), 8)
+
+    def loop(strategy):
+        fresh()
+        with strategy.scope():
+            first, second = dense(), dense()
+            optimizers = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
+
+        def replica_step(x, y, size):
+            def of_first():
+                p = first(x, training=True)
+                return squared(y, p, size), p
+
+            (value, p), gradients = kd.value_and_grad(
+                of_first, first.trainable_variables, has_aux=True
+            )
+            optimizers[0].apply(gradients, first.trainable_variables)
+            against = lambda: squared(p, second(x, training=True), size)  # noqa: E731
+            other, gradients = kd.value_and_grad(against, second.trainable_variables)
+            optimizers[1].apply(gradients, second.trainable_variables)
+            return value, other
+
+        @kd.function
+        def step(batch, size):
+            results = strategy.run(replica_step, args=(*batch, size))
+            return [strategy.reduce("SUM", one, axis=None) for one in results]
+
+        data = strategy.distribute_dataset(batches)
+        losses = [
+            lab.numpy(step(batch, len(plain[0])))
+            for batch, plain in zip(data, batches, strict=True)
+        ]
+        return losses, first.get_weights(), second.get_weights()
+
+    lab.equal(loop(kd.get_strategy()), loop(lab.strategy()), ADAPTIVE)
+
+
+@case
+def apply_gradients_and_partial_variables(lab):
+    """`apply_gradients` with pairs, for a part of the variables, one of them unused."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        used, other = keras.Variable([1.0, 2.0]), keras.Variable(5.0)
+        optimizer = keras.optimizers.SGD(0.5)
+
+    def step(x):
+        value, gradients = kd.value_and_grad(lambda: ops.sum(used * x), [used, other])
+        pairs = zip(gradients, [used, other], strict=True)
+        optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
+        return value
+
+    x = strategy.distribute_values_from_function(
+        lambda context: np.float32([1.0, context.replica_id_in_sync_group])
+    )
+    strategy.run(step, args=(x,))
+    # The sums are 2 and 1.
+    lab.equal([0.0, 1.5], used)
+    lab.equal(5.0, other)
+    lab.equal([[0.0, 1.5]] * 2, lab.components(used, strategy))
+
+
+@case
+def fit_and_a_custom_loop_on_one_model(lab):
+    """A model is trained by `fit`, by a loop, and by `fit` again, all as on one device."""
+    x, y = rows(16)
+
+    def train(strategy):
+        fresh()
+        with strategy.scope():
+            model = dense()
+            model.compile("sgd", "mean_squared_error")
+        model.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+
+        def replica_step(x, y):
+            forward = lambda: squared(y, model(x, training=True), 8)  # noqa: E731
+            _, gradients = kd.value_and_grad(forward, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+
+        step = kd.function(lambda batch: strategy.run(replica_step, args=batch))
+        for batch in strategy.distribute_dataset(batched((x, y), 8)):
+            step(batch)
+        model.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights(), model.evaluate(x, y, batch_size=8, verbose=0)
+
+    lab.equal(train(kd.get_strategy()), train(lab.strategy()), FLOAT32)
+
+
+# On TensorFlow Keras's optimizer itself insists on being called in a replica.
+@case(backends=("jax", "torch"))
+def apply_in_cross_replica_context(lab):
+    """In a scope gradients are applied as they are, on every device."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(5.0)
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([v])
+        optimizer.apply([ops.convert_to_tensor(2.0)], [v])
+    lab.equal([4.0, 4.0], lab.components(v, strategy))
+
+
+@case
+def sample_weights_in_keras_losses(lab):
+    """A Keras loss with sample weights: the replicas' parts, summed."""
+
+    def made():
+        loss = keras.losses.MeanSquaredError()
+        return lambda y, p, size: loss(y, p, sample_weight=ops.abs(y[:, 0]) + 1.0)
+
+    def plain(y, p):
+        return keras.losses.MeanSquaredError()(y, p, sample_weight=ops.abs(y[:, 0]) + 1.0)
+
+    same(lab, Loop(loss=made, plain_loss=plain), batched(rows(16), 8))
+
+
+def scaling_losses(strategy, batches):
+    fresh()
+    with strategy.scope():
+        model = dense()
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(x, y):
+        def forward():
+            return optimizer.scale_loss(squared(y, model(x, training=True), 8))
+
+        _, gradients = kd.value_and_grad(forward, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    step = kd.function(lambda batch: strategy.run(replica_step, args=batch))
+    for batch in strategy.distribute_dataset(batches):
+        step(batch)
+    return model.get_weights()
+
+
+@case(replicas=(1, 2))
+def loss_scaling(lab):
+    """A LossScaleOptimizer: the loss is scaled, the gradients are unscaled by `apply`."""
+    batches = batched(rows(16), 8)
+    unscaled, _ = Loop().plain(batches)
+    lab.equal(unscaled["weights"], scaling_losses(lab.strategy(), batches), FLOAT32)
+
+
+@case(replicas=(3,))
+def convolutions(lab):
+    """A small image model with pooling, on three replicas."""
+
+    def build():
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                layers.Conv2D(4, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(1),
+            ]
+        )
+
+    data = np.random.default_rng(2)
+    x = data.random((10, 8, 8, 1)).astype("float32")
+    same(lab, Loop(build=build), batched((x, x.mean((1, 2))), 6))
+
+
+@case
+def recurrent_layers(lab):
+    """A GRU over sequences."""
+
+    def build():
+        layers = [keras.Input((5, 2)), keras.layers.GRU(3), keras.layers.Dense(1)]
+        return keras.Sequential(layers)
+
+    data = np.random.default_rng(2)
+    x = data.random((10, 5, 2)).astype("float32")
+    same(lab, Loop(build=build), batched((x, x.mean((1, 2))[:, None]), 6))

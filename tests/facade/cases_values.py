@@ -1,0 +1,175 @@
+"""Distributed values: what they are, how they print, what takes them apart."""
+
+import copy
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32
+from tests.facade.lazy import kd, keras, ops
+
+
+def numbered(strategy):
+    return strategy.distribute_values_from_function(
+        lambda context: ops.convert_to_tensor(float(context.replica_id_in_sync_group))
+    )
+
+
+@case(replicas=(2, 3))
+def what_a_value_is(lab):
+    """`isinstance` and `values`, whoever made the value."""
+    strategy = lab.strategy()
+    given = numbered(strategy)
+    for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
+        lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
+        lab.check(isinstance(value, kd.DistributedValues), "a DistributedValues")
+        lab.check(not isinstance(value, kd.Mirrored), "its components differ")
+        lab.equal(lab.replicas, len(value.values))
+    reduced = strategy.extended.reduce_to("SUM", given, given)
+    for one in strategy.experimental_local_results(reduced):
+        lab.equal(sum(range(lab.replicas)), one)
+    lab.check(not isinstance(reduced, kd.PerReplica), "a reduced value's components are equal")
+    lab.check(not isinstance(ops.ones(2), kd.DistributedValues), "a tensor is none")
+
+
+@case
+def it_prints_as_tensorflows(lab):
+    """A value prints its class, then a line a component."""
+    text = str(numbered(lab.strategy()))
+    lines = text.splitlines()
+    lab.check(lines[0] == "PerReplica:{" and lines[-1] == "}", f"received {text!r}")
+    lab.check("\n  0: " in text and "\n  1: " in text, f"received {text!r}")
+    lab.check("0." in lines[1] and "1." in lines[2], f"received {text!r}")
+    lab.equal(repr(numbered(lab.strategy()))[:12], "PerReplica:{")
+
+
+@case
+def keras_tree_knows_values(lab):
+    """`keras.tree` maps over nests with distributed values, and leaves them one leaf or maps in."""
+    strategy = lab.strategy()
+    nest = {"a": numbered(strategy), "b": [numbered(strategy)]}
+    seen = keras.tree.map_structure(lambda leaf: leaf, nest)
+    lab.equal({"a", "b"}, set(seen))
+    result = strategy.run(lambda n: n["a"] + n["b"][0], args=(seen,))
+    lab.equal([0.0, 2.0], lab.components(result, strategy))
+
+
+@case(replicas=(1, 2, 3))
+def local_results(lab):
+    """Of values, variables, tensors, plain objects and nests."""
+    strategy = lab.strategy()
+    value = numbered(strategy)
+    lab.equal(list(map(float, range(lab.replicas))), lab.components(value, strategy))
+    nest = strategy.local_results({"a": value, "b": (value,)})
+    lab.equal(lab.replicas, len(nest))
+    for index, one in enumerate(nest):
+        lab.equal({"a": float(index), "b": [float(index)]}, one)
+    with strategy.scope():
+        variable = keras.Variable([1.0, 2.0])
+    lab.equal([[1.0, 2.0]] * lab.replicas, lab.components(variable, strategy))
+    lab.equal([[5.0]], lab.components(ops.convert_to_tensor([5.0]), strategy))
+    lab.equal(("text",), strategy.local_results("text"))
+
+
+@case
+def values_of_objects(lab):
+    """A value function may return what is no tensor, and nests."""
+    strategy = lab.strategy()
+    value = strategy.distribute_values_from_function(
+        lambda context: {
+            "number": context.replica_id_in_sync_group,
+            "array": np.full(2, context.replica_id_in_sync_group, "int32"),
+        }
+    )
+    lab.equal([0, 1], [int(one) for one in strategy.local_results(value["number"])])
+    lab.equal([[0, 0], [1, 1]], lab.components(value["array"], strategy))
+
+
+@case
+def a_strategy_is_never_copied(lab):
+    """A deep copy of what holds a strategy shares it; a copy is refused."""
+    strategy = lab.strategy()
+    lab.check(copy.deepcopy([strategy])[0] is strategy, "a deep copy shares the strategy")
+    with lab.raises(RuntimeError, r"one object a strategy.*Received: copy\.copy"):
+        copy.copy(strategy)
+    lab.still_usable(strategy)
+
+
+@case
+def deep_copies_of_models(lab):
+    """A model of a strategy is cloned with its configuration, in the scope."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        twin = keras.models.clone_model(model)
+        twin.set_weights(model.get_weights())
+    x = np.ones((4, 3), "float32")
+    step = lambda: twin(x) - model(x)  # noqa: E731
+    lab.equal([np.zeros((4, 2), "float32")] * 2, lab.components(strategy.run(step), strategy))
+
+
+@case(replicas=(2, 3))
+def reduce_values(lab):
+    """Sum and mean, without an axis, with one, of nests; equal components count each."""
+    strategy = lab.strategy()
+    n = lab.replicas
+    value = numbered(strategy)
+    total = n * (n - 1) / 2
+    lab.equal(total, strategy.reduce("SUM", value, axis=None))
+    lab.equal(total / n, strategy.reduce(kd.ReduceOp.MEAN, value, axis=None))
+    nest = strategy.reduce("sum", {"a": value, "b": [value]}, axis=None)
+    lab.equal({"a": total, "b": [total]}, nest)
+    plain = ops.convert_to_tensor([1.0, 3.0])
+    lab.equal([n * 1.0, n * 3.0], strategy.reduce("SUM", plain, axis=None))
+    lab.equal([1.0, 3.0], strategy.reduce("MEAN", plain, axis=None))
+    rows = strategy.distribute_values_from_function(
+        lambda c: np.full(
+            (c.replica_id_in_sync_group + 1, 2), 1.0 + c.replica_id_in_sync_group
+        ).astype("float32")
+    )
+    squares = sum((index + 1) ** 2 for index in range(n))
+    count = n * (n + 1) / 2
+    lab.equal([squares] * 2, strategy.reduce("SUM", rows, axis=0))
+    lab.equal([squares / count] * 2, strategy.reduce("MEAN", rows, axis=0), FLOAT32)
+
+
+@case
+def reduce_along_other_axes(lab):
+    """Axis 1 and axis -1 of matrices."""
+    strategy = lab.strategy()
+    rows = strategy.distribute_values_from_function(
+        lambda c: np.arange(6, dtype="float32").reshape(2, 3) + c.replica_id_in_sync_group
+    )
+    lab.equal([9.0, 27.0], strategy.reduce("SUM", rows, axis=1))
+    lab.equal([9.0, 27.0], strategy.reduce("SUM", rows, axis=-1))
+    lab.equal([1.5, 4.5], strategy.reduce("MEAN", rows, axis=-1))
+
+
+@case
+def reduce_integers(lab):
+    """Integers are summed in their type; a mean that is whole is exact."""
+    strategy = lab.strategy()
+    value = strategy.distribute_values_from_function(
+        lambda c: np.array([1, 3][c.replica_id_in_sync_group], "int32")
+    )
+    total = lab.numpy(strategy.reduce("SUM", value, axis=None))
+    lab.equal(np.array(4, "int32"), total)
+    lab.equal(2.0, float(lab.numpy(strategy.reduce("MEAN", value, axis=None))))
+
+
+@case(replicas=(2, 3))
+def gather_values(lab):
+    """Of sizes that differ, along other axes, of nests, of booleans and integers."""
+    strategy = lab.strategy()
+    rows = strategy.distribute_values_from_function(
+        lambda c: np.full((2, c.replica_id_in_sync_group + 1), c.replica_id_in_sync_group)
+    )
+    expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
+    for axis in (1, -1):
+        lab.equal(expected.tolist(), strategy.gather(rows, axis=axis))
+    flags = strategy.distribute_values_from_function(
+        lambda c: np.array([c.replica_id_in_sync_group % 2 == 0])
+    )
+    nest = strategy.gather({"flags": flags, "rows": rows}, axis=-1)
+    lab.equal(np.array([i % 2 == 0 for i in range(lab.replicas)]), nest["flags"])
+    lab.equal(expected.tolist(), nest["rows"])

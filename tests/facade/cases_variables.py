@@ -1,0 +1,408 @@
+"""Variables by creators: mirrored, and synchronised on reading; in every context."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+def numbered(strategy, base=2.0):
+    """base, base + 1, ..., one a replica."""
+    return strategy.distribute_values_from_function(
+        lambda context: np.float32(base + context.replica_id_in_sync_group)
+    )
+
+
+def on_read(strategy, aggregation, value=0.0):
+    with strategy.scope():
+        return keras.Variable(
+            value, trainable=False, synchronization="on_read", aggregation=aggregation
+        )
+
+
+def read(strategy, variable):
+    with strategy.scope():
+        return strategy.extended.read_var(variable)
+
+
+# ------------------------------------------------------------------- mirrored
+
+
+AGGREGATED = {"sum": sum, "mean": lambda v: sum(v) / len(v)}
+AGGREGATED["only_first_replica"] = lambda v: v[0]
+
+
+def assigning(aggregation):
+    def assigned(lab):
+        strategy = lab.strategy()
+        with strategy.scope():
+            v = keras.Variable(1.0, aggregation=aggregation)
+        combined = AGGREGATED[aggregation]
+        values = [2.0 + i for i in range(lab.replicas)]
+
+        def step(x):
+            v.assign(x)
+            return v + 0.0
+
+        result = strategy.run(step, args=(numbered(strategy),))
+        expected = np.float32(combined(values))
+        lab.equal([expected] * lab.replicas, lab.components(result, strategy))
+        lab.equal([expected] * lab.replicas, lab.components(v, strategy))
+        lab.equal(expected, v)
+        strategy.run(lambda x: v.assign(x * 10.0), args=(numbered(strategy),))
+        lab.equal(np.float32(combined([10 * one for one in values])), v)
+
+    return assigned
+
+
+for _name in AGGREGATED:
+    case(
+        replicas=(1, 2, 3),
+        name=f"assign_in_a_replica_by_{_name}",
+        title=f"A mirrored variable assigned in replicas: {_name}, at once for all",
+    )(assigning(_name))
+
+
+@case(replicas=(2, 3))
+def adding_in_a_replica(lab):
+    """`assign_add` and `assign_sub` in replicas combine what is assigned, as on TensorFlow."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="mean")
+    strategy.run(lambda x: v.assign_add(x), args=(numbered(strategy),))  # noqa: PLW0108
+    mean = 2.0 + (lab.replicas - 1) / 2
+    lab.equal([1.0 + mean] * lab.replicas, lab.components(v, strategy))
+    strategy.run(lambda x: v.assign_sub(x), args=(numbered(strategy),))  # noqa: PLW0108
+    lab.equal([1.0] * lab.replicas, lab.components(v, strategy))
+
+
+@case
+def equal_values_need_no_aggregation(lab):
+    """A counter without aggregation, as layers of users and seed generators have them."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(0, dtype="int32", trainable=False)
+    for _ in range(3):
+        strategy.run(lambda: v.assign_add(1) is None)
+    lab.equal([3, 3], lab.components(v, strategy))
+    lab.equal(3, v)
+
+
+@case
+def assign_in_cross_replica_context(lab):
+    """Cross-replica code, and code outside of the scope, assigns to every component."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0], aggregation="sum")
+        v.assign([3.0, 4.0])
+        v.assign_add([1.0, 1.0])
+        lab.equal([4.0, 5.0], v)
+    lab.equal([[4.0, 5.0]] * 2, lab.components(v, strategy))
+    v.assign_sub([4.0, 5.0])
+    lab.equal([[0.0, 0.0]] * 2, lab.components(v, strategy))
+    lab.equal([[1.0, 1.0]] * 2, lab.components(strategy.run(lambda: v + 1.0), strategy))
+
+
+@case
+def assign_in_update_context(lab):
+    """`extended.update` assigns without aggregation, whatever the variable's."""
+    strategy = lab.strategy()
+    for aggregation in ("none", "sum", "mean"):
+        with strategy.scope():
+            v = keras.Variable(1.0, aggregation=aggregation)
+            strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(4.0,))
+        lab.equal([5.0, 5.0], lab.components(v, strategy))
+
+
+@case
+def assign_in_a_merge_call(lab):
+    """A variable assigned in a merge call, read in the replica afterwards."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="sum")
+
+    def merge(given, x):
+        v.assign(given.reduce("SUM", x, axis=None) * 2.0)
+
+    def step(x):
+        kd.get_replica_context().merge_call(merge, args=(x,))
+        return v + x
+
+    result = strategy.run(step, args=(numbered(strategy, 1.0),))
+    lab.equal([7.0, 8.0], lab.components(result, strategy))
+    lab.equal([6.0, 6.0], lab.components(v, strategy))
+
+
+@case
+def compiled_steps_keep_variables(lab):
+    """What a compiled step assigns is there afterwards, and in the next call."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        v = keras.Variable(0.0, aggregation="sum")
+        local = on_read(strategy, "sum")
+
+    @kd.function
+    def compiled(x):
+        def step(x):
+            v.assign(x)
+            local.assign_add(x)
+            return v + local
+
+        return strategy.run(step, args=(x,))
+
+    first = lab.components(compiled(numbered(strategy)), strategy)
+    second = lab.components(compiled(numbered(strategy)), strategy)
+    lab.equal([7.0, 8.0], first)
+    lab.equal([9.0, 11.0], second)
+    lab.equal([5.0, 5.0], lab.components(v, strategy))
+    lab.equal([4.0, 6.0], lab.components(local, strategy))
+    lab.equal(10.0, read(strategy, local))
+
+
+# -------------------------------------------------------------- sync on read
+
+
+def reading(aggregation):
+    def cases(lab):
+        strategy = lab.strategy()
+        v = on_read(strategy, aggregation)
+
+        def add(x):
+            v.assign_add(x)
+            return v + 0.0
+
+        values = [2.0 + i for i in range(lab.replicas)]
+        result = strategy.run(add, args=(numbered(strategy),))
+        lab.equal(values, lab.components(result, strategy))
+        lab.equal(values, lab.components(v, strategy))
+        # From run to run each replica keeps its own.
+        strategy.run(add, args=(numbered(strategy),))
+        values = [2 * one for one in values]
+        lab.equal(values, lab.components(v, strategy))
+        lab.equal(np.float32(AGGREGATED[aggregation](values)), read(strategy, v))
+        with strategy.scope():
+            lab.equal(np.float32(AGGREGATED[aggregation](values)), v)
+            # Cross-replica: a sum is divided, anything else goes to every component.
+            v.assign(6.0)
+        each = 6.0 / lab.replicas if aggregation == "sum" else 6.0
+        lab.equal([each] * lab.replicas, lab.components(v, strategy))
+        lab.equal(6.0, read(strategy, v))
+        strategy.run(lambda: v.assign_sub(1.0) is None)
+        lab.equal([each - 1.0] * lab.replicas, lab.components(v, strategy))
+
+    return cases
+
+
+for _name in AGGREGATED:
+    case(
+        replicas=(1, 2, 3),
+        name=f"on_read_by_{_name}",
+        title=f"A variable synchronised on reading: {_name}; assigned in each context",
+    )(reading(_name))
+
+
+@case
+def on_read_without_aggregation_has_no_common_value(lab):
+    """Replicas read their own; in cross-replica context it is an error, as on TensorFlow."""
+    strategy = lab.strategy()
+    v = on_read(strategy, "none")
+    strategy.run(lambda x: v.assign(x) is None, args=(numbered(strategy),))
+    result = strategy.run(lambda: v + 0.0)
+    lab.equal([2.0, 3.0], lab.components(result, strategy))
+    with lab.raises(ValueError, "aggregation"):
+        lab.numpy(read(strategy, v))
+    lab.still_usable(strategy)
+
+
+@case
+def on_read_starts_with_its_value_in_each_replica(lab):
+    """The sum of a variable that begins with 1 is the number of replicas, as on TensorFlow."""
+    strategy = lab.strategy()
+    lab.equal(2.0, read(strategy, on_read(strategy, "sum", 1.0)))
+    lab.equal(1.0, read(strategy, on_read(strategy, "mean", 1.0)))
+
+
+@case
+def on_read_in_update_context(lab):
+    """`extended.update` hands each component its own."""
+    strategy = lab.strategy()
+    v = on_read(strategy, "sum")
+    with strategy.scope():
+        strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(numbered(strategy),))
+    lab.equal([2.0, 3.0], lab.components(v, strategy))
+
+
+@case
+def metrics_in_steps(lab):
+    """Metrics updated in replicas: their result counts all replicas' examples."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+        area = keras.metrics.AUC(num_thresholds=20)
+    data = np.random.default_rng(3)
+    y, p = data.integers(0, 2, 10), data.random((10, 2)).astype("float32")
+    batches = strategy.distribute_dataset([(y[:4], p[:4]), (y[4:], p[4:])])
+
+    @kd.function
+    def compiled(batch):
+        def step(y, p):
+            mean.update_state(p)
+            accuracy.update_state(y, p)
+            area.update_state(y, p[:, 1])
+
+        strategy.run(step, args=batch)
+
+    for _ in range(2):
+        for batch in batches:
+            compiled(batch)
+        lab.check(abs(float(mean.result()) - p.mean()) < 1e-6, f"received {float(mean.result())}")
+        expected = (p.argmax(1) == y).mean()
+        lab.check(abs(float(accuracy.result()) - expected) < 1e-6, "accuracy")
+        plain = keras.metrics.AUC(num_thresholds=20)
+        plain.update_state(y, p[:, 1])
+        lab.check(abs(float(area.result()) - float(plain.result())) < 1e-6, "area")
+        for metric in (mean, accuracy, area):
+            metric.reset_state()
+
+
+# -------------------------------------------------------------------- restore
+
+
+@case
+def restoring_a_sum_divides_it(lab):
+    """Weights saved and loaded: a variable that sums on reading gives the sum again."""
+    strategy = lab.strategy()
+
+    class Counting(keras.layers.Layer):
+        def build(self, shape):
+            self.seen = keras.Variable(
+                0.0, trainable=False, synchronization="on_read", aggregation="sum", name="seen"
+            )
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+        def call(self, x):
+            self.seen.assign_add(ops.sum(x))
+            return x * self.scale
+
+    def build():
+        return keras.Sequential([keras.Input((1,)), Counting()])
+
+    with strategy.scope():
+        model, other = build(), build()
+    x = strategy.distribute_values_from_function(
+        lambda context: np.float32([[1.0 + 2 * context.replica_id_in_sync_group]])
+    )
+    strategy.run(lambda x: model(x), args=(x,))  # noqa: PLW0108
+    layer, restored = model.layers[-1], other.layers[-1]
+    with strategy.scope():
+        lab.equal(4.0, layer.seen)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "all.weights.h5")
+        model.save_weights(path)
+        other.load_weights(path)
+    with strategy.scope():
+        lab.equal(4.0, restored.seen)
+    lab.equal([2.0, 2.0], lab.components(restored.seen, strategy))
+    lab.equal([1.0, 1.0], lab.components(restored.scale, strategy))
+
+
+@case
+def weights_are_set_and_got(lab):
+    """`get_weights` and `set_weights` of a model, whose next step uses them."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.set_weights([np.float32([[1.0], [2.0]]), np.float32([3.0])])
+    lab.equal([np.float32([[1.0], [2.0]]), np.float32([3.0])], model.get_weights())
+    result = strategy.run(lambda: model(ops.ones((1, 2))))
+    lab.equal([[[6.0]], [[6.0]]], lab.components(result, strategy))
+
+
+# ----------------------------------------------------------------- made in run
+
+
+@case
+def a_variable_made_in_run(lab):
+    """A variable made lazily in a step is one variable, mirrored, of the strategy."""
+    strategy = lab.strategy()
+
+    class Lazy(keras.layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=(shape[-1],), initializer="random_normal")
+
+        def call(self, x):
+            return x * self.w
+
+    with strategy.scope():
+        layer = Lazy()
+    step = lambda: layer(ops.ones((2, 3)))  # noqa: E731
+    first = lab.components(strategy.run(step), strategy)
+    lab.equal(1, len(layer.weights))
+    weights = lab.components(layer.w, strategy)
+    lab.equal(2, len(weights))
+    lab.equal(weights[0], weights[1])
+    lab.equal([np.stack([weights[0]] * 2)] * 2, first)
+    lab.equal(first, lab.components(strategy.run(step), strategy))
+    lab.check(strategy.extended.variable_created_in_scope(layer.w), "it is the strategy's")
+
+
+@case
+def a_model_and_an_optimizer_built_in_run(lab):
+    """A model and an optimizer that are built in the first step train on."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.1)
+    x = np.random.default_rng(0).random((8, 2)).astype("float32")
+
+    def step(x):
+        def loss():
+            return ops.sum(ops.square(model(x, training=True) - 1.0)) / 8
+
+        model(x)
+        variables = model.trainable_variables
+        value, gradients = kd.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+        return value
+
+    values = []
+    for _ in range(3):
+        for batch in strategy.distribute_dataset([x]):
+            values.append(float(strategy.reduce("SUM", strategy.run(step, args=(batch,)), None)))
+    lab.equal(4, len(model.trainable_variables))
+    lab.equal(3, int(optimizer.iterations.numpy()))
+    lab.check(values[2] < values[0], f"the loss falls, received {values}")
+    for variable in model.trainable_variables:
+        one, other = lab.components(variable, strategy)
+        lab.equal(one, other)
+
+
+@case
+def dropout_in_replicas(lab):
+    """Replicas drop other units, reproducibly; the seeds advance as on one device."""
+
+    def masks():
+        keras.utils.set_random_seed(11)
+        keras.backend.clear_session()
+        strategy = lab.strategy()
+        with strategy.scope():
+            layer = keras.layers.Dropout(0.5, seed=3)
+        step = lambda: layer(ops.ones((64,)), training=True)  # noqa: E731
+        runs = [lab.components(strategy.run(step), strategy) for _ in range(2)]
+        return runs, lab.numpy(layer.seed_generator.state)
+
+    runs, state = masks()
+    drawn = [*runs[0], *runs[1]]
+    for index, one in enumerate(drawn):
+        for other in drawn[:index]:
+            lab.check((one != other).any(), "two replicas or two steps drew the same")
+    again, state_again = masks()
+    lab.equal(runs, again)
+    lab.equal(state, state_again)
+    plain = keras.layers.Dropout(0.5, seed=3)
+    for turn in range(2):
+        lab.equal(runs[turn][0], plain(ops.ones((64,)), training=True))
+    lab.equal(lab.numpy(plain.seed_generator.state), state)

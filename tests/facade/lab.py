@@ -1,0 +1,138 @@
+"""What a case of this suite works with: strategies, values as NumPy, and comparisons."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
+from tests.conformance.lazy import kd, keras
+from tests.conformance.registry import Item
+
+EXACT = Tolerance(0.0, 0.0, "exact")
+SEED = 1337
+
+
+class Lab:
+    """One case's: its backend, its number of replicas."""
+
+    def __init__(self, item: Item):
+        self.backend = item.backend
+        self.replicas = item.replicas
+        self.difference = 0.0
+        self.tolerances: set[str] = set()
+
+    @property
+    def devices(self) -> list[str]:
+        return [f"cpu:{index}" for index in range(self.replicas)]
+
+    def strategy(self, replicas: int | None = None) -> Any:
+        """A `MirroredStrategy` of as many replicas as the case has, or of another number."""
+        count = replicas or self.replicas
+        if count == 1:
+            return kd.OneDeviceStrategy("cpu:0")
+        return kd.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+
+    def components(self, value: Any, strategy: Any) -> list[Any]:
+        """What each replica holds of a value, as NumPy."""
+        return [self.numpy(one) for one in strategy.experimental_local_results(value)]
+
+    def numpy(self, value: Any) -> Any:
+        """Tensors and variables as NumPy arrays, containers and plain numbers kept."""
+        if isinstance(value, dict):
+            return {key: self.numpy(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.numpy(one) for one in value]
+        if isinstance(value, str | bytes | bool | int | float | type(None) | np.ndarray):
+            return value
+        return np.asarray(keras.ops.convert_to_numpy(value))
+
+    def equal(self, expected: Any, actual: Any, tolerance: Tolerance = EXACT) -> None:
+        """Compares as NumPy; plain numbers and lists of them are expected by value alone."""
+        self.tolerances.add(tolerance.reason)
+        actual = self.numpy(actual)
+        expected = _like(self.numpy(expected), actual)
+        found = largest_difference(expected, actual, tolerance)
+        self.difference = max(self.difference, found)
+
+    def device(self, tensor: Any) -> str:
+        """The name of the device that holds a tensor."""
+        if self.backend == "tensorflow":
+            return tensor.device.rpartition("device:")[2].lower()
+        if self.backend == "jax":
+            device = min(tensor.devices(), key=lambda one: one.id)
+            return f"{device.platform}:{device.id}"
+        return f"{tensor.device.type}:{tensor.device.index or 0}"
+
+    def check(self, condition: Any, complaint: str) -> None:
+        """An assertion that survives ``python -O`` and says what it is about."""
+        if not condition:
+            raise AssertionError(complaint)
+
+    @contextlib.contextmanager
+    def raises(self, kinds: Any, pattern: str) -> Iterator[None]:
+        """The error is of this type, and its message says so."""
+        try:
+            yield
+        except kinds as error:
+            if not re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
+                raise AssertionError(
+                    f"the error's message should match {pattern!r}, received: {error}"
+                ) from error
+            return
+        raise AssertionError(f"expected an error that matches {pattern!r}, none came")
+
+    def still_usable(self, strategy: Any) -> None:
+        """After whatever happened, the strategy runs, reduces and communicates."""
+
+        def step(x):
+            here = kd.get_replica_context()
+            return here.all_reduce("SUM", keras.ops.cast(x, "float32"))
+
+        count = strategy.num_replicas_in_sync
+        self.check(kd.get_replica_context() is not None, "a scope was left open")
+        value = strategy.distribute_values_from_function(
+            lambda ctx: np.float32(ctx.replica_id_in_sync_group + 1)
+        )
+        result = strategy.run(step, args=(value,))
+        self.equal([count * (count + 1) / 2] * count, self.components(result, strategy))
+
+
+def _like(expected: Any, actual: Any) -> Any:
+    """What is expected as a number or as a list of numbers takes the type of an actual array."""
+    if isinstance(actual, np.ndarray) and isinstance(expected, bool | int | float | list):
+        found = np.asarray(expected)
+        # A value that the type can't hold must not be rounded to one that is equal.
+        return (
+            found.astype(actual.dtype)
+            if np.can_cast(found.dtype, actual.dtype, "same_kind") or actual.dtype.kind not in "iub"
+            else found
+        )
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        return [_like(*pair) for pair in zip(expected, actual, strict=True)]
+    if isinstance(actual, dict) and isinstance(expected, dict) and actual.keys() == expected.keys():
+        return {key: _like(expected[key], actual[key]) for key in expected}
+    return expected
+
+
+def labs(*, mirrored: bool) -> Callable[[Item], Lab]:
+    """What makes the lab of an item."""
+    if not mirrored:
+        raise ValueError("Expected replicas: the facade of plain Keras is nothing. Drop --plain.")
+
+    def lab(item: Item) -> Lab:
+        fresh()
+        return Lab(item)
+
+    return lab
+
+
+def fresh() -> None:
+    """Layer names and draws begin anew, so that twins are born equal."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(SEED)
+
+
+__all__ = ["EXACT", "FLOAT32", "Lab", "fresh", "labs"]

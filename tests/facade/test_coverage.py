@@ -1,0 +1,46 @@
+"""Every example of tf.distribute's docstrings has a case on every backend, or a reason."""
+
+import kerasdist
+from tests.conformance import registry
+from tests.facade import coverage
+from tests.packaging.fresh import run_fresh
+
+EXAMPLES = {name for file in coverage.FILES for name in coverage.examples(file)}
+
+
+def test_examples_are_found():
+    assert len(EXAMPLES) >= 60
+    assert (
+        coverage.count("text\n```python\na\n\nb\n```\n>>> a\n... b\n1\n\n>>> c\n```\nd\n```") == 4
+    )
+    assert coverage.count("no code\n... at all") == 0
+
+
+def test_every_example_has_a_case_or_a_reason():
+    missing = EXAMPLES - set(coverage.cases()) - set(coverage.reasons())
+    assert not missing, "write a case for it, or give the reason in tests/facade/coverage.py"
+
+
+def test_no_example_has_both_and_no_reason_has_lost_its_example():
+    assert not set(coverage.cases()) & set(coverage.reasons())
+    assert not set(coverage.reasons()) - EXAMPLES
+    assert not set(coverage.cases()) - EXAMPLES
+
+
+def test_cases_of_examples_run_on_every_backend():
+    partly = {k for k, v in coverage.cases().items() if set(v.backends) != set(registry.BACKENDS)}
+    assert not partly
+
+
+def test_what_is_pending_is_still_missing():
+    assert not set(coverage.PENDING) & set(kerasdist.__all__), "write the cases of its examples"
+
+
+def test_reading_the_cases_imports_no_framework():
+    code = """
+from tests.conformance import registry
+registry.load("tests.facade")
+import sys
+print(*{"keras", "tensorflow", "jax", "torch"} & set(sys.modules))
+"""
+    assert run_fresh(code).split() == []

@@ -1,0 +1,74 @@
+"""The arithmetic of several devices for one replica."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerasdist.partitions import (
+    DeviceAssignment,
+    Splits,
+    check_partition,
+    mesh_axes,
+    prime_factors,
+)
+
+
+@given(st.integers(1, 2000))
+def test_prime_factors_multiply_to_the_number(number):
+    factors = prime_factors(number)
+    assert math.prod(factors) == number
+    assert all(prime_factors(factor) == (factor,) for factor in factors)
+    assert list(factors) == sorted(factors)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_every_way_to_cut_finds_its_axes(pieces):
+    factors = prime_factors(math.prod(pieces))
+    axes = mesh_axes(pieces, factors)
+    used = [axis for own in axes for axis in own]
+    assert sorted(used) == list(range(len(factors)))  # each once, none left
+    assert [math.prod(factors[axis] for axis in own) for own in axes] == pieces
+
+
+def test_what_is_whole_takes_no_axis():
+    assert mesh_axes((1, 1), (2, 2)) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces", "gist"),
+    [
+        ((4, 4), (2,), "each of the 2 axes"),
+        ((4, 4), (2, 1), "multiply to the number of logical devices of a replica, 4"),
+        ((4, 4), (-2, -2), "multiply"),
+        ((4, 3), (2, 2), "uneven along \\[1\\]"),
+    ],
+)
+def test_a_cut_that_does_not_fit(shape, pieces, gist):
+    with pytest.raises(ValueError, match=gist):
+        check_partition(shape, pieces, 4)
+
+
+def test_a_size_that_is_not_known_fits():
+    check_partition((None, 4), (2, 2), 4)
+
+
+def test_the_first_rule_that_fits_counts():
+    splits = Splits(2)
+    splits.add({"dense/kernel": (1, 2)})
+    splits.add({"kernel": (2, 1)})
+    assert splits.pieces_of("model/dense/kernel", (4, 4)) == (1, 2)
+    assert splits.pieces_of("model/other/kernel", (4, 4)) == (2, 1)
+    assert splits.pieces_of("model/dense/bias", (4,)) == (1,)
+    with pytest.raises(ValueError, match="variable 'model/dense/kernel'"):
+        splits.pieces_of("model/dense/kernel", (4, 3))
+    with pytest.raises(ValueError, match="regular expressions"):
+        splits.add({"(": (1, 2)})
+
+
+def test_assignment():
+    assignment = DeviceAssignment.build(2, (1, 1, 1, 2))
+    assert (assignment.num_replicas, assignment.num_cores_per_replica) == (2, 2)
+    with pytest.raises(ValueError, match="computation_shape=\\(0,\\)"):
+        DeviceAssignment.build(1, (0,))
