@@ -27,18 +27,23 @@ if TYPE_CHECKING:
         ValueContext,
     )
     from kerasdist.losses import compute_average_loss, scale_regularization_loss
+    from kerasdist.partitions import DeviceAssignment
     from kerasdist.replica_context import ReplicaContext, global_batch
     from kerasdist.strategies.auto import auto
+    from kerasdist.strategies.central_storage import CentralStorageStrategy
     from kerasdist.strategies.mirrored import MirroredStrategy
     from kerasdist.strategies.one_device import OneDeviceStrategy
+    from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.strategy import Strategy
     from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "DeviceAssignment",
     "DistributedDataset",
     "DistributedValues",
     "InputContext",
@@ -52,6 +57,7 @@ __all__ = [
     "ReplicaContext",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "ValueContext",
     "__version__",
     "auto",
@@ -69,6 +75,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CentralStorageStrategy": "kerasdist.strategies.central_storage",
+    "DeviceAssignment": "kerasdist.partitions",
+    "TPUStrategy": "kerasdist.strategies.tpu",
     "CommunicationImplementation": "kerasdist.collectives",
     "CommunicationOptions": "kerasdist.collectives",
     "DistributedDataset": "kerasdist.input.distributed",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -77,6 +77,7 @@ __all__ = [
     "optimized_variables",
     "outside_stateless_scopes",
     "paste_thread_state",
+    "referenced_variables",
     "save_as",
     "set_global_seed_generator",
     "spec_of_rows",
@@ -626,3 +627,28 @@ def spec_of_rows(leaf: Any) -> Any:
         return leaf
     dtype = keras.backend.standardize_dtype(leaf.dtype)
     return keras.KerasTensor((None, *leaf.shape[1:]), dtype)
+
+
+def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
+    """Returns for each variable of an optimizer the model's variable that it was made for.
+
+    Keras remembers it in the name alone: the path, with underscores, and the slot's name.
+
+    Args:
+        optimizer: A Keras optimizer.
+        variables: The model's variables.
+
+    Returns:
+        One variable each; the optimizer's own where there is no such variable.
+    """
+    by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
+
+    def reference(variable: Any) -> Any:
+        fits = [
+            prefix
+            for prefix, one in by_prefix.items()
+            if prefix in variable.path and one.shape == variable.shape
+        ]
+        return by_prefix[max(fits, key=len)] if fits else variable
+
+    return [reference(variable) for variable in optimizer.variables]

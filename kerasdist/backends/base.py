@@ -39,10 +39,12 @@ class ReplicaOptions:
             batch. ``"per_replica"``: each replica uses its own, and the moving statistics are
             averaged.
         parameter_device: The device that holds the variables; None: every replica's device.
+        devices_per_replica: How many devices a replica has.
     """
 
     batch_norm: BatchNorm = "synchronized"
     parameter_device: Device | None = None
+    devices_per_replica: int = 1
 
 
 def checked_batch_norm(batch_norm: BatchNorm) -> BatchNorm:
@@ -87,6 +89,20 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
+        """Returns the means to compute on TPUs, or on what stands in for them.
+
+        Args:
+            resolver: Where the TPUs are; None where the framework finds them.
+            assignment: How many replicas there are, and devices of each; None: one device each.
+            spmd: Whether XLA is to divide the program.
+
+        Raises:
+            UnsupportedError: If the framework has no TPUs.
+            DeviceError: If there are not enough devices.
+        """
+
+    @abc.abstractmethod
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> ReplicaSet:
         """Returns the means to compute on `devices`, one replica each.
 
@@ -128,6 +144,44 @@ class Backend(abc.ABC):
         return self.devices("tpu") or self.devices("gpu")
 
 
+class LogicalDevices(abc.ABC):
+    """The devices of one replica, where it has several; see `kerasdist.TPUStrategy`."""
+
+    @abc.abstractmethod
+    def split(self, tensor: Any, pieces: Sequence[int]) -> Any:
+        """Cuts a tensor of a step over the devices.
+
+        Args:
+            tensor: The tensor.
+            pieces: Number of pieces along each axis.
+        """
+
+    @abc.abstractmethod
+    def assign(self, tensor: Any, device: int) -> Any:
+        """Gives the computation of a tensor to one of the devices.
+
+        Args:
+            tensor: The tensor.
+            device: The device's number.
+        """
+
+    @abc.abstractmethod
+    def replicate(self, tensor: Any) -> Any:
+        """Keeps a tensor of a step whole on each of the devices.
+
+        Args:
+            tensor: The tensor.
+        """
+
+    @abc.abstractmethod
+    def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
+        """Cuts variables over the devices.
+
+        Args:
+            rules: Patterns of paths, and the number of pieces along each axis.
+        """
+
+
 class ReplicaSet(abc.ABC):
     """Devices, one replica on each, and how to compute on them.
 
@@ -149,7 +203,12 @@ class ReplicaSet(abc.ABC):
     @property
     def num_replicas(self) -> int:
         """How many replicas there are."""
-        return len(self.devices)
+        return len(self.devices) // self.options.devices_per_replica
+
+    @property
+    def logical_devices(self) -> LogicalDevices:
+        """The devices of one replica; only of a set that `Backend.tpu_replica_set` made."""
+        raise NotImplementedError
 
     @property
     def variable_devices(self) -> tuple[Device, ...]:

@@ -13,6 +13,7 @@ from kerasdist.backends.jax import functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.partitions import DeviceAssignment
 
 
 @final
@@ -40,6 +41,30 @@ class JaxBackend(Backend):
                     "kerasdist.config.set_logical_cpu_devices(n), or make the strategy, before the "
                     "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
+
+    def tpu_replica_set(
+        self, resolver: Any, assignment: DeviceAssignment | None, spmd: bool
+    ) -> JaxReplicaSet:
+        """Returns a mesh of replicas and their logical devices.
+
+        Args:
+            resolver: Not needed: JAX finds its devices.
+            assignment: How many replicas there are, and how many devices each has.
+            spmd: Not needed: XLA always divides the program.
+        """
+        del resolver, spmd
+        devices = self.accelerators() or self.devices("cpu")
+        assignment = assignment or DeviceAssignment.build(len(devices))
+        per_replica = assignment.num_cores_per_replica
+        needed = assignment.num_replicas * per_replica
+        if needed > len(devices):
+            raise DeviceError(
+                f"Expected {needed} devices for {assignment.num_replicas} replicas of "
+                f"{per_replica} each. Received: devices={[str(device) for device in devices]}. To "
+                "try it without accelerators, call kerasdist.config.set_logical_cpu_devices"
+                f"({needed}) before JAX starts."
+            )
+        return self.replica_set(devices[:needed], ReplicaOptions(devices_per_replica=per_replica))
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> JaxReplicaSet:
         """Returns a mesh over the devices."""

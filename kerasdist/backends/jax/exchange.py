@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 from jax import numpy as jnp
 
-from kerasdist.backends.jax.placement import AXIS
+from kerasdist.backends.jax.layout import AXIS
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from typing import Any, final
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.flow import ALL_CPUS, BoundedFlow, FreeFlow
-
-AXIS = "replica"
+from kerasdist.backends.jax.layout import Layout
 
 # Takes state and batch, returns outputs and state: whatever pytrees the user's step makes of them.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -50,11 +49,12 @@ class Placement(abc.ABC):
         return jax.default_device(self._first)
 
     @abc.abstractmethod
-    def state(self, state: Any) -> Any:
+    def state(self, state: Any, variables: Any) -> Any:
         """Returns a model's state where a compiled step takes it, moving only what is elsewhere.
 
         Args:
             state: A pytree of arrays.
+            variables: The Keras variables whose values they are, as a pytree of the same structure.
         """
 
     @abc.abstractmethod
@@ -97,8 +97,9 @@ class OneDevicePlacement(Placement):
         super().__init__(devices)
         self._sharding = SingleDeviceSharding(devices[0])
 
-    def state(self, state: Any) -> Any:
+    def state(self, state: Any, variables: Any) -> Any:
         """Moves what is bound to other devices, say by another strategy that shares the layer."""
+        del variables
         return jax.tree.map(self._here, _apart(state))
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
@@ -131,47 +132,87 @@ class MeshPlacement(Placement):
     itself, exactly: of 17 examples on 4 devices, each computes 5 rows.
 
     Attributes:
+        layout: The devices, and what each of them holds.
         mesh: The devices.
         whole: How an array lies that is on every device.
-        pieces: How an array lies whose first axis is divided among them.
+        pieces: How an array lies whose first axis is divided among the replicas.
+        home: The device that alone holds the state between programs; None: it stays on the mesh.
     """
 
-    def __init__(self, devices: Sequence[Any]) -> None:
+    def __init__(self, layout: Layout, home: Any = None) -> None:
         """Makes the placement.
 
         Args:
-            devices: The replicas' devices, of one kind.
+            layout: The devices, of one kind, and what each of them holds.
+            home: The device that alone holds the state between programs.
         """
-        super().__init__(devices)
-        self.mesh = Mesh(np.array(devices), (AXIS,))
-        self.whole = NamedSharding(self.mesh, PartitionSpec())
-        self.pieces = NamedSharding(self.mesh, PartitionSpec(AXIS))
-        self._pieces = (self.pieces, NamedSharding(self.mesh, PartitionSpec(None, AXIS)))
-        on_host = devices[0].platform == "cpu"
+        first = layout.mesh.devices.flat[0]
+        on_host = first.platform == "cpu"
+        # A variable that is to be cut may be too large for one accelerator, so it is made on the
+        # host.
+        split = layout.splits.logical_devices > 1
+        super().__init__([home or (jax.local_devices(backend="cpu")[0] if split else first)])
+        self.layout = layout
+        self.home = home
+        self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows(0)
+        self._pieces = (self.pieces, layout.rows(1))
         self.flow = ALL_CPUS if on_host else FreeFlow()
         self.places_ahead = not on_host
 
-    def state(self, state: Any) -> Any:
-        """Copies to every device what is not there yet, in one transfer."""
+    def state(self, state: Any, variables: Any) -> Any:
+        """Sends to every device what is not there yet, in one transfer."""
         leaves, structure = jax.tree.flatten(_apart(state))
-        return jax.tree.unflatten(structure, self.arrays(leaves))
+        if self.home is None:
+            placed = self.arrays(leaves, jax.tree.leaves(variables))
+        else:
+            placed = self.at_rest(leaves)
+        return jax.tree.unflatten(structure, placed)
 
-    def arrays(self, arrays: list[Any]) -> list[Any]:
-        """Copies to every device what is not there yet; the same list, if all is.
+    def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Says, inside a program, how new values of variables leave it.
+
+        Args:
+            arrays: Traced arrays.
+            variables: The Keras variables whose values they are.
+        """
+        constrain = jax.lax.with_sharding_constraint
+        return list(map(constrain, arrays, self.layout.of_variables(variables)))
+
+    def at_rest(self, arrays: list[Any]) -> list[Any]:
+        """Returns arrays as they are kept between programs: on the mesh, or back home.
+
+        Args:
+            arrays: Arrays, on the mesh or anywhere.
+        """
+        if self.home is None:
+            return arrays
+        there = SingleDeviceSharding(self.home)
+        return [
+            one
+            if one.committed and one.sharding == there
+            else jax.device_put(one.addressable_data(0), there)
+            for one in arrays
+        ]
+
+    def arrays(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Sends to every device what is not there yet; the same list, if all is.
 
         Args:
             arrays: Arrays.
+            variables: The Keras variables whose values they are.
         """
-        whole = self.whole
+        targets = self.layout.of_variables(variables)
         absent = [
-            i
-            for i, one in enumerate(arrays)
-            if one.sharding is not whole and not _is_placed(one, whole)
+            index
+            for index, (array, target) in enumerate(zip(arrays, targets, strict=True))
+            if not _is_placed(array, target)
         ]
         if not absent:
             return arrays
         everywhere = list(arrays)
-        placed = jax.device_put([arrays[index] for index in absent], self.whole)
+        placed = jax.device_put(
+            [arrays[index] for index in absent], [targets[index] for index in absent]
+        )
         for index, array in zip(absent, placed, strict=True):
             everywhere[index] = array
         return everywhere
@@ -191,7 +232,7 @@ class MeshPlacement(Placement):
 
         def constrained(leaf: Any) -> Any:
             # Of fewer examples than replicas nothing is worth dividing.
-            if leaf.ndim == 0 or leaf.shape[0] < self.mesh.size:
+            if leaf.ndim == 0 or leaf.shape[0] < self.layout.replicas:
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, self.pieces)
 
@@ -205,24 +246,38 @@ class MeshPlacement(Placement):
             return jax.tree.map(self._returned, outputs), state
 
         # Every sharding is said: left to itself, XLA divides arrays in ways JAX has no name for.
-        compiled = {
-            entry: jax.jit(
-                program,
-                donate_argnums=0,
-                in_shardings=(self.whole, entry),
-                out_shardings=(None, self.whole),
-            )
-            for entry in (self._pieces[axis], self.whole)
-        }
+        programs: dict[Any, Step] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            return compiled[self._on_entry(jax.tree.leaves(batch), axis)](state, batch)
+            entry = self._on_entry(jax.tree.leaves(batch), axis)
+            if self.home is not None:
+                state = jax.device_put(state, self.whole)
+            held = self._held(state)
+            key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
+            if key not in programs:
+                programs[key] = jax.jit(
+                    program,
+                    donate_argnums=0,
+                    in_shardings=(held, entry),
+                    out_shardings=(None, held),
+                )
+            outputs, state = programs[key](state, batch)
+            if self.home is not None:
+                leaves, structure = jax.tree.flatten(state)
+                state = jax.tree.unflatten(structure, self.at_rest(leaves))
+            return outputs, state
 
         return run
 
+    def _held(self, state: Any) -> Any:
+        """What each device holds of the state: one sharding for all, or one for each array."""
+        if not self.layout.splits.rules:
+            return self.whole
+        return jax.tree.map(lambda leaf: leaf.sharding, state)
+
     def _on_entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
         """How a batch enters a step."""
-        replicas = self.mesh.size
+        replicas = self.layout.replicas
         shapes = map(np.shape, leaves)
         even = all(len(shape) > axis and shape[axis] % replicas == 0 for shape in shapes)
         return self._pieces[axis] if even else self.whole

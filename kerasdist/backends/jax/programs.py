@@ -329,12 +329,14 @@ def _compile(version: _Version) -> Callable[..., Any]:
         apart = [v for v in written if scope.written_stack(v) is not None]
         version.returned, version.returned_apart = written, apart
         new = [scope.peek(variable) for variable in written]
+        if version.place is not None:
+            new = version.place.constrained(new, written)
         return whole, pieces, new, [scope.written_stack(variable) for variable in apart]
 
     place = version.place
     if place is None:
         return jax.jit(program, donate_argnums=(0, 1))
-    out = place.whole, place.pieces, place.whole, place.pieces
+    out = place.whole, place.pieces, None, place.pieces  # variables lie as the program says
     return jax.jit(program, donate_argnums=(0, 1), out_shardings=out)
 
 
@@ -376,12 +378,12 @@ def _launch(version: _Version, traced: Callable[..., Any], arrays: Sequence[Any]
     lost: list[Any] = []
     stacks: list[Any] = []
     if place is not None:
-        consumed = place.arrays(consumed)
-        placed = place.arrays(kept)
-        if placed is not kept:  # there they stay
+        consumed = place.arrays(consumed, list(version.consumed.values()))
+        placed = place.arrays(kept, version.kept)
+        if placed is not kept and place.home is None:  # there they stay
             for variable, value in zip(version.kept, placed, strict=True):
                 keras_seam.store_value(variable, value)
-            kept = placed
+        kept = placed
         arrays = [_placed(array, place) for array in arrays]
         for key, variable in version.held.items():
             (lost if key in version.consumed else stacks).append(
@@ -392,7 +394,8 @@ def _launch(version: _Version, traced: Callable[..., Any], arrays: Sequence[Any]
         whole, pieces, new, apart = compiled(consumed, lost, kept, (stacks, arrays))
     finally:
         version.traced = None
-    for variable, value in zip(version.returned, new, strict=True):
+    kept_new = new if place is None else place.at_rest(new)
+    for variable, value in zip(version.returned, kept_new, strict=True):
         keras_seam.store_value(variable, value)
     for variable, stack in zip(version.returned_apart, apart, strict=True):
         aggregate = keras_seam.stored_value(variable)

@@ -27,7 +27,7 @@ from kerasdist.backends.jax.exchange import (
     Exchange,
     check_is_number,
 )
-from kerasdist.backends.jax.placement import AXIS
+from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.sources import cut, is_array, padded
 from kerasdist.errors import ReplicaError, UnsupportedError
 

@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, final
 
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+import jax
+
+from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet, Runner
 from kerasdist.backends.jax.batches import PlacedAdapter
+from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.sole import SoleRunner
@@ -34,8 +37,7 @@ class JaxReplicaSet(ReplicaSet):
             options: How to compute.
         """
         super().__init__(devices, options)
-        make = OneDevicePlacement if len(devices) == 1 else MeshPlacement
-        self.arrays: Placement = make(jax_devices)
+        self.arrays = _placement(jax_devices, options)
 
     @cached_property
     def runner(self) -> Runner:
@@ -45,6 +47,12 @@ class JaxReplicaSet(ReplicaSet):
         from kerasdist.backends.jax.runner import JaxRunner
 
         return JaxRunner(self)
+
+    @property
+    def logical_devices(self) -> LogicalDevices:
+        """The devices of one replica."""
+        assert isinstance(self.arrays, MeshPlacement)
+        return self.arrays.layout
 
     @property
     def trainer_class(self) -> type[JaxTrainer]:
@@ -61,3 +69,13 @@ class JaxReplicaSet(ReplicaSet):
         The first step copies them to the others, in one transfer; there they stay.
         """
         return self.arrays.variables()
+
+
+def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:
+    if len(devices) == 1:
+        return OneDevicePlacement(devices)
+    home = options.parameter_device
+    return MeshPlacement(
+        Layout(devices, options.devices_per_replica),
+        None if home is None else jax.local_devices(backend=home.kind)[home.index],
+    )

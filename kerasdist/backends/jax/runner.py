@@ -17,7 +17,8 @@ from kerasdist.backends.base import Runner
 from kerasdist.backends.jax import components, scopes
 from kerasdist.backends.jax.collectives import JaxCollectives
 from kerasdist.backends.jax.exchange import ByName, Exchange, check_is_number
-from kerasdist.backends.jax.placement import AXIS, MeshPlacement
+from kerasdist.backends.jax.layout import AXIS
+from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.jax.programs import Programs
 from kerasdist.backends.jax.ragged import Groups, Traced
 from kerasdist.backends.jax.sources import (
@@ -158,6 +159,7 @@ class JaxRunner(Runner):
         arrays, stacks, new = jax.shard_map(
             on_device,
             mesh=self._place.mesh,
+            axis_names={AXIS},
             in_specs=(_DIVIDED, _SHARED, _SHARED, _DIVIDED),
             out_specs=(_DIVIDED, _DIVIDED, _SHARED),
             check_vma=False,

@@ -12,7 +12,7 @@ import jax.core
 import numpy as np
 from jax import numpy as jnp
 
-from kerasdist.backends.jax.placement import AXIS
+from kerasdist.backends.jax.layout import AXIS
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import keras
 
+from kerasdist import keras_seam
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import metrics_of, settle
@@ -120,7 +121,25 @@ class JaxTrainer(ReplicatedTrainer):
         self, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
-        state = self.replica_set.arrays.state(super()._get_jax_state(**which))  # type: ignore[misc]
+        values = super()._get_jax_state(**which)  # type: ignore[misc]
+        state = self.replica_set.arrays.state(values, self._state_variables(which))
         if purge_model_variables:
             self._purge_model_variables(**which)
         return state
+
+    def _state_variables(self, which: dict[str, bool]) -> tuple[Any, ...]:
+        """The variables whose values Keras hands out, in its order.
+
+        In place of a variable of the optimizer the model's variable that it belongs to, if there is
+        one: both lie the same way.
+        """
+        model: Any = self
+        lists = {
+            "trainable_variables": lambda: list(model.trainable_variables),
+            "non_trainable_variables": lambda: list(model.non_trainable_variables),
+            "optimizer_variables": lambda: keras_seam.referenced_variables(
+                model.optimizer, model.trainable_variables
+            ),
+            "metrics_variables": lambda: list(model.metrics_variables),
+        }
+        return tuple(variables() for name, variables in lists.items() if which.get(name))

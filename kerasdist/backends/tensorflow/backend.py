@@ -46,6 +46,16 @@ class TensorFlowBackend(Backend):
                 "before the first model, tensor or random seed."
             ) from error
 
+    def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
+        """Returns replicas of ``tf.distribute.TPUStrategy``.
+
+        Args:
+            resolver: A ``tf.distribute.cluster_resolver.TPUClusterResolver``.
+            assignment: A ``tf.tpu.experimental.DeviceAssignment``, or None.
+            spmd: Whether XLA is to divide the program.
+        """
+        raise NotImplementedError
+
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> ReplicaSet:
         """Returns plain Keras on a device, or ``tf.distribute.MirroredStrategy`` over several."""
         kinds = sorted({device.kind for device in devices})

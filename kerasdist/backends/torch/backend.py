@@ -11,7 +11,7 @@ from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
 from kerasdist.backends.torch import creation, functions
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError
+from kerasdist.errors import DeviceError, UnsupportedError
 
 
 @final
@@ -41,6 +41,21 @@ class TorchBackend(Backend):
             count: How many there should be, at least 1. Devices that exist stay.
         """
         self._cpu_devices = max(self._cpu_devices, count)
+
+    def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
+        """Raises: PyTorch reaches TPUs by torch_xla alone, on which Keras does not run.
+
+        Args:
+            resolver: Where the TPUs are.
+            assignment: How many replicas there are.
+            spmd: Whether XLA is to divide the program.
+        """
+        del resolver, assignment, spmd
+        raise UnsupportedError(
+            "Expected TensorFlow or JAX, which compute on TPUs. Received: the backend torch, which "
+            "would need torch_xla, and Keras does not run on it. Set KERAS_BACKEND=jax; on torch "
+            "use kerasdist.MirroredStrategy on GPUs."
+        )
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> ReplicaSet:
         """Returns the means to compute on `devices`.

@@ -1,0 +1,117 @@
+"""How devices form a mesh, and which part of each array every one of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kerasdist.backends.base import LogicalDevices
+from kerasdist.partitions import Splits, check_partition, mesh_axes, prime_factors
+
+AXIS = "replica"
+
+
+@final
+class Layout(LogicalDevices):
+    """A mesh with an axis of replicas, and axes of the logical devices of one, if there are more.
+
+    Attributes:
+        mesh: The devices.
+        replicas: How many replicas there are.
+        splits: Which variables are cut over the logical devices.
+        whole: The sharding of an array that every device holds.
+    """
+
+    def __init__(self, devices: Sequence[Any], logical_devices: int = 1) -> None:
+        """Makes the mesh.
+
+        Args:
+            devices: The devices, replica 0's first.
+            logical_devices: How many of them a replica has.
+        """
+        self.replicas = len(devices) // logical_devices
+        self.splits = Splits(logical_devices)
+        self._factors = prime_factors(logical_devices)
+        self._logical = tuple(f"logical_{axis}" for axis in range(len(self._factors)))
+        grid = np.array(devices).reshape(self.replicas, *self._factors)
+        self.mesh = Mesh(grid, (AXIS, *self._logical))
+        self.whole = NamedSharding(self.mesh, PartitionSpec())
+
+    def rows(self, axis: int) -> NamedSharding:
+        """Returns the sharding of a batch whose examples the replicas divide.
+
+        Args:
+            axis: The axis of the examples.
+        """
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
+
+    def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
+        """Returns the shardings of variables' values.
+
+        Args:
+            variables: Keras variables.
+
+        Raises:
+            ValueError: If a rule does not fit a variable's shape.
+        """
+        if not self.splits.rules:
+            return [self.whole] * len(variables)
+        pieces = [self.splits.pieces_of(one.path, one.shape) for one in variables]
+        return [NamedSharding(self.mesh, self._spec(one, uncut=None)) for one in pieces]
+
+    def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
+        """Adds to the table of variables that are cut (see `Splits.add`)."""
+        self.splits.add(rules)
+
+    def assign(self, tensor: Any, device: int) -> Any:
+        """Keeps a tensor of a step whole on each logical device, the one that is meant included.
+
+        Args:
+            tensor: A tensor inside a compiled step.
+            device: The device's number.
+
+        Raises:
+            ValueError: If there is no such device.
+        """
+        if not 0 <= device < self.splits.logical_devices:
+            raise ValueError(
+                "Expected logical_device_id to be one of the "
+                f"{self.splits.logical_devices} logical devices of a replica, from 0. "
+                f"Received: logical_device_id={device!r}."
+            )
+        return self.replicate(tensor)
+
+    def split(self, tensor: Any, pieces: Sequence[int]) -> Any:
+        """Cuts a tensor of a step over the logical devices of a replica.
+
+        Args:
+            tensor: A tensor inside a compiled step.
+            pieces: Number of pieces along each axis.
+
+        Raises:
+            ValueError: If they do not fit the tensor, or the number of logical devices.
+        """
+        check_partition(tensor.shape, pieces, self.splits.logical_devices)
+        return self._constrained(tensor, self._spec(pieces, uncut=PartitionSpec.UNCONSTRAINED))
+
+    def replicate(self, tensor: Any) -> Any:
+        """Keeps a tensor of a step whole on each logical device of a replica.
+
+        Args:
+            tensor: A tensor inside a compiled step, the examples along its first axis.
+        """
+        rank = len(tensor.shape)
+        # What the replicas hold of the axis of examples is not for this to say.
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * min(rank, 1), *[None] * (rank - 1))
+        return self._constrained(tensor, spec)
+
+    def _spec(self, pieces: Sequence[int], uncut: Any) -> PartitionSpec:
+        axes = mesh_axes(pieces, self._factors)
+        return PartitionSpec(*(tuple(self._logical[i] for i in own) or uncut for own in axes))
+
+    def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
+        return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))

@@ -1,0 +1,128 @@
+"""Replicas of several devices each: TPUs, and on JAX devices of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from kerasdist import config
+from kerasdist.backends import registry
+from kerasdist.partitions import DeviceAssignment
+from kerasdist.strategy import Strategy
+from kerasdist.training import hooks
+
+
+@final
+class TPUStrategy(Strategy):
+    """Synchronous training on TPUs, with a model on one device or cut over several.
+
+    On JAX the devices are this machine's TPUs, else its GPUs, else its CPU devices. A replica may
+    have several of them, its logical devices: `split_variables` says which variables are cut over
+    them, so that a model trains that does not fit one device, and `fit` still gives the numbers of
+    one. On TensorFlow this is TensorFlow's own strategy.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/TPUStrategy
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: Any = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+    ) -> None:
+        """Makes the strategy.
+
+        Args:
+            tpu_cluster_resolver: On TensorFlow a ``TPUClusterResolver``; not needed on JAX.
+            experimental_device_assignment: How many replicas there are, and how many devices each
+                has; TensorFlow's own on TensorFlow. None: one replica on each device.
+            experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
+                does.
+
+        Raises:
+            DeviceError: If there are not enough devices.
+            UnsupportedError: If the backend has none.
+        """
+        config.apply_cpu_devices_variable()
+        super().__init__(
+            registry.current().tpu_replica_set(
+                tpu_cluster_resolver,
+                experimental_device_assignment,
+                experimental_spmd_xla_partitioning,
+            )
+        )
+        hooks.install()
+
+    def experimental_split_to_logical_devices(
+        self, tensor: Any, partition_dimensions: Sequence[int]
+    ) -> Any:
+        """Cuts a tensor over the logical devices of a replica.
+
+        Args:
+            tensor: A tensor of the model's or the step's computation.
+            partition_dimensions: Number of pieces along each axis.
+
+        Returns:
+            The tensor, of the same shape and values.
+
+        Raises:
+            ValueError: If there is not one number an axis; if they do not multiply to the number of
+                logical devices; if an axis cannot be cut evenly.
+        """
+        return self._devices_of_replica.split(tensor, partition_dimensions)
+
+    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Gives the computation of a tensor to one logical device of each replica.
+
+        On JAX a program is the same on all devices of a replica, so that the tensor is computed,
+        whole, on each of them, that one included.
+
+        Args:
+            tensor: A tensor of the model's or the step's computation.
+            logical_device_id: The device's number, from 0.
+
+        Returns:
+            The tensor, of the same shape and values.
+
+        Raises:
+            ValueError: If a replica has no such device.
+        """
+        return self._devices_of_replica.assign(tensor, logical_device_id)
+
+    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Keeps a tensor whole on each logical device of a replica.
+
+        Args:
+            tensor: A tensor of the model's or the step's computation.
+
+        Returns:
+            The tensor, of the same shape and values.
+        """
+        return self._devices_of_replica.replicate(tensor)
+
+    def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
+        """Cuts variables over the logical devices of each replica, so that none holds them whole.
+
+        Optimizer variables that belong to a variable are cut as it is.
+
+        Example::
+
+            strategy.split_variables({r"dense.*/kernel": (1, 2)})  # two halves of the columns
+
+        Args:
+            rules: For each pattern, searched for in a variable's path, the number of pieces along
+                each axis; the first that fits counts. They add to those given before, and hold
+                from the next call of `fit`, `evaluate` or `predict` on.
+
+        Raises:
+            ValueError: If a pattern is no regular expression, or the pieces do not multiply to the
+                number of logical devices. Where a rule does not fit a variable's shape, the call
+                that uses the variable raises it.
+            UnsupportedError: On TensorFlow, which has no such table.
+        """
+        self._devices_of_replica.split_variables(rules)
+
+    @property
+    def _devices_of_replica(self) -> Any:
+        assert self.replica_set is not None
+        return self.replica_set.logical_devices
