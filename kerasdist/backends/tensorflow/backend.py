@@ -47,14 +47,18 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
-        """Returns replicas of ``tf.distribute.TPUStrategy``.
+        """Raises: replicas on TPUs are traced once for all, which nothing here does yet.
 
         Args:
-            resolver: A ``tf.distribute.cluster_resolver.TPUClusterResolver``.
-            assignment: A ``tf.tpu.experimental.DeviceAssignment``, or None.
+            resolver: Where the TPUs are.
+            assignment: How many replicas there are.
             spmd: Whether XLA is to divide the program.
         """
-        raise NotImplementedError
+        del resolver, assignment, spmd
+        raise UnsupportedError(
+            "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
+            "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
+        )
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> ReplicaSet:
         """Returns plain Keras on a device, or ``tf.distribute.MirroredStrategy`` over several."""
@@ -66,7 +70,7 @@ class TensorFlowBackend(Backend):
                 f"devices={[str(device) for device in devices]}. Use KERAS_BACKEND=jax, or "
                 "kerasdist.OneDeviceStrategy on one core."
             )
-        if len(devices) == 1:
+        if len(devices) == 1 and options.parameter_device in (None, devices[0]):
             return SoleDevice(devices, options)
         return MirroredReplicas(devices, options)
 

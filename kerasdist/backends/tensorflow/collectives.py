@@ -14,6 +14,7 @@ from kerasdist.backends.tensorflow.components import check_alike, concat
 from kerasdist.backends.tensorflow.engine_seam import (
     converted_as_here,
     cross_replica_code_without_merge_call,
+    keeps_one_copy,
 )
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.values import regrouped, to_native
@@ -167,14 +168,32 @@ class TensorFlowCollectives(Collectives):
         sum up what it was before, and a mean would forget who has how many examples. Where no
         share of the batch is known, that is what users of ``tf.distribute`` expect.
         """
+        if keeps_one_copy(self._exchange.engine):
+            return self._assign_to_the_copy(variable, value, write)
         if self._share is None:
             return write(variable, value)
         if variable.synchronization == "on_read" or variable.aggregation not in ("sum", "mean"):
             return write(variable, value)
+        return self._assign_changes(variable, value, write)
+
+    def _assign_to_the_copy(
+        self, variable: Any, value: Any, write: Callable[[Any, Any], Any]
+    ) -> Any:
+        """Assigns to a variable of which there is one, that of a metric included."""
+        if variable.aggregation in ("sum", "mean"):
+            return self._assign_changes(variable, value, write)
+
+        def update(parts: list[tuple[Any, ...]]) -> None:
+            write(variable, parts[0][0])  # equal in all replicas
+
+        return self._combine("assign", [tf.convert_to_tensor(value)], update)
+
+    def _assign_changes(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
-            change = self._weighted(change)
+            replicas = self._exchange.engine.num_replicas_in_sync
+            change = change / replicas if self._share is None else self._weighted(change)
 
         def update(parts: list[tuple[Any, ...]]) -> None:
             write(variable, before + tf.add_n(parts[0]))

@@ -105,6 +105,25 @@ def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribut
     return engine_class(devices, cross_device_ops=reduction)
 
 
+def central_storage_strategy(devices: list[str], home: str) -> Any:
+    """Returns a ``tf.distribute`` strategy that keeps variables on one device.
+
+    Args:
+        devices: The names of the devices that compute.
+        home: The name of the device that holds the variables.
+    """
+    return tf.distribute.experimental.CentralStorageStrategy(devices, home)
+
+
+def keeps_one_copy(engine: tf.distribute.Strategy) -> bool:
+    """Returns whether there is one copy of a variable, whatever the number of replicas.
+
+    Args:
+        engine: The strategy.
+    """
+    return isinstance(engine, tf.distribute.experimental.CentralStorageStrategy)
+
+
 # More than a strategy has groups of devices; TensorFlow's own tests use the same.
 _KEYS_OF_A_STRATEGY = 100_000
 

@@ -15,7 +15,11 @@ from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
-from kerasdist.backends.tensorflow.engine_seam import EngineScope, mirrored_strategy
+from kerasdist.backends.tensorflow.engine_seam import (
+    EngineScope,
+    central_storage_strategy,
+    mirrored_strategy,
+)
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
@@ -68,8 +72,12 @@ class MirroredReplicas(ReplicaSet):
         """
         super().__init__(devices, options)
         self.shares_memory = all(device.kind == "cpu" for device in self.devices)
-        self.engine = mirrored_strategy(
-            [_tensorflow_name(device) for device in self.devices], share_memory=self.shares_memory
+        names = [_tensorflow_name(device) for device in self.devices]
+        home = options.parameter_device
+        self.engine = (
+            mirrored_strategy(names, share_memory=self.shares_memory)
+            if home is None
+            else central_storage_strategy(names, _tensorflow_name(home))
         )
 
     @cached_property
