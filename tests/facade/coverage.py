@@ -48,21 +48,6 @@ NOT_COVERED = {
     ),
 }
 
-# Examples of what the facade shall have and has not yet, by the public name that is missing.
-PENDING = {
-    "TPUStrategy": (
-        "tpu_strategy__TPUStrategyV2__7",
-        "tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1",
-        "tpu_strategy__TPUStrategyV2_experimental_split_to_logical_devices__1",
-        "tpu_strategy__TPUStrategyV2_experimental_replicate_to_logical_devices__1",
-    ),
-    "CentralStorageStrategy": (
-        "central_storage_strategy__CentralStorageStrategy__1",
-        "central_storage_strategy__CentralStorageStrategy_experimental_distribute_dataset__1",
-        "central_storage_strategy__CentralStorageStrategy_reduce__1",
-    ),
-}
-
 
 def folder() -> Path:
     """Where the installed tf.distribute stands."""
@@ -116,8 +101,7 @@ def cases() -> dict[str, registry.Case]:
 
 def reasons() -> dict[str, str]:
     """Why an example has no case, by the example."""
-    pending = {f"not yet: kd.{name}": names for name, names in PENDING.items()}
-    return {name: why for why, names in {**NOT_COVERED, **pending}.items() for name in names}
+    return {name: why for why, names in NOT_COVERED.items() for name in names}
 
 
 def main() -> None:
