@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, final
 
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import PlacedAdapter
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
@@ -60,4 +61,5 @@ class JaxReplicaSet(ReplicaSet):
 
         The first step copies them to the others, in one transfer; there they stay.
         """
+        scopes.note(self.arrays)
         return self.arrays.variables()

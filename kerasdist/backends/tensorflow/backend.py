@@ -56,6 +56,18 @@ class TensorFlowBackend(Backend):
                 f"devices={[str(device) for device in devices]}. Use KERAS_BACKEND=jax, or "
                 "kerasdist.OneDeviceStrategy on one core."
             )
+        if options.parameter_device not in (None, *devices[:1]) or (
+            options.parameter_device is not None and len(devices) > 1
+        ):
+            # tf.distribute's own gives Keras's metrics one state for all replicas, which counts
+            # what it was before once a replica, and refuses what replicas assign to seeds.
+            raise UnsupportedError(
+                "Expected variables on every device that computes: on TensorFlow kerasdist does "
+                "not keep them on one. Received: "
+                f"parameter_device={options.parameter_device}, "
+                f"compute_devices={[str(device) for device in devices]}. Use "
+                "kerasdist.MirroredStrategy, or another backend."
+            )
         if len(devices) == 1:
             return SoleDevice(devices, options)
         return MirroredReplicas(devices, options)
