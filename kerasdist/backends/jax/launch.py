@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from kerasdist import keras_seam
 from kerasdist.backends.jax import components, scopes
-from kerasdist.backends.jax.placement import MeshPlacement, Placement
+from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.sources import (
     Padded,
     Stacked,
@@ -129,7 +129,7 @@ def launch(version: Version, traced: Callable[..., Any], arrays: Sequence[Any]) 
             )
     version.traced = traced
     try:
-        with nullcontext() if place is None else place.variables():
+        with place.variables() if isinstance(place, OneDevicePlacement) else nullcontext():
             whole, pieces, new, apart = compiled(consumed, lost, kept, (stacks, arrays))
     finally:
         version.traced = None
