@@ -152,9 +152,14 @@ class StrategyExtended:
             group: Whether to return one value for all copies, instead of a list of one a copy.
 
         Raises:
-            ScopeError: In replica context.
+            ScopeError: In replica context, or if the variable is not this strategy's.
         """
         self._require_cross_replica("update", "merge_call")
+        if not self.variable_created_in_scope(var):
+            raise ScopeError(
+                "Expected a variable that was made in this strategy's scope. Received: "
+                f"var={var!r:.200}. Make it in `with strategy.scope():`."
+            )
         with self._strategy.scope():
             results = list(self._strategy.runner.update(var, fn, args, kwargs or {}))
         if not group:

@@ -50,6 +50,7 @@ __all__ = [
     "adopt_optimizer",
     "apply_combined_gradients",
     "apply_mask",
+    "apply_scaled_gradients",
     "backend_name",
     "batches",
     "change_aggregation",
@@ -66,6 +67,8 @@ __all__ = [
     "install_in_build",
     "install_in_variables",
     "install_reads",
+    "install_scaled_apply",
+    "install_scope_reads",
     "is_dataset",
     "is_kerass_own",
     "is_native_dataset",
@@ -73,6 +76,7 @@ __all__ = [
     "keeps_or_mixes_draws",
     "loss_tracker",
     "make_anew",
+    "multiply_initializer",
     "ops",
     "optimized_variables",
     "outside_stateless_scopes",
@@ -82,6 +86,8 @@ __all__ = [
     "set_global_seed_generator",
     "spec_of_rows",
     "stateless_scope",
+    "store_value",
+    "stored_dtype",
     "stored_value",
     "train_validation_split",
     "unpack_x_y_sample_weight",
@@ -262,7 +268,7 @@ def install_dropout(hook: Callable[..., Any]) -> None:
 
 
 def install_in_variables(hook: Callable[..., Any]) -> None:
-    """Puts in a hook that PyTorch alone needs, where a variable is made.
+    """Puts in a hook that PyTorch and JAX need, where a variable is made.
 
     Args:
         hook: Like those of `Hooks`.
@@ -301,6 +307,15 @@ def install_reads(notice: Callable[[Any], None]) -> None:
         return value(variable)
 
     keras.Variable.value = property(noticed, doc=value.__doc__)
+
+
+def install_scaled_apply(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that JAX alone needs, where an optimizer scales the loss by itself.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(LossScaleOptimizer, "apply", hook)
 
 
 def is_seeded(seed: Any) -> bool:

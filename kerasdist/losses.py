@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kerasdist import context
@@ -15,7 +14,8 @@ def compute_average_loss(
     """Returns a replica's part of the mean loss of the global batch.
 
     The sum of it over the replicas, which is what ``optimizer.apply`` makes of gradients, is the
-    mean over all examples.
+    mean over all examples. An example's loss is the sum along all other axes: where it should be
+    their mean, take that first.
 
     Args:
         per_example_loss: Losses of this replica's examples, of shape ``(n, ...)``.
@@ -25,11 +25,11 @@ def compute_average_loss(
             that cannot be divided evenly.
 
     Returns:
-        A scalar, of the type of the losses.
+        A scalar, of the type of the losses; 0 for an empty global batch.
 
     Raises:
-        ScopeError: In cross-replica context.
-        ValueError: If `global_batch_size` is no positive integer.
+        ScopeError: In cross-replica context, where `global_batch_size` is None.
+        ValueError: If `global_batch_size` is no integer or negative, or the losses are a scalar.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
     """
@@ -37,23 +37,25 @@ def compute_average_loss(
 
     losses = ops.convert_to_tensor(per_example_loss)
     dtype = losses.dtype
+    if len(losses.shape) == 0:
+        raise ValueError(
+            "Expected one loss for each example, so that the sum counts them all. Received: "
+            "per_example_loss of shape (). Ask the loss for them: reduction='none'."
+        )
     if sample_weight is not None:
         weights = ops.cast(ops.convert_to_tensor(sample_weight), dtype)
         missing = len(losses.shape) - len(weights.shape)
         losses = losses * ops.reshape(weights, (*ops.shape(weights), *(1,) * missing))
     if global_batch_size is None:
-        replicas = _replicas("compute_average_loss")
-        rows = losses.shape[0] if len(losses.shape) else 1
-        global_batch_size = (ops.shape(losses)[0] if rows is None else rows) * replicas
+        global_batch_size = ops.shape(losses)[0] * _replicas("compute_average_loss")
     elif isinstance(global_batch_size, float) or (
-        isinstance(global_batch_size, int) and global_batch_size <= 0
+        isinstance(global_batch_size, int) and global_batch_size < 0
     ):
         raise ValueError(
-            "Expected global_batch_size to be a positive integer. "
+            "Expected global_batch_size to be an integer, not negative. "
             f"Received: global_batch_size={global_batch_size!r}."
         )
-    rest = math.prod(int(size) for size in losses.shape[1:])
-    return ops.sum(losses) / ops.cast(global_batch_size * rest, dtype)
+    return ops.divide_no_nan(ops.sum(losses), ops.cast(global_batch_size, dtype))
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:

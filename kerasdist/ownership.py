@@ -5,6 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from kerasdist import context
+from kerasdist.errors import ScopeError
+
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
@@ -22,6 +25,27 @@ def note(variable: Any, strategy: Strategy) -> None:
     key = id(variable)
     forget = weakref.ref(variable, lambda _: _made_under.pop(key, None))
     _made_under[key] = (forget, weakref.ref(strategy))
+
+
+def require_own(variable: Any) -> None:
+    """Refuses an assignment in a custom loop to a variable of another strategy.
+
+    Args:
+        variable: A Keras variable that is assigned here.
+
+    Raises:
+        ScopeError: If this is code of a replica, and the variable another strategy's.
+    """
+    replica = context.replica()
+    if replica is None or replica.share is not None:
+        return
+    owner = strategy_of(variable)
+    if owner is not None and owner is not replica.strategy:
+        raise ScopeError(
+            "Expected a variable that was made in the scope of the strategy whose replica assigns "
+            f"to it. Received: variable={variable.path!r} of {owner}, in a replica of "
+            f"{replica.strategy}. Use one strategy for a model and its training loop."
+        )
 
 
 def strategy_of(variable: Any) -> Strategy | None:

@@ -203,6 +203,7 @@ def _assign(original: Original, variable: Any, value: Any) -> Any:
     replica = context.replica()
     if replica is None:
         return original(variable, value)
+    ownership.require_own(variable)
     return replica.collectives.assign(variable, value, original)
 
 

@@ -44,7 +44,7 @@ def the_global_batch_size_by_default(lab):
 
 @case
 def losses_of_more_dimensions(lab):
-    """A mean is over all axes but that of examples; weights may be one an example."""
+    """An example's loss is the sum along its axes; weights may be one an example."""
     strategy = lab.strategy()
     losses = np.arange(8, dtype="float32").reshape(4, 2)
     weights = np.float32([1.0, 2.0, 3.0, 4.0])
@@ -52,7 +52,7 @@ def losses_of_more_dimensions(lab):
         lambda x, w: kd.compute_average_loss(x, w, global_batch_size=4),
         args=divided(strategy, losses, weights),
     )
-    expected = (losses * weights[:, None]).mean()
+    expected = (losses * weights[:, None]).sum() / 4
     lab.equal(expected, strategy.reduce("SUM", result, axis=None), FLOAT32)
 
 
@@ -153,7 +153,10 @@ def outside_of_a_replica(lab):
 
 @case
 def a_bad_global_batch_size(lab):
-    """Zero, a negative and a broken number of examples are refused."""
-    for size in (0, -1, 2.5):
-        with lab.raises(ValueError, "Expected global_batch_size to be a positive.*Received"):
+    """A negative and a broken number of examples are refused; without examples the loss is 0."""
+    for size in (-1, 2.5):
+        with lab.raises(ValueError, "Expected global_batch_size to be an integer.*Received"):
             kd.compute_average_loss(np.float32([1.0]), global_batch_size=size)
+    with lab.raises(ValueError, "one loss for each example.*Received"):
+        kd.compute_average_loss(np.float32(1.0), global_batch_size=1)
+    lab.equal(0.0, kd.compute_average_loss(np.float32([]), global_batch_size=0))

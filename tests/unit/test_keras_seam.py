@@ -31,6 +31,12 @@ with keras.StatelessScope():
     with keras_seam.outside_stateless_scopes():
         scoped.append(in_stateless_scope())
 
+with keras.StatelessScope(initialize_variables=False):
+    waiting = keras.Variable("ones", shape=(), trainable=False)
+    states = [keras_seam.stored_value(waiting) is None]
+keras_seam.initialize_waiting_variables()
+states.append(keras_seam.stored_value(waiting) is None)
+
 print(json.dumps({
     "backend": keras_seam.backend_name(),
     "signatures": {
@@ -54,6 +60,8 @@ print(json.dumps({
         keras_seam.DIVIDES_ACTIVITY_PENALTY, abs(penalty(4) - penalty(2)) < 1e-6
     ],
     "scoped": scoped,
+    "waiting": states,
+    "builds": list(inspect.signature(keras_seam.Layer._maybe_build).parameters),
     "generator": type(keras_seam.global_seed_generator()).__name__,
 }))
 """
@@ -129,3 +137,11 @@ def test_whether_a_layer_divides_its_activity_penalty_is_known(probe):
 def test_the_state_of_a_thread_is_where_it_was(probe):
     assert probe["scoped"] == [True, False]
     assert probe["generator"] == "SeedGenerator"
+
+
+def test_variables_made_in_a_stateless_scope_wait_where_they_did(probe):
+    assert probe["waiting"] == [True, False]
+
+
+def test_a_layers_first_call_builds_it_where_it_did(probe):
+    assert probe["builds"] == ["self", "call_spec"]

@@ -9,7 +9,7 @@ import jax
 import keras
 
 from kerasdist.backends.base import Backend, ReplicaOptions
-from kerasdist.backends.jax import functions
+from kerasdist.backends.jax import creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
@@ -68,6 +68,7 @@ class JaxBackend(Backend):
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> JaxReplicaSet:
         """Returns a mesh over the devices."""
+        creation.install()
         if keras.config.is_nnx_enabled():
             raise UnsupportedError(
                 "Expected Keras's variables to be its own on JAX. Received: nnx_enabled=True. "
@@ -86,12 +87,14 @@ class JaxBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Compiles a function together with the variables it uses; JAX always compiles with XLA."""
         del jit_compile
+        creation.install()
         return functions.function(function)
 
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
     ) -> tuple[Any, list[Any]]:
         """Differentiates as JAX does."""
+        creation.install()
         return functions.value_and_grad(function, variables, has_aux)
 
 

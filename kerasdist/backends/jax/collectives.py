@@ -11,7 +11,7 @@ import jax
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.jax.components import divided
-from kerasdist.backends.jax.scopes import ReplicaScope
+from kerasdist.backends.jax.replica_scope import ReplicaScope
 from kerasdist.backends.jax.sources import Own, flatten, is_array, own
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.values import PerReplica
@@ -86,8 +86,6 @@ class JaxCollectives(Collectives):
         self._applies = True
         try:
             with self._scope.equal_writes():
-                if isinstance(optimizer, keras_seam.LossScaleOptimizer):
-                    return keras_seam.apply_scaled_gradients(optimizer, gradients, variables)
                 return apply(optimizer, gradients, variables)
         finally:
             self._applies = False

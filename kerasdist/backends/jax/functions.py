@@ -10,7 +10,7 @@ import jax
 import keras
 
 from kerasdist import keras_seam
-from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax import replica_scope, scopes
 from kerasdist.backends.jax.exchange import Differentiated
 from kerasdist.backends.jax.programs import Program
 from kerasdist.backends.jax.sources import is_array
@@ -76,7 +76,7 @@ def value_and_grad(
         (value, parts), gradients = jax.value_and_grad(differentiated, has_aux=True)(values)
         return Differentiated(value, gradients, parts, notes[-1])
 
-    replica = scopes.replica()
+    replica = replica_scope.current()
     if replica is None:
         found = alone()
     else:

@@ -24,6 +24,7 @@ class Placement(abc.ABC):
     """Puts the arrays of a step where they belong, and compiles the step for there.
 
     Attributes:
+        devices: The replicas' devices.
         flow: What keeps the host from running too far ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
     """
@@ -37,6 +38,7 @@ class Placement(abc.ABC):
         Args:
             devices: The replicas' devices.
         """
+        self.devices = tuple(devices)
         self._first = devices[0]
 
     def variables(self) -> AbstractContextManager[Any]:
@@ -312,4 +314,5 @@ def _any_committed(leaves: Sequence[Any]) -> bool:
 
 
 def _is_placed(leaf: Any, sharding: NamedSharding) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.sharding == sharding
+    # Mostly it is the same object, and to compare meshes takes time.
+    return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)

@@ -28,6 +28,7 @@ from kerasdist.backends.jax.exchange import (
     check_is_number,
 )
 from kerasdist.backends.jax.layout import AXIS
+from kerasdist.backends.jax.replica_scope import ReplicaScope
 from kerasdist.backends.jax.sources import cut, is_array, padded
 from kerasdist.errors import ReplicaError, UnsupportedError
 
@@ -42,7 +43,7 @@ class Traced:
         form: Their structure.
     """
 
-    scope: scopes.ReplicaScope
+    scope: ReplicaScope
     results: list[Any]
     form: Any
 

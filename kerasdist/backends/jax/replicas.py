@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 
 from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import PlacedAdapter
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
@@ -68,6 +69,7 @@ class JaxReplicaSet(ReplicaSet):
 
         The first step copies them to the others, in one transfer; there they stay.
         """
+        scopes.note(self.arrays)
         return self.arrays.variables()
 
 

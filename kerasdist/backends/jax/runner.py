@@ -14,13 +14,15 @@ from jax.sharding import PartitionSpec
 
 from kerasdist import context, keras_seam, ownership
 from kerasdist.backends.base import Runner
-from kerasdist.backends.jax import components, scopes
+from kerasdist.backends.jax import components, replica_scope, scopes
 from kerasdist.backends.jax.collectives import JaxCollectives
-from kerasdist.backends.jax.exchange import ByName, Exchange, check_is_number
+from kerasdist.backends.jax.exchange import ByName, Exchange
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.jax.programs import Programs
 from kerasdist.backends.jax.ragged import Groups, Traced
+from kerasdist.backends.jax.reductions import gathered, reduced
+from kerasdist.backends.jax.replica_scope import ReplicaScope
 from kerasdist.backends.jax.sources import (
     Equal,
     Own,
@@ -34,9 +36,10 @@ from kerasdist.backends.jax.sources import (
     is_traced,
     joined,
     own,
+    unlike,
 )
 from kerasdist.collectives import CommunicationOptions, ReduceOp
-from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext, checked_axis
 from kerasdist.structures import transpose
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 _SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
 
 # How many functions' programs a strategy keeps, of functions that live that long.
-_Body = Callable[[scopes.ReplicaScope, Any, Any], Any]
+_Body = Callable[[ReplicaScope, Any, Any], Any]
 
 
 @final
@@ -88,7 +91,7 @@ class JaxRunner(Runner):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        def body(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
             owner = strategy()
             assert owner is not None
             replica = ReplicaContext(
@@ -104,7 +107,7 @@ class JaxRunner(Runner):
 
     def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
-        if scopes.replica() is not None:
+        if replica_scope.current() is not None:
             raise ScopeError(
                 "Expected strategy.run in the code of a program. Received: a call in merge_call. "
                 "Run the function before, or call it in each replica."
@@ -128,7 +131,7 @@ class JaxRunner(Runner):
             values = values | {key: one[0] for key, one in held.items()}
 
             def traced(shapes: Sequence[Any], exchange: Exchange) -> Traced:
-                scope = scopes.ReplicaScope(values, held, outer, self._replicas, exchange)
+                scope = ReplicaScope(values, held, outer, self._replicas, exchange)
                 exchange.base = scope
                 sizes = iter(shapes)
                 own_leaves = [
@@ -191,7 +194,7 @@ class JaxRunner(Runner):
         source = self._source(value)
         if axis is not None:
             axis = checked_axis(source, axis)
-        return self._launched(_reduced, source, op, axis)
+        return self._launched(reduced, source, op, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Joins the components."""
@@ -200,7 +203,7 @@ class JaxRunner(Runner):
             checked_axis(value, axis)
             return value
         source = self._source(value)
-        return self._launched(_gathered, source, checked_axis(source, axis))
+        return self._launched(gathered, source, checked_axis(source, axis))
 
     def reduce_to(
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
@@ -221,7 +224,7 @@ class JaxRunner(Runner):
         kwargs: Mapping[str, Any],
     ) -> Sequence[Any]:
         """Calls the function once, for the copies of all devices."""
-        scope = scopes.replica()
+        scope = replica_scope.current()
         if scope is not None:
             with _as_copies(scope, args, kwargs):
                 result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
@@ -241,7 +244,7 @@ class JaxRunner(Runner):
     def _update_in_program(
         self, function: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        def body(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
             with context.replica_scope(None), scope.copy_writes():
                 return function(variable, *args, **kwargs)
 
@@ -264,7 +267,7 @@ class JaxRunner(Runner):
             same = all(leaf is first for leaf in leaves)
             alone = first is None or (same and is_distributed(first))
             return first if alone else PerReplica(tuple(leaves))
-        if scopes.replica() is not None:
+        if replica_scope.current() is not None:
             return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
         source = joined(PerReplica(tuple(leaves)), self._replicas)
         if source is None:
@@ -287,7 +290,7 @@ class JaxRunner(Runner):
         return leaf.values if is_distributed(leaf) else (leaf,) * self._replicas
 
     def _components_of(self, variable: Any) -> DistributedValues:
-        scope, program = scopes.replica(), scopes.program()
+        scope, program = replica_scope.current(), scopes.program()
         if scope is not None:
             return PerReplica(Own(scope.peek(variable), self._replicas))
         if program is not None:
@@ -359,70 +362,7 @@ class JaxRunner(Runner):
         return Mirrored(Equal(tensor, self._replicas))
 
 
-def unlike(value: DistributedValues) -> UnsupportedError:
-    """Returns the error for components that do not go together.
-
-    Args:
-        value: The distributed value.
-    """
-    kinds = [
-        f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
-        for part in value.values
-    ]
-    return UnsupportedError(
-        "Expected arrays of one type and one number of axes as the components of a distributed "
-        f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
-        "alike, or compute the value from the replica's number in the function."
-    )
-
-
-def _reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
-    check_is_number(source.array)
-    mean = op is ReduceOp.MEAN
-    count = len(source)
-    if isinstance(source, Own):
-        local = source.array if axis is None else source.array.sum(axis)
-        total = jax.lax.psum(local, AXIS)
-    elif isinstance(source, Equal):
-        total = source.array if axis is None else source.array.sum(axis, dtype=source.array.dtype)
-        if mean and axis is None:
-            return total
-        total = total * count
-    elif isinstance(source, Padded) and axis is not None:
-        # What was padded is zero, and what differs along other axes does not fit.
-        sums = [part.sum(axis, dtype=part.dtype) for part in source]
-        if len({one.shape for one in sums}) > 1:
-            source.stacked()
-        total = sum(sums[1:], sums[0])
-        return (
-            components.divided(total, sum(shape[axis] for shape in source.layout))
-            if mean
-            else total
-        )
-    else:
-        stack = source.stacked()
-        total = stack.sum(0, dtype=stack.dtype)
-        total = total if axis is None else total.sum(axis, dtype=stack.dtype)
-    if axis is not None:
-        count *= source.shape[axis]
-    return components.divided(total, count) if mean else total
-
-
-def _gathered(source: Source, axis: int) -> Any:
-    if isinstance(source, Own):
-        return jax.lax.all_gather(source.array, AXIS, axis=axis, tiled=True)
-    if isinstance(source, Padded):
-        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in source.layout}) > 1:
-            raise ValueError(
-                "Expected components of one shape, but for the axis to gather. Received: "
-                f"shapes={list(source.layout)}, axis={axis}. Give the axis along which they differ."
-            )
-        return jnp.concatenate(list(source), axis)
-    stack = source.stacked()
-    return jnp.concatenate([stack[index] for index in range(len(source))], axis)
-
-
-def _as_copies(scope: scopes.ReplicaScope, args: Any, kwargs: Any) -> Any:
+def _as_copies(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
     differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
     return scope.copy_writes() if differ else scope.equal_writes()
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kerasdist.backends.jax.layout import AXIS
+from kerasdist.errors import UnsupportedError
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 
@@ -48,7 +49,10 @@ class Source(Sequence[Any]):
 
     @cached_property
     def _components(self) -> tuple[Any, ...]:
-        return tuple(self._fetched())
+        if is_traced(self.array):
+            return tuple(self._fetched())
+        with jax.ensure_compile_time_eval():  # they outlive the program that asks for them
+            return tuple(self._fetched())
 
     @property
     @abc.abstractmethod
@@ -210,6 +214,27 @@ def flatten(structure: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
+def itself(array: Any) -> Any:
+    """Returns an array.
+
+    Args:
+        array: The array.
+    """
+    return array
+
+
+def rebuilt(value: Callable[[Any], Any], kind: Callable[..., Any], layout: Any, array: Any) -> Any:
+    """Returns a distributed value.
+
+    Args:
+        value: Its class.
+        kind: The class of its source.
+        layout: The source's layout.
+        array: The source's array.
+    """
+    return value(kind(array, layout))
+
+
 def own(structure: Any) -> Any:
     """Returns what a replica gets of a structure of values that its own code made.
 
@@ -222,7 +247,10 @@ def own(structure: Any) -> Any:
             return leaf
         if isinstance(leaf.source, Own | Equal):
             return leaf.source.array
-        return jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
+        source = joined(leaf, len(leaf.source))
+        if source is None:
+            raise unlike(leaf)
+        return source.stacked()[jax.lax.axis_index(AXIS)]
 
     return jax.tree.map(component, structure, is_leaf=is_distributed)
 
@@ -258,6 +286,23 @@ def joined(value: DistributedValues, replicas: int) -> Source | None:
     return Padded(_stack([padded(part, largest) for part in parts]), shapes)
 
 
+def unlike(value: DistributedValues) -> UnsupportedError:
+    """Returns the error for components that do not go together.
+
+    Args:
+        value: The distributed value.
+    """
+    kinds = [
+        f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
+        for part in value.values
+    ]
+    return UnsupportedError(
+        "Expected arrays of one type and one number of axes as the components of a distributed "
+        f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
+        "alike, or compute the value from the replica's number in the function."
+    )
+
+
 def _stack(parts: Sequence[Any]) -> Any:
     """Stacks arrays on the host, unless a device has them already."""
     if not any(isinstance(part, jax.Array) for part in parts):
@@ -280,14 +325,14 @@ def _register(kind: type[DistributedValues]) -> None:
             return (source.array,), (type(source), source.layout)
         return tuple(source), None
 
-    def rebuilt(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
+    def unflattened(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
         make: Callable[..., Any] = kind
         if kept is None:
             return make(tuple(arrays))
         source_class, layout = kept
         return make(source_class(arrays[0], layout))
 
-    jax.tree_util.register_pytree_node(kind, children, rebuilt)
+    jax.tree_util.register_pytree_node(kind, children, unflattened)
 
 
 for _kind in (PerReplica, Mirrored):

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow.engine_seam import keeping_input_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.distributed import DistributedDataset
 from kerasdist.input.options import InputOptions, InputReplicationMode
@@ -50,9 +51,10 @@ def distribute_pipelines(
     """
     if not all(isinstance(pipeline, tf.data.Dataset) for pipeline in pipelines):
         return None
-    return engine.distribute_datasets_from_function(
-        lambda here: pipelines[here.input_pipeline_id], _native_options(options)
-    )
+    with keeping_input_devices(engine):
+        return engine.distribute_datasets_from_function(
+            lambda here: pipelines[here.input_pipeline_id], _native_options(options)
+        )
 
 
 def _native_options(options: InputOptions) -> tf.distribute.InputOptions:

@@ -17,6 +17,23 @@ from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.ops import control_flow_util
 
 
+@contextmanager
+def keeping_input_devices(engine: tf.distribute.Strategy) -> Iterator[None]:
+    """Keeps the devices of an engine's input pipelines as they are.
+
+    A dataset with a pipeline a replica changes them for good: every later dataset of the engine
+    would get a pipeline a replica, too, and each replica the same batches (seen with 2.21).
+
+    Args:
+        engine: The strategy.
+    """
+    devices = engine.extended._input_workers_devices
+    try:
+        yield
+    finally:
+        engine.extended._input_workers_devices = devices
+
+
 class _Open(threading.local):
     """The scopes that are open in the calling thread, the outermost first."""
 

@@ -22,7 +22,7 @@ from typing import Any, final
 
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_seam, ownership
 from kerasdist.backends.torch.variables import ReplicaScope, Rules, is_sum
 
 
@@ -148,6 +148,7 @@ class LoopRules(Rules):
         Raises:
             ValueError: For a mean of numbers that are not floats.
         """
+        ownership.require_own(variable)
         if is_on_read(variable) or variable.aggregation == "none":
             return False
         if variable.aggregation == "mean" and not value.is_floating_point():

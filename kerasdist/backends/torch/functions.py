@@ -111,7 +111,8 @@ def value_and_grad(
     with torch.enable_grad(), ReadRecorder(variables) as recorder:
         result = fn()
         value, _ = result if has_aux else (result, None)
-        value = keras_seam.ops.convert_to_tensor(value)
+        if not isinstance(value, torch.Tensor):
+            value = keras_seam.ops.convert_to_tensor(value)
         if value.ndim > 0:
             raise ValueError(
                 "Expected fn to return a scalar. "

@@ -28,6 +28,12 @@ from kerasdist.values import DistributedValues, Mirrored, PerReplica, per_replic
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
+# Types that Keras takes over as they are.
+_KNOWN_TO_TORCH = frozenset(
+    {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
+    | {np.float16, np.float32, np.float64}
+)
+
 
 @final
 class TorchRunner(Runner):
@@ -307,6 +313,8 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _on(device: torch.device, leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic):
+        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's way takes ten times as long
+            return torch.as_tensor(leaf, device=device)
         with keras.device(str(device)):
             leaf = keras_seam.ops.convert_to_tensor(leaf)
     return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf

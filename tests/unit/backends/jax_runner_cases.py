@@ -317,6 +317,47 @@ def a_function_that_makes_variables_in_every_call_is_refused(strategy):
         strategy.run(step)
 
 
+@case
+def an_optimizer_that_scales_the_loss_works_in_a_step(strategy):
+    def scales(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            inner = keras.optimizers.Adam(0.01)
+            optimizer = keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=2)
+
+        def replica_step(x):
+            def loss():
+                squares = ops.square(model(x)[:, 0])
+                return optimizer.scale_loss(compute_average_loss(squares, global_batch_size=4))
+
+            _, gradients = value_and_grad(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+
+        step = function(lambda x: strategy.run(replica_step, args=(x,)))
+        found = []
+        for factor in (1.0, 1.0, np.nan, 1.0):
+            for batch in strategy.distribute_dataset([np.full((4, 3), factor, "float32")]):
+                step(batch)
+            found.append(float(optimizer.dynamic_scale.value))
+        return found, model.get_weights(), int(inner.iterations)
+
+    found, expected = scales(strategy), scales(kd.OneDeviceStrategy("cpu:0"))
+    assert found[0] == expected[0] == [2.0**15, 2.0**16, 2.0**15, 2.0**15]
+    assert found[2] == expected[2] == 3
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@case
+def a_function_stays_on_the_device_of_its_strategy(strategy):
+    alone = kd.OneDeviceStrategy("cpu:1")
+    with alone.scope():
+        variable = keras.Variable(1.0)
+    step = function(lambda: alone.run(lambda: variable.assign_add(1.0)))
+    assert step().devices() == variable.value.devices() == {jax.devices()[1]}
+
+
 def main():
     kd.config.set_logical_cpu_devices(4)
     failures = {}
