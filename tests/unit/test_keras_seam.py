@@ -1,6 +1,6 @@
 """Tripwires: each place where kerasdist touches private parts of Keras is where it should be.
 
-A failure here means that Keras moved something; `kerasdist/keras_seam.py` is the file to mend.
+A failure here means that Keras moved something; `kerasdist/keras_seam/` is the place to mend.
 Keras fixes its backend at import, so every backend is looked at in a fresh process.
 """
 

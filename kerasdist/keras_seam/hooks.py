@@ -1,0 +1,231 @@
+"""Where kerasdist steps into Keras, and how its hooks are put in.
+
+A hook does nothing but call Keras's own code for a model that no strategy made and for code that is
+not a replica's (contract C3).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.layers.layer import Layer
+from keras.src.losses import loss as loss_module
+from keras.src.models.model import Trainer as BackendTrainer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+from keras.src.trainers.trainer import Trainer
+
+from kerasdist.keras_seam.models import _VERSION, ops
+from kerasdist.keras_seam.optimizers import LossScaleOptimizer
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What kerasdist does at each place where it steps into Keras.
+
+    Every function gets Keras's own one first, then the arguments of the call.
+
+    Attributes:
+        model_created: ``Trainer.__init__``: a model remembers the strategy of its scope.
+        layer_created: ``Layer.__init__``: its activity regularizer learns of replicas.
+        metric_created: ``Metric.__init__``: a metric that Keras does not ship learns of replicas.
+        variable_created: ``Variable.__init__``: a variable remembers the strategy of its scope.
+        compile: ``model.compile``: optimizer and metrics belong to the model's strategy.
+        fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
+        evaluate: ``model.evaluate``, likewise.
+        predict: ``model.predict``, likewise.
+        apply: ``optimizer.apply``: gradients are combined over the replicas first.
+        scale_by_optimizer: ``optimizer.scale_loss``.
+        assign: The end of ``Variable.assign``.
+        reduce_loss: The mean or sum at the end of a Keras loss.
+        scale_loss: Keras's own division by the number of replicas, on TensorFlow.
+        unscale_loss: Its inverse.
+        update_mean: ``Mean.update_state`` and ``Sum.update_state``.
+        update_wrapped: ``MeanMetricWrapper.update_state``.
+        batch_norm_weight: ``BatchNormalization.add_weight``: how moving statistics are aggregated.
+        batch_moments: ``BatchNormalization._moments``.
+        draw_seed: ``SeedGenerator.next``.
+        add_loss: ``Layer.add_loss``.
+        own_losses: ``Layer._get_own_losses``.
+        clear_losses: ``Layer._clear_losses``.
+    """
+
+    model_created: Callable[..., None]
+    layer_created: Callable[..., None]
+    metric_created: Callable[..., None]
+    variable_created: Callable[..., None]
+    compile: Callable[..., Any]
+    fit: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    predict: Callable[..., Any]
+    apply: Callable[..., Any]
+    scale_by_optimizer: Callable[..., Any]
+    assign: Callable[..., Any]
+    reduce_loss: Callable[..., Any]
+    scale_loss: Callable[..., Any]
+    unscale_loss: Callable[..., Any]
+    update_mean: Callable[..., Any]
+    update_wrapped: Callable[..., Any]
+    batch_norm_weight: Callable[..., Any]
+    batch_moments: Callable[..., Any]
+    draw_seed: Callable[..., Any]
+    add_loss: Callable[..., Any]
+    own_losses: Callable[..., Any]
+    clear_losses: Callable[..., Any]
+
+
+# Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
+OVERRIDDEN: dict[str, str] = {
+    "_compute_loss": "on torch: its value is looked at, and a vector stays one in a replica",
+    "_get_metrics_result_or_logs": "on torch: once an epoch, to look at the losses of the replicas",
+    "_symbolic_build": "what it makes belongs to the strategy",
+    "_maybe_symbolic_build": "on TensorFlow it would take a batch from the data, then lost",
+    "_get_jax_state": "on JAX it hands out the state, which must be on the replicas' devices",
+}
+
+
+# Where each hook is put in: the owner of a function, and the function's name.
+PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
+    "model_created": ((Trainer, "__init__"),),
+    "layer_created": ((Layer, "__init__"),),
+    "metric_created": ((keras.metrics.Metric, "__init__"),),
+    "variable_created": ((keras.Variable, "__init__"),),
+    "compile": ((Trainer, "compile"),),
+    "fit": ((BackendTrainer, "fit"),),
+    "evaluate": ((BackendTrainer, "evaluate"),),
+    "predict": ((BackendTrainer, "predict"),),
+    "apply": ((BaseOptimizer, "apply"), (LossScaleOptimizer, "apply")),
+    "scale_by_optimizer": ((BaseOptimizer, "scale_loss"), (LossScaleOptimizer, "scale_loss")),
+    "assign": ((keras.Variable, "_direct_assign"),),
+    "reduce_loss": ((loss_module, "reduce_weighted_values"),),
+    "scale_loss": ((loss_module, "scale_loss_for_distribution"),),
+    "unscale_loss": ((loss_module, "unscale_loss_for_distribution"),),
+    "update_mean": (
+        (keras.metrics.Mean, "update_state"),
+        (keras.metrics.Sum, "update_state"),
+    ),
+    "update_wrapped": ((keras.metrics.MeanMetricWrapper, "update_state"),),
+    "batch_norm_weight": ((keras.layers.BatchNormalization, "add_weight"),),
+    "batch_moments": ((keras.layers.BatchNormalization, "_moments"),),
+    "draw_seed": ((SeedGenerator, "next"),),
+    "add_loss": ((Layer, "add_loss"),),
+    "own_losses": ((Layer, "_get_own_losses"),),
+    "clear_losses": ((Layer, "_clear_losses"),),
+}
+
+
+_installed: list[Hooks] = []
+
+
+def install(hooks: Hooks) -> None:
+    """Puts the hooks in, once in a process.
+
+    Args:
+        hooks: What to do at each place.
+    """
+    if _installed:
+        return
+    _installed.append(hooks)
+    for field in fields(hooks):
+        for owner, name in PLACES[field.name]:
+            _put_in(owner, name, getattr(hooks, field.name))
+
+
+def _put_in(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    # Keras reads the arguments of a layer's `__init__` in a way that does not follow `__wrapped__`.
+    hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    setattr(owner, name, hooked)
+
+
+def install_apply_mask(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where a loss merges a mask into sample weights.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(loss_module, "apply_mask", hook if _VERSION >= (3, 15) else _with_own_mask(hook))
+
+
+def _with_own_mask(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands the hook an ``apply_mask`` that leaves the mask alone, as Keras's does from 3.15 on."""
+
+    @functools.wraps(hook)
+    def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def apply_mask(sample_weight: Any, mask: Any, **options: Any) -> Any:
+            return original(sample_weight, None if mask is None else ops.copy(mask), **options)
+
+        return hook(apply_mask, *args, **kwargs)
+
+    return hooked
+
+
+def install_dropout(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where Keras drops units.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(backend.random, "dropout", hook)
+
+
+def install_in_variables(hook: Callable[..., Any]) -> None:
+    """Puts in a hook that PyTorch and JAX need, where a variable is made.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(keras.Variable, "__init__", hook)
+
+
+def install_in_build(hook: Callable[..., Any]) -> None:
+    """Puts in a hook that PyTorch alone needs, where a layer's first call builds it.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(Layer, "_maybe_build", hook)
+
+
+def install_scope_reads(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that JAX alone needs, where a scope is asked for a variable's value.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(keras.StatelessScope, "get_current_value", hook)
+
+
+def install_reads(notice: Callable[[Any], None]) -> None:
+    """Puts in what TensorFlow alone needs: it is told of every variable that is read.
+
+    Args:
+        notice: Takes a Keras variable.
+    """
+    value = keras.Variable.value.fget
+
+    def noticed(variable: Any) -> Any:
+        notice(variable)
+        return value(variable)
+
+    keras.Variable.value = property(noticed, doc=value.__doc__)
+
+
+def install_scaled_apply(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that JAX alone needs, where an optimizer scales the loss by itself.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(LossScaleOptimizer, "apply", hook)

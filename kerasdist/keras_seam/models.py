@@ -1,0 +1,86 @@
+"""Keras's models and layers, its version, and what it remembers for a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src import api_export
+from keras.src.backend.common import global_state
+from keras.src.saving import object_registration
+from keras.src.saving.keras_saveable import KerasSaveable
+
+_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+# Keras declares no types for its operations, and what is inferred from their bodies is wrong.
+ops: Any = keras.ops
+
+
+# Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
+DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
+
+
+def flat_layers(model: Any) -> list[Any]:
+    """Returns a model's layers, layers inside of layers too.
+
+    Args:
+        model: A Keras model.
+    """
+    return list(model._flatten_layers(include_self=False))
+
+
+def backend_name() -> str:
+    """Returns the name of the framework that Keras runs on."""
+    return keras.config.backend()
+
+
+def is_kerass_own(function_or_class: Any) -> bool:
+    """Returns whether Keras ships this function or class.
+
+    Args:
+        function_or_class: Anything with a ``__module__``.
+    """
+    module = getattr(function_or_class, "__module__", None) or ""
+    # Keras's own tests play the user.
+    return module.partition(".")[0] == "keras" and not module.endswith("_test")
+
+
+def save_as(own: type, stand_in: type) -> None:
+    """Lets the objects of a class be saved and pickled as those of another.
+
+    Args:
+        own: A class of Keras's or the user's, registered for saving or not.
+        stand_in: The class that takes its place in this process.
+    """
+    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+        if own in names:
+            names[stand_in] = names[own]
+    if issubclass(own, KerasSaveable):
+        stand_in._unpickle_model = own._unpickle_model
+
+
+def copy_thread_state() -> dict[str, Any]:
+    """Returns what Keras remembers for the calling thread: scopes, policies, the device."""
+    return dict(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+def paste_thread_state(state: dict[str, Any]) -> None:
+    """Makes Keras remember in the calling thread what it did in another one.
+
+    Args:
+        state: The result of `copy_thread_state` there.
+    """
+    here = vars(global_state.GLOBAL_STATE_TRACKER)
+    here.clear()
+    # Stacks, such as that of name scopes, are each thread's own from here on.
+    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+
+
+def loss_tracker(model: Any) -> Any:
+    """Returns the mean in which a compiled model gathers its losses.
+
+    Args:
+        model: A Keras model.
+    """
+    return model._loss_tracker

@@ -1,0 +1,119 @@
+"""Keras's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from kerasdist.keras_seam.models import is_kerass_own
+from kerasdist.keras_seam.variables import make_anew
+
+LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built for, in its order.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    return list(optimizer._trainable_variables)
+
+
+def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Does Keras's own part of ``optimizer.apply``, with the gradients of all replicas.
+
+    A user's class that overrides `apply` has had its say in each replica.
+
+    Args:
+        optimizer: A Keras optimizer that is built.
+        gradients: One for each variable, None where there is none.
+        variables: The variables, or None for all that the optimizer knows.
+    """
+    if isinstance(optimizer, LossScaleOptimizer):
+        # On TensorFlow its `apply` insists on being called in a replica.
+        optimizer._common_apply(gradients, variables)
+    else:
+        BaseOptimizer.apply(optimizer, gradients, variables)
+
+
+def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Does what ``LossScaleOptimizer.apply`` does, where JAX traces it.
+
+    There Keras's own leaks values out of the branches that it takes for finite and other gradients
+    (seen with 3.15.1); its stateless form does not.
+
+    Args:
+        optimizer: A ``LossScaleOptimizer``.
+        gradients: One for each variable, None where there is none.
+        variables: The variables, or None for all that the optimizer knows.
+    """
+    if not optimizer.built:
+        with backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    every = optimized_variables(optimizer)
+    of = dict(zip(map(id, variables or every), gradients, strict=True))
+    new, own = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
+        [of.get(id(variable)) for variable in every],
+        [variable.value for variable in every],
+    )
+    for variable, value in zip([*every, *optimizer.variables], [*new, *own], strict=True):
+        variable.assign(value)
+
+
+def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Moves a TensorFlow optimizer that has no state yet to another strategy.
+
+    Args:
+        optimizer: A Keras optimizer that is not built.
+        strategy: The ``tf.distribute.Strategy``, whose scope is open.
+    """
+    for variable in optimizer._variables:
+        make_anew(variable)
+    optimizer._distribution_strategy = strategy
+
+
+def computes_on_gradients(optimizer: Any) -> bool:
+    """Returns whether an optimizer does more with gradients than hand them to ``update_step``.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    computing = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
+    return (
+        not is_kerass_own(type(optimizer))
+        or isinstance(optimizer, LossScaleOptimizer)
+        or bool(optimizer.gradient_accumulation_steps)
+        or any(getattr(optimizer, name) is not None for name in computing)
+    )
+
+
+def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
+    """Returns for each variable of an optimizer the model's variable that it was made for.
+
+    Keras remembers it in the name alone: the path, with underscores, and the slot's name.
+
+    Args:
+        optimizer: A Keras optimizer.
+        variables: The model's variables.
+
+    Returns:
+        One variable each; the optimizer's own where there is no such variable.
+    """
+    by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
+
+    def reference(variable: Any) -> Any:
+        fits = [
+            prefix
+            for prefix, one in by_prefix.items()
+            if prefix in variable.path and one.shape == variable.shape
+        ]
+        return by_prefix[max(fits, key=len)] if fits else variable
+
+    return [reference(variable) for variable in optimizer.variables]
