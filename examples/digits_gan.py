@@ -71,9 +71,9 @@ class Trainer:
             return kd.compute_average_loss(per_example, global_batch_size=size)
 
         def discriminator_loss() -> Any:
-            real = self.discriminator(images)
-            fake = self.discriminator(self.generator(noise))
-            return average(ops.softplus(-real) + ops.softplus(fake))
+            real: Any = ops.softplus(-self.discriminator(images))
+            fake: Any = ops.softplus(self.discriminator(self.generator(noise)))
+            return average(real + fake)
 
         def generator_loss() -> Any:
             return average(ops.softplus(-self.discriminator(self.generator(noise))))

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from kerasdist import context
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.collectives import ReduceOp
 from kerasdist.errors import ScopeError

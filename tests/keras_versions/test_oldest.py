@@ -22,7 +22,7 @@ TRIPWIRE_SECONDS = 110
 BACKENDS = registry.BACKENDS
 SECONDS = 400
 
-# A case for each hook of kerasdist/keras_seam, and for each thing that an older Keras does otherwise.
+# A case for each hook, and for each thing that an older Keras does otherwise.
 CASES = (
     "callbacks.callback_reads_and_writes",
     "data.validation_split",

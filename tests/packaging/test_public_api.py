@@ -6,8 +6,10 @@ import kerasdist
 from tests.packaging.fresh import run_fresh
 
 PUBLIC = [
+    "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "DeviceAssignment",
     "DistributedDataset",
     "DistributedValues",
     "InputContext",
@@ -21,6 +23,7 @@ PUBLIC = [
     "ReplicaContext",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "ValueContext",
     "__version__",
     "auto",

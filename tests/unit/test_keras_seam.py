@@ -52,8 +52,8 @@ print(json.dumps({
     ],
     "overridden": sorted(keras_seam.OVERRIDDEN),
     "own": [
-        keras_seam.is_kerass_own(keras_seam.keras.metrics.AUC),
-        keras_seam.is_kerass_own(keras_seam.keras.losses.mean_squared_error),
+        keras_seam.is_kerass_own(keras.metrics.AUC),
+        keras_seam.is_kerass_own(keras.losses.mean_squared_error),
         keras_seam.is_kerass_own(print),
     ],
     "divides_penalty": [

@@ -9,12 +9,13 @@ from typing import Any, final
 
 import jax
 
-from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import PlacedAdapter
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.devices import Device
 

@@ -13,7 +13,6 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kerasdist import context, keras_seam, ownership
-from kerasdist.backends.base import Runner
 from kerasdist.backends.jax import components, replica_scope, scopes
 from kerasdist.backends.jax.collectives import JaxCollectives
 from kerasdist.backends.jax.exchange import ByName, Exchange
@@ -38,6 +37,7 @@ from kerasdist.backends.jax.sources import (
     own,
     unlike,
 )
+from kerasdist.backends.runner import Runner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext, checked_axis

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives

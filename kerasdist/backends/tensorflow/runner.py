@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from kerasdist import context
-from kerasdist.backends.base import Runner
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.tensorflow import datasets
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives

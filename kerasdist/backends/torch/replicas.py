@@ -16,7 +16,8 @@ import keras
 import torch
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet, Runner
+from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.torch import draws, masks, modules, rendezvous
 from kerasdist.backends.torch.collectives import TorchCollectives

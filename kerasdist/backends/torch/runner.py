@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_seam, ownership
-from kerasdist.backends.base import Runner
+from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch.collectives import check_summable
 from kerasdist.backends.torch.components import is_on_read
 from kerasdist.backends.torch.functions import current_step

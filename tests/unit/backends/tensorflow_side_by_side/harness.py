@@ -47,7 +47,7 @@ def same(native, ours, where="result"):
             same(one, other, f"{where}[{index}]")
     elif isinstance(native, np.ndarray | np.generic):
         assert native.dtype == ours.dtype, f"{where}: {native.dtype} natively, ours {ours.dtype}"
-        np.testing.assert_allclose(native, ours, rtol=1e-6, atol=1e-7, err_msg=where)
+        assert np.allclose(native, ours, rtol=1e-6, atol=1e-7), f"{where}: {native}, ours {ours}"
     else:
         assert native == ours, f"{where}: {native!r} natively, ours {ours!r}"
 

@@ -44,7 +44,7 @@ def autograph_in_replicas(d, strategy):
             y = x - 1.0
         total = tf.constant(0, tf.int64)
         for number in numbers:
-            if number % 2 == 0:
+            if tf.math.floormod(number, 2) == 0:
                 continue
             total += number
         while tf.reduce_sum(y) < 10.0:
