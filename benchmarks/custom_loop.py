@@ -12,31 +12,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 
 from alternating import Contender, measure, median, ratio, serve
 from rich.console import Console
 from rich.table import Table
+from workloads import WORKLOADS, Workload, dense_model
 
 BACKENDS = ("tensorflow", "jax", "torch")
 CONTENDERS = ("kerasdist", "by hand")
 REPLICAS = 2
 DEVICES = [f"cpu:{index}" for index in range(REPLICAS)]
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model and its data: layer widths (input first), batch size, steps in a round."""
-
-    widths: tuple[int, ...]
-    batch: int
-    steps: int
-
-
-WORKLOADS = {
-    "tiny": Workload(widths=(8, 1), batch=4, steps=400),
-    "medium": Workload(widths=(784, 512, 512, 10), batch=256, steps=30),
-}
 
 
 def _batches(workload: Workload):
@@ -48,20 +33,6 @@ def _batches(workload: Workload):
         tuple(rng.normal(size=shape).astype("float32") for shape in shapes)
         for _ in range(workload.steps)
     ]
-
-
-def _model(workload: Workload):
-    import keras
-
-    keras.utils.set_random_seed(0)
-    *hidden, last = workload.widths[1:]
-    return keras.Sequential(
-        [
-            keras.Input((workload.widths[0],)),
-            *(keras.layers.Dense(width, activation="relu") for width in hidden),
-            keras.layers.Dense(last),
-        ]
-    )
 
 
 def _make(backend: str, workload_name: str, contender: str):
@@ -79,7 +50,7 @@ def _with_kerasdist(workload: Workload):
     import keras
 
     with strategy.scope():
-        model = _model(workload)
+        model = dense_model(workload)
         optimizer = keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
 
@@ -118,7 +89,7 @@ def _tensorflow_by_hand(workload: Workload):
     import keras
 
     with strategy.scope():
-        model = _model(workload)
+        model = dense_model(workload)
         optimizer = keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
 
@@ -162,7 +133,7 @@ def _jax_by_hand(workload: Workload):
     import keras
 
     mesh = Mesh(np.array(jax.local_devices()), ("replica",))
-    model = _model(workload)
+    model = dense_model(workload)
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
 
@@ -217,7 +188,7 @@ def _torch_by_hand(workload: Workload):
     import keras
     import torch
 
-    models = [_model(workload) for _ in range(REPLICAS)]
+    models = [dense_model(workload) for _ in range(REPLICAS)]
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(models[0].trainable_variables)
     pool = ThreadPoolExecutor(REPLICAS)

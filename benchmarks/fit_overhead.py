@@ -12,30 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 
 from alternating import Contender, measure, median, ratio, serve
 from rich.console import Console
 from rich.table import Table
+from workloads import WORKLOADS, dense_model
 
 BACKENDS = ("tensorflow", "jax", "torch")
 CONTENDERS = ("plain", "one device", "mirrored", "keras's own")
 REPLICAS = 2
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A model and its data: layer widths (input first), batch size, steps in an epoch."""
-
-    widths: tuple[int, ...]
-    batch: int
-    steps: int
-
-
-WORKLOADS = {
-    "tiny": Workload(widths=(8, 1), batch=4, steps=400),
-    "medium": Workload(widths=(784, 512, 512, 10), batch=256, steps=30),
-}
 
 
 def _fit_function(backend: str, workload_name: str, contender: str):
@@ -54,23 +39,14 @@ def _fit_function(backend: str, workload_name: str, contender: str):
     elif contender == "keras's own":
         scope = _kerass_own_scope(backend)
 
-    import keras
     import numpy as np
 
-    keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     rows = workload.batch * workload.steps
     x = rng.normal(size=(rows, workload.widths[0])).astype("float32")
     y = rng.normal(size=(rows, workload.widths[-1])).astype("float32")
     with scope:
-        *hidden, last = workload.widths[1:]
-        model = keras.Sequential(
-            [
-                keras.Input((workload.widths[0],)),
-                *(keras.layers.Dense(width, activation="relu") for width in hidden),
-                keras.layers.Dense(last),
-            ]
-        )
+        model = dense_model(workload)
         model.compile(optimizer="adam", loss="mse")
     return lambda: model.fit(x, y, batch_size=workload.batch, epochs=1, shuffle=False, verbose=0)
 
