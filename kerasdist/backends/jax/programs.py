@@ -203,7 +203,7 @@ def _entering(leaf: Any) -> tuple[Any, Callable[[Any], Any] | None, Hashable]:
         source = joined(leaf, len(leaf.source))
         if source is None:
             return None, None, (type(leaf), id(leaf))  # if a program needs it, that will be said
-        kind, array, layout = type(source), source.array, source.layout
+        kind, array, layout = type(source), source.entering, source.layout
         form = (type(leaf), kind, layout, array.shape, array.dtype)
         return array, partial(rebuilt, type(leaf), kind, layout), form
     if not isinstance(leaf, keras.Variable) and hasattr(leaf, "__array__"):

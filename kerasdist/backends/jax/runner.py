@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
+import numpy as np
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -251,13 +252,21 @@ class JaxRunner(Runner):
         return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Puts components of equal shape into one array on all devices, in one transfer."""
+        """Puts components of equal shape into one array on all devices, in one transfer.
+
+        On the CPU a program takes it from the host, for less.
+        """
         made: list[Source] = []
         value = transpose(values, lambda leaves: self._joined(leaves, made))
+        if not self._place.places_ahead:
+            for source in made:
+                if isinstance(source.entering, np.ndarray):
+                    source.wait_on_host(self._place.pieces)
+            made = [source for source in made if not isinstance(source.entering, np.ndarray)]
         if made:
             arrays = jax.device_put([source.array for source in made], self._place.pieces)
             for source, array in zip(made, arrays, strict=True):
-                source.array = array
+                source.put(array)
         return value
 
     def _joined(self, leaves: Sequence[Any], made: list[Source]) -> Any:

@@ -21,7 +21,6 @@ class Source(Sequence[Any]):
     """The components of a value, kept as one array; a component is fetched when it is asked for.
 
     Attributes:
-        array: The array.
         layout: The number of components; where they differ in shape, their shapes.
     """
 
@@ -32,8 +31,39 @@ class Source(Sequence[Any]):
             array: The array.
             layout: The number of components; where they differ in shape, their shapes.
         """
-        self.array = array
+        self._array = array
+        self._sharding: Any = None
         self.layout = layout
+
+    @property
+    def array(self) -> Any:
+        """The array, on the devices."""
+        if self._sharding is not None:
+            with jax.ensure_compile_time_eval():  # it outlives the program that asks for it
+                self.put(jax.device_put(self._array, self._sharding))
+        return self._array
+
+    @property
+    def entering(self) -> Any:
+        """The array as a program takes it: on the host, if it waits there."""
+        return self._array
+
+    def put(self, array: Any) -> None:
+        """Replaces the array by its copy on the devices.
+
+        Args:
+            array: The copy.
+        """
+        self._array, self._sharding = array, None
+
+    def wait_on_host(self, sharding: Any) -> None:
+        """Leaves an array of NumPy's where it is until something but a program asks for it.
+
+        Args:
+            sharding: Where it goes then.
+        """
+        dtype = jax.dtypes.canonicalize_dtype(self._array.dtype)
+        self._array, self._sharding = self._array.astype(dtype, copy=False), sharding
 
     def __len__(self) -> int:
         return self.layout
@@ -275,6 +305,8 @@ def joined(value: DistributedValues, replicas: int) -> Source | None:
     if isinstance(source, Source):
         return source
     parts = list(source)
+    if _are_alike_on_host(parts):  # as most batches are; what follows asks JAX, for much more
+        return Stacked(np.stack(parts), replicas)
     if not all(is_array(part) or isinstance(part, bool | int | float) for part in parts):
         return None
     if len({(np.ndim(part), jnp.result_type(part)) for part in parts}) > 1:
@@ -284,6 +316,14 @@ def joined(value: DistributedValues, replicas: int) -> Source | None:
         return Stacked(_stack(parts), replicas)
     largest = tuple(map(max, zip(*shapes, strict=True)))
     return Padded(_stack([padded(part, largest) for part in parts]), shapes)
+
+
+def _are_alike_on_host(parts: Sequence[Any]) -> bool:
+    first = parts[0]
+    return isinstance(first, np.ndarray) and all(
+        isinstance(part, np.ndarray) and part.shape == first.shape and part.dtype == first.dtype
+        for part in parts
+    )
 
 
 def unlike(value: DistributedValues) -> UnsupportedError:
