@@ -19,7 +19,7 @@ class TPUStrategy(Strategy):
     On JAX the devices are this machine's TPUs, else its GPUs, else its CPU devices. A replica may
     have several of them, its logical devices: `split_variables` says which variables are cut over
     them, so that a model trains that does not fit one device, and `fit` still gives the numbers of
-    one. On TensorFlow this is TensorFlow's own strategy.
+    one. On TensorFlow and PyTorch it is refused.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/TPUStrategy
     """
@@ -33,15 +33,15 @@ class TPUStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            tpu_cluster_resolver: On TensorFlow a ``TPUClusterResolver``; not needed on JAX.
+            tpu_cluster_resolver: As in TensorFlow; not needed on JAX, which finds its devices.
             experimental_device_assignment: How many replicas there are, and how many devices each
-                has; TensorFlow's own on TensorFlow. None: one replica on each device.
+                has. None: one replica on each device.
             experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
                 does.
 
         Raises:
             DeviceError: If there are not enough devices.
-            UnsupportedError: If the backend has none.
+            UnsupportedError: On TensorFlow and PyTorch.
         """
         config.apply_cpu_devices_variable()
         super().__init__(
@@ -118,7 +118,6 @@ class TPUStrategy(Strategy):
             ValueError: If a pattern is no regular expression, or the pieces do not multiply to the
                 number of logical devices. Where a rule does not fit a variable's shape, the call
                 that uses the variable raises it.
-            UnsupportedError: On TensorFlow, which has no such table.
         """
         self._devices_of_replica.split_variables(rules)
 
