@@ -1,13 +1,10 @@
 """When replicas on the CPU run at the same time: in a fresh process, as Keras fixes its backend."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-TIME_LIMIT_S = 100
+from tests.packaging.fresh import run_fresh
 
 SCRIPT = """
 import json
@@ -65,16 +62,7 @@ AT_ONCE = [True, False, False, False]  # the first step shows whether anything d
 
 @pytest.fixture(scope="module")
 def told():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch").splitlines()[-1])
 
 
 @pytest.mark.parametrize(
