@@ -1,0 +1,8 @@
+"""``python -m kerasdist``, for where the command ``kerasdist`` is not on the path."""
+
+from __future__ import annotations
+
+from kerasdist.launch.app import main
+
+if __name__ == "__main__":
+    main()

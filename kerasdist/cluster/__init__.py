@@ -1,0 +1,70 @@
+"""Who else takes part in the job: resolvers of the cluster, in the manner of ``tf.distribute``.
+
+A public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kerasdist.cluster.cloud_tpu import CloudTPUClusterResolver
+    from kerasdist.cluster.detection import detect
+    from kerasdist.cluster.keras_variables import KerasClusterResolver
+    from kerasdist.cluster.kubernetes import KubernetesClusterResolver
+    from kerasdist.cluster.membership import Membership
+    from kerasdist.cluster.openmpi import OpenMPIClusterResolver
+    from kerasdist.cluster.own import KerasdistClusterResolver
+    from kerasdist.cluster.pmi import PMIClusterResolver
+    from kerasdist.cluster.resolver import ClusterResolver, SimpleClusterResolver
+    from kerasdist.cluster.slurm import SlurmClusterResolver
+    from kerasdist.cluster.spec import ClusterSpec
+    from kerasdist.cluster.tf_config import TFConfigClusterResolver
+    from kerasdist.cluster.torchrun import TorchrunClusterResolver
+
+__all__ = [
+    "CloudTPUClusterResolver",
+    "ClusterResolver",
+    "ClusterSpec",
+    "KerasClusterResolver",
+    "KerasdistClusterResolver",
+    "KubernetesClusterResolver",
+    "Membership",
+    "OpenMPIClusterResolver",
+    "PMIClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TorchrunClusterResolver",
+    "detect",
+]
+
+_HOMES = {
+    "CloudTPUClusterResolver": "cloud_tpu",
+    "ClusterResolver": "resolver",
+    "ClusterSpec": "spec",
+    "KerasClusterResolver": "keras_variables",
+    "KerasdistClusterResolver": "own",
+    "KubernetesClusterResolver": "kubernetes",
+    "Membership": "membership",
+    "OpenMPIClusterResolver": "openmpi",
+    "PMIClusterResolver": "pmi",
+    "SimpleClusterResolver": "resolver",
+    "SlurmClusterResolver": "slurm",
+    "TFConfigClusterResolver": "tf_config",
+    "TorchrunClusterResolver": "torchrun",
+    "detect": "detection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kerasdist.cluster' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kerasdist.cluster.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

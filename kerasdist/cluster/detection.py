@@ -1,0 +1,141 @@
+"""Finds out from the environment variables who takes part in the job.
+
+The sources are asked in the order of `SOURCES`, and the first that tells of a cluster is believed.
+The others must agree with it. One kind need not: Slurm, Kubernetes and Cloud TPU speak of a task or
+a pod, in which a launcher may have started several workers. Where they differ from a source that
+speaks of the process itself, the latter is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from kerasdist.cluster import (
+    cloud_tpu,
+    keras_variables,
+    kubernetes,
+    openmpi,
+    own,
+    pmi,
+    slurm,
+    tf_config,
+    torchrun,
+)
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.source import Absent, Kind, Source
+from kerasdist.errors import ClusterError, KerasdistError
+
+SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
+    own.SOURCE: own.KerasdistClusterResolver,
+    tf_config.SOURCE: tf_config.TFConfigClusterResolver,
+    torchrun.SOURCE: torchrun.TorchrunClusterResolver,
+    keras_variables.SOURCE: keras_variables.KerasClusterResolver,
+    # Slurm before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows the hosts.
+    slurm.SOURCE: slurm.SlurmClusterResolver,
+    openmpi.SOURCE: openmpi.OpenMPIClusterResolver,
+    pmi.SOURCE: pmi.PMIClusterResolver,
+    cloud_tpu.SOURCE: cloud_tpu.CloudTPUClusterResolver,
+    kubernetes.SOURCE: kubernetes.KubernetesClusterResolver,
+}
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """What one source says.
+
+    Attributes:
+        source: The source.
+        answer: This process's place by it, why it does not tell, or what is wrong with it.
+    """
+
+    source: Source
+    answer: Membership | Absent | KerasdistError
+
+
+def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """Asks every source, and keeps what is wrong as an answer.
+
+    Args:
+        environ: The variables; None for this process's own.
+    """
+    found: list[Finding] = []
+    for source in SOURCES:
+        try:
+            found.append(Finding(source, source.ask(environ)))
+        except KerasdistError as error:
+            found.append(Finding(source, error))
+    return tuple(found)
+
+
+def choose(found: tuple[Finding, ...]) -> Source | None:
+    """Returns the source that is believed, or None if no source tells of a cluster.
+
+    Args:
+        found: What the sources say, in their order.
+
+    Raises:
+        ClusterError: If two of them contradict each other, or the variables of one are wrong.
+    """
+    told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
+    of_process = [each for each in told if each[0].kind is Kind.PROCESS]
+    _raise_first_error(of_process)
+    # A task or a pod that differs from the process is where a launcher has run.
+    trusted = [
+        (source, answer)
+        for source, answer in told
+        if source.kind is Kind.PROCESS or not any(_differ(answer, other) for _, other in of_process)
+    ]
+    _raise_first_error(trusted)
+    for source, answer in trusted[1:]:
+        first, place = trusted[0]
+        if _differ(place, answer):
+            raise ClusterError(
+                "Expected one cluster in the environment. Received: "
+                f"{_described(first, place)}, but {_described(source, answer)}. Unset the "
+                f"variables of one: {', '.join(first.variables)}; or "
+                f"{', '.join(source.variables)}."
+            )
+    return trusted[0][0] if trusted else None
+
+
+def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
+    """Finds the cluster that the environment variables describe.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Returns:
+        Its resolver, or None where this process is a job of its own.
+
+    Raises:
+        ClusterError: If two sources contradict each other, or the variables of one are wrong.
+        UnsupportedError: If this process is to be a parameter server or an evaluator.
+    """
+    source = choose(findings(environ))
+    if source is None:
+        own.refuse_half_a_cluster(environ)
+        return None
+    resolver = SOURCES[source](environ)
+    return resolver if resolver.num_workers > 1 else None
+
+
+def _raise_first_error(told: list[tuple[Source, Membership | KerasdistError]]) -> None:
+    for _, answer in told:
+        if isinstance(answer, KerasdistError):
+            raise answer
+
+
+def _differ(one: Membership | KerasdistError, other: Membership | KerasdistError) -> bool:
+    """Whether two sources speak of different clusters; one that is in error differs from all."""
+    if isinstance(one, KerasdistError) or isinstance(other, KerasdistError):
+        return True
+    return (one.rank, one.num_workers) != (other.rank, other.num_workers)
+
+
+def _described(source: Source, answer: Membership | KerasdistError) -> str:
+    assert isinstance(answer, Membership)  # errors have been raised before
+    return f"{source.name} says rank={answer.rank}, num_workers={answer.num_workers}"

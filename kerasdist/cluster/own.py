@@ -1,0 +1,125 @@
+"""kerasdist's own variables: what ``kerasdist run`` sets, and what one sets by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import final
+
+from kerasdist.cluster import ports
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.source import Absent, Kind, Source
+from kerasdist.cluster.spec import ClusterSpec
+from kerasdist.cluster.tasks import place_of
+from kerasdist.cluster.variables import Variables
+from kerasdist.errors import ClusterError
+
+WORKERS = "KERASDIST_WORKERS"
+"""How many workers; or, with commas, their ``host:port``, or their hosts alone."""
+
+RANK = "KERASDIST_RANK"
+"""Which of them this process is, from 0."""
+
+COORDINATOR = ports.COORDINATOR_VARIABLE
+"""``host:port`` on the machine of rank 0. It may be left out where hosts are given."""
+
+LOCAL_RANK = "KERASDIST_LOCAL_RANK"
+"""Which of this machine's workers this process is. May be left out."""
+
+LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
+"""How many workers this machine has. May be left out."""
+
+RESTART = "KERASDIST_RESTART"
+"""How often ``kerasdist run`` has started the job again; no part of the cluster."""
+
+
+def read(variables: Variables) -> Membership | Absent:
+    """Reads kerasdist's own variables."""
+    if not variables.has(RANK):
+        return Absent(f"{RANK} is not set.")
+    rank = variables.integer(RANK)
+    count, addresses, coordinator = workers(variables.text(WORKERS))
+    return Membership(
+        task_type="worker",
+        task_id=rank,
+        rank=rank,
+        num_workers=count,
+        addresses=addresses,
+        coordinator=variables.coordinator(coordinator),
+        source=SOURCE.name,
+        local_rank=variables.optional_integer(LOCAL_RANK),
+        local_workers=variables.optional_integer(LOCAL_WORKERS),
+    )
+
+
+def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
+    """Reads ``KERASDIST_WORKERS``: a number, hosts, or addresses.
+
+    Args:
+        text: Its value.
+
+    Returns:
+        How many workers there are, their addresses (or none), and the coordinator (or None).
+
+    Raises:
+        ClusterError: If it is none of these.
+    """
+    if text.isdecimal():
+        return int(text), (), None
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise ClusterError(
+            f"Expected a number, or addresses with commas between them, in {WORKERS}. Received: "
+            f"{WORKERS}={text!r}."
+        )
+    if not any(re.search(r":\d+$", entry) for entry in entries):  # hosts alone
+        return len(entries), (), ports.join(entries[0].strip("[]"), ports.DEFAULT_PORT)
+    place = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
+    return len(entries), place.addresses, ports.coordinator_of(place.addresses, WORKERS)
+
+
+def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
+    """Refuses ``KERASDIST_WORKERS`` where nobody tells which of them this process is.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If it is set. The process would train alone, and on all data.
+    """
+    variables = Variables(environ, SOURCE.name)
+    if variables.has(WORKERS):
+        raise ClusterError(
+            f"Expected {RANK}, or a scheduler that tells which of the workers this process is. "
+            f"Received: {WORKERS}={variables.text(WORKERS)!r}, {RANK}=None. Set it, from 0, on "
+            f"every worker, start the script with `kerasdist run`, or unset {WORKERS}."
+        )
+
+
+SOURCE = Source(
+    name="KERASDIST",
+    kind=Kind.PROCESS,
+    variables=(WORKERS, RANK, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
+    read=read,
+    hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
+)
+
+
+@final
+class KerasdistClusterResolver(ClusterResolver):
+    """The cluster that ``KERASDIST_WORKERS`` and ``KERASDIST_RANK`` describe.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If they are missing or wrong.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._membership = SOURCE.membership(environ)
+
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+        return self._membership

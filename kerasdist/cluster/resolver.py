@@ -1,0 +1,186 @@
+"""What a resolver of the cluster offers, whoever tells it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, final
+
+from kerasdist.cluster import ports
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.spec import ClusterSpec
+from kerasdist.cluster.tasks import place_of
+from kerasdist.cluster.variables import Variables
+
+
+class ClusterResolver(ABC):
+    """Tells a process who else takes part in its job, and which of them it is.
+
+    In the manner of ``tf.distribute.cluster_resolver.ClusterResolver``, for every backend. Without
+    an argument a strategy for several workers asks `detect`; one of these is for those who know
+    better.
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/ClusterResolver
+    """
+
+    @abstractmethod
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+
+    @property
+    def task_type(self) -> str:
+        """``"chief"`` or ``"worker"``."""
+        return self.membership().task_type
+
+    @property
+    def task_id(self) -> int:
+        """The number of this task within its type."""
+        return self.membership().task_id
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker in the job, from 0: the chief first, then the workers."""
+        return self.membership().rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are, the chief among them."""
+        return self.membership().num_workers
+
+    @property
+    def environment(self) -> str:
+        """Empty, as TensorFlow has it everywhere but inside Google."""
+        return ""
+
+    @property
+    def rpc_layer(self) -> str:
+        """TensorFlow's protocol between workers; the other backends have their own."""
+        return "grpc"
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the tasks and their addresses, None for an address that nobody tells."""
+        place = self.membership()
+        tasks = place.addresses or (None,) * place.num_workers
+        # Rank 0 may be a chief beside the workers, or the first of the workers: its own task says
+        # so, and any other's number, which leaves the chief out.
+        if place.task_type == "chief" or place.task_id != place.rank:
+            return ClusterSpec({"chief": tasks[:1], "worker": tasks[1:]})
+        return ClusterSpec({"worker": tasks})
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns a task's address as TensorFlow writes it, or "" in a job of one.
+
+        Args:
+            task_type: The task's type; None: this process's.
+            task_id: The task's number; None: this process's.
+            rpc_layer: The protocol; None: `rpc_layer`; "" for none.
+
+        Raises:
+            ValueError: If there is no such task, or its address is not known.
+        """
+        if self.num_workers == 1:
+            return ""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        layer = self.rpc_layer if rpc_layer is None else rpc_layer
+        address = self.cluster_spec().task_address(task_type, task_id)
+        return f"{layer}://{address}" if layer else address
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """Returns how many accelerators this machine has, by kind, such as ``{"GPU": 8}``.
+
+        Asking starts the backend.
+
+        Args:
+            task_type: Another task cannot be asked: None, or this process's type.
+            task_id: None, or this process's number.
+            config_proto: Accepted for TensorFlow's sake.
+
+        Raises:
+            ValueError: If another task is meant.
+        """
+        from kerasdist.backends import registry  # here: it imports Keras
+
+        del config_proto
+        place = self.membership()
+        if (task_type or place.task_type, place.task_id if task_id is None else task_id) != (
+            place.task_type,
+            place.task_id,
+        ):
+            raise ValueError(
+                f"Expected this process's own task, {place.task_type} {place.task_id}: the devices "
+                f"of another cannot be asked for. Received: task_type={task_type!r}, "
+                f"task_id={task_id!r}"
+            )
+        kinds = [device.kind.upper() for device in registry.current().accelerators()]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    def __repr__(self) -> str:
+        place = self.membership()
+        return f"{type(self).__name__}(rank={place.rank}, num_workers={place.num_workers})"
+
+
+@final
+class SimpleClusterResolver(ClusterResolver):
+    """A cluster that the script itself describes.
+
+    ```python
+    resolver = kd.cluster.SimpleClusterResolver(
+        {"worker": ["host1:2222", "host2:2222"]}, task_type="worker", task_id=0
+    )
+    ```
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SimpleClusterResolver
+
+    Args:
+        cluster_spec: The addresses by job: a `ClusterSpec`, or a mapping.
+        task_type: This process's type.
+        task_id: Its number within the type.
+        coordinator: ``host:port`` on the machine of rank 0 for kerasdist itself. None: rank 0's own
+            address, 1000 ports further up.
+        environ: Where ``KERASDIST_COORDINATOR`` is looked for; None: ``os.environ``.
+
+    Raises:
+        ClusterError: If the task is not in the cluster, or an address cannot be read.
+        UnsupportedError: If the task is a parameter server or an evaluator.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: Any,
+        task_type: str = "worker",
+        task_id: int = 0,
+        coordinator: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        source = type(self).__name__
+        place = place_of(ClusterSpec(cluster_spec), task_type, task_id, source)
+        if coordinator is None:
+            coordinator = Variables(environ, source).coordinator(
+                ports.coordinator_of(place.addresses, source)
+            )
+        self._membership = Membership(
+            task_type=task_type,
+            task_id=task_id,
+            rank=place.rank,
+            num_workers=len(place.addresses),
+            addresses=place.addresses,
+            coordinator=coordinator,
+            source=source,
+        )
+
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+        return self._membership

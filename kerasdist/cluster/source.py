@@ -1,0 +1,89 @@
+"""What a source of a cluster is: somebody who sets environment variables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from kerasdist.cluster import ports
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.variables import Variables
+from kerasdist.errors import ClusterError
+
+
+class Kind(enum.Enum):
+    """What a source speaks of."""
+
+    PROCESS = "process"
+    """Of this very process: whoever set the variables started it, or told it who it is."""
+
+    PLACE = "place"
+    """Of a task or pod, in which a launcher may have started several processes."""
+
+
+@final
+@dataclass(frozen=True)
+class Absent:
+    """A source that does not tell of a cluster.
+
+    Attributes:
+        reason: Why, for people.
+    """
+
+    reason: str
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """A source of a cluster.
+
+    Attributes:
+        name: Its name, for messages.
+        kind: What it speaks of.
+        variables: The environment variables that it is read from.
+        read: Reads them.
+        hint: How to tell it the coordinator, where it may not know.
+    """
+
+    name: str
+    kind: Kind
+    variables: tuple[str, ...]
+    read: Callable[[Variables], Membership | Absent]
+    hint: str = f"Set {ports.COORDINATOR_VARIABLE}=host:port on every worker."
+
+    def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
+        """Returns this process's place by this source, or why it does not tell.
+
+        Args:
+            environ: The variables; None for this process's own.
+
+        Raises:
+            ClusterError: If the variables are there, and wrong.
+        """
+        return self.read(Variables(environ, self.name))
+
+    def membership(self, environ: Mapping[str, str] | None) -> Membership:
+        """Returns this process's place by this source, which must tell it, and where rank 0 is.
+
+        Args:
+            environ: The variables; None for this process's own.
+
+        Raises:
+            ClusterError: If it does not.
+        """
+        answer = self.ask(environ)
+        if isinstance(answer, Absent):
+            raise ClusterError(
+                f"Expected the environment of a worker of {self.name}. Received: "
+                f"{answer.reason} `kerasdist info` lists what each source sets."
+            )
+        if answer.coordinator is None and answer.num_workers > 1:
+            raise ClusterError(
+                f"Expected to know on which machine rank 0 is, which {self.name} does not tell. "
+                f"Received: {ports.COORDINATOR_VARIABLE}=None, num_workers={answer.num_workers}, "
+                f"local_workers={answer.local_workers}. {self.hint}"
+            )
+        return answer

@@ -1,0 +1,177 @@
+"""One start of a job: begins its workers, and sees to it that all end when one fails."""
+
+from __future__ import annotations
+
+import math
+import queue
+import signal
+import time
+from collections.abc import Iterable
+from typing import Protocol, final
+
+from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.launch.spec import AttemptResult, Ending
+from kerasdist.launch.worker import Event, Exited, Signalled
+
+SETTLE_SECONDS = 0.5
+"""How long to wait, after a failure, for others that fail by themselves at the same moment."""
+
+LOST_SECONDS = 3.0
+"""How long to wait for the worker whose loss another complains of."""
+
+KILL_SECONDS = 3.0
+"""How long a guard has to end its worker by SIGKILL, before it is ended itself."""
+
+OUTPUT_SECONDS = 2.0
+"""How long to wait for the end of the output of workers that have ended."""
+
+
+class Held(Protocol):
+    """A worker that has begun, as an attempt holds it; `kerasdist.launch.worker.Worker` is one."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        ...
+
+    def kill_guard(self) -> None:
+        """Ends what should have ended it."""
+        ...
+
+    def ending(self, deadline: float) -> Ending:
+        """Returns how it has ended; waits for the end of its output until `deadline`."""
+        ...
+
+
+@final
+class Attempt:
+    """One start of a job.
+
+    Args:
+        workers: Its workers by rank, each of which begins as it is taken, and puts an `Exited` into
+            `events` when it ends.
+        events: Where somebody who wants the job to stop puts a `Signalled`.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL.
+    """
+
+    def __init__(
+        self, workers: Iterable[Held], events: queue.SimpleQueue[Event], stop_seconds: float
+    ) -> None:
+        self._to_begin = workers
+        self._events = events
+        self._stop_seconds = stop_seconds
+        self._workers: list[Held] = []
+        self._signal: int | None = None
+        # When to do what; never, as yet.
+        self._stop_at = self._kill_at = self._abandon_at = math.inf
+
+    def run(self) -> AttemptResult:
+        """Runs the workers until all have ended.
+
+        Raises:
+            OSError: If one cannot be started; the others have been ended.
+        """
+        try:
+            for worker in self._to_begin:
+                self._workers.append(worker)
+        except BaseException:
+            self._kill_at = 0.0
+            self._finish()
+            raise
+        return self._finish()
+
+    def _finish(self) -> AttemptResult:
+        self._watch()
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        endings = tuple(worker.ending(deadline) for worker in self._workers)
+        return AttemptResult(endings, self._signal)
+
+    def _watch(self) -> None:
+        """Waits until all workers have ended, and sees to it that they do."""
+        running = {worker.rank for worker in self._workers}
+        self._act()
+        while running:
+            event = self._next_event()
+            if isinstance(event, Exited):
+                running.discard(event.rank)
+                self._note_exit(self._workers[event.rank])
+            elif isinstance(event, Signalled):
+                self._note_signal(event.number)
+            self._act()
+
+    def _next_event(self) -> Event | None:
+        """Waits for an event, or for the time to act."""
+        at = min(self._stop_at, self._kill_at, self._abandon_at)
+        try:
+            if at == math.inf:
+                return self._events.get()
+            return self._events.get(True, max(0.0, at - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _note_exit(self, worker: Held) -> None:
+        if worker.exit_code == 0 or self._stopping:
+            return
+        match worker.exit_code:
+            case ExitCode.LOST_WORKER:
+                seconds = LOST_SECONDS
+            case ExitCode.PREEMPTED:
+                seconds = self._stop_seconds  # the others back up as well
+            case _:
+                seconds = SETTLE_SECONDS
+        self._stop_at = min(self._stop_at, time.monotonic() + seconds)
+
+    def _note_signal(self, number: int) -> None:
+        if self._signal is not None:  # the second time: at once
+            self._kill_at = time.monotonic()
+            return
+        self._signal = number
+        # A terminal that was closed is no reason that scripts know; SIGTERM is.
+        self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._kill_at != math.inf or self._abandon_at != math.inf
+
+    def _act(self) -> None:
+        """Does what is due."""
+        now = time.monotonic()
+        if now >= self._stop_at:
+            self._stop(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at, self._abandon_at = math.inf, now + KILL_SECONDS
+            for worker in self._workers:
+                if worker.running:
+                    worker.kill()
+        if now >= self._abandon_at:
+            self._abandon_at = math.inf
+            for worker in self._workers:
+                if worker.running:
+                    worker.kill_guard()
+
+    def _stop(self, number: int) -> None:
+        self._stop_at = math.inf
+        if self._stopping:
+            return
+        self._kill_at = time.monotonic() + self._stop_seconds
+        for worker in self._workers:
+            if worker.running:
+                worker.stop(number)

@@ -1,0 +1,205 @@
+"""What a script would find here: the cluster, and who says so; devices; versions.
+
+Nothing is imported for it: neither Keras nor a framework.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import final
+
+from rich.console import Console
+from rich.table import Table
+
+import kerasdist
+from kerasdist.cluster import detection
+from kerasdist.cluster.detection import Finding
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.source import Absent
+from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.errors import KerasdistError
+
+_PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
+_DEVICE_VARIABLES = (CPU_DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS")
+
+
+@final
+@dataclass(frozen=True)
+class SourceFacts:
+    """What one source says.
+
+    Attributes:
+        name: The source.
+        verdict: ``"believed"``, ``"agrees"``, ``"outer"`` (of a task that a launcher ran in),
+            ``"contradicts"``, ``"wrong"`` or ``"absent"``.
+        reason: Why.
+        variables: Its variables that are set.
+    """
+
+    name: str
+    verdict: str
+    reason: str
+    variables: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True)
+class Facts:
+    """What a script would find here.
+
+    Attributes:
+        membership: This process's place; None where it is a job of its own.
+        error: What is wrong with the environment, None if nothing is.
+        sources: What each source says, in the order in which they are asked.
+        backend: The backend that Keras would take.
+        backend_reason: Who says so.
+        devices: The variables that choose devices, as far as they are set.
+        versions: The versions of what is installed, by package; None: not installed.
+    """
+
+    membership: Membership | None
+    error: str | None
+    sources: tuple[SourceFacts, ...]
+    backend: str
+    backend_reason: str
+    devices: Mapping[str, str]
+    versions: Mapping[str, str | None]
+
+
+def gather(environ: Mapping[str, str] | None = None) -> Facts:
+    """Collects the facts.
+
+    Args:
+        environ: The environment variables; None for this process's own.
+    """
+    environ = os.environ if environ is None else environ
+    found = detection.findings(environ)
+    error, believed, resolver = None, None, None
+    try:
+        believed = detection.choose(found)
+        resolver = detection.detect(environ)
+    except KerasdistError as wrong:
+        error = str(wrong)
+    place = next((each.answer for each in found if each.source is believed), None)
+    backend, backend_reason = _backend(environ)
+    return Facts(
+        membership=None if resolver is None else resolver.membership(),
+        error=error,
+        sources=tuple(
+            SourceFacts(
+                name=each.source.name,
+                verdict=_verdict(each, place),
+                reason=_reason(each),
+                variables={
+                    name: environ[name] for name in each.source.variables if environ.get(name)
+                },
+            )
+            for each in found
+        ),
+        backend=backend,
+        backend_reason=backend_reason,
+        devices={name: environ[name] for name in _DEVICE_VARIABLES if environ.get(name)},
+        versions={
+            "kerasdist": kerasdist.__version__,
+            **{each: _version(each) for each in _PACKAGES},
+        },
+    )
+
+
+def as_json(facts: Facts) -> str:
+    """Returns the facts as JSON.
+
+    Args:
+        facts: The facts.
+    """
+    return json.dumps(asdict(facts), indent=2)
+
+
+def show(facts: Facts, console: Console | None = None) -> None:
+    """Prints the facts for people.
+
+    Args:
+        facts: The facts.
+        console: Where to; None: the standard output.
+    """
+    console = console or Console()
+    console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
+    table = Table(title="Sources, in the order in which they are asked", title_justify="left")
+    for heading in ("source", "verdict", "why", "variables"):
+        table.add_column(heading, overflow="fold")
+    for source in facts.sources:
+        variables = "\n".join(f"{name}={value}" for name, value in source.variables.items())
+        table.add_row(
+            source.name,
+            source.verdict,
+            source.reason,
+            variables,
+            style="dim" if source.verdict == "absent" else None,
+        )
+    console.print(table)
+    console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
+    chosen = ", ".join(f"{name}={value}" for name, value in facts.devices.items())
+    console.print(f"Devices: {chosen or 'no variable chooses them'}", markup=False)
+    installed = [f"{name} {version}" for name, version in facts.versions.items() if version]
+    console.print(f"Versions: {', '.join(installed)}", markup=False)
+
+
+def _headline(facts: Facts) -> str:
+    place = facts.membership
+    if facts.error is not None:
+        return facts.error
+    if place is None:
+        return "No cluster: a script that is started here is a job of its own."
+    local = "" if place.local_rank is None else f", number {place.local_rank} on this machine"
+    return (
+        f"Worker {place.rank} of {place.num_workers}{local}, told by {place.source}; rank 0 is at "
+        f"{place.coordinator}."
+    )
+
+
+def _verdict(finding: Finding, believed: object) -> str:
+    answer = finding.answer
+    if isinstance(answer, Absent):
+        return "absent"
+    if isinstance(answer, KerasdistError):
+        return "wrong"
+    if answer is believed:
+        return "believed"
+    if not isinstance(believed, Membership):  # the sources contradict each other
+        return "contradicts"
+    same = (answer.rank, answer.num_workers) == (believed.rank, believed.num_workers)
+    return "agrees" if same else "outer"
+
+
+def _reason(finding: Finding) -> str:
+    answer = finding.answer
+    if isinstance(answer, Absent):
+        return answer.reason
+    if isinstance(answer, KerasdistError):
+        return str(answer)
+    return f"rank {answer.rank} of {answer.num_workers}"
+
+
+def _backend(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns what Keras would take, by its own rules: the variable, then the file, then this."""
+    if environ.get("KERAS_BACKEND"):
+        return environ["KERAS_BACKEND"], "KERAS_BACKEND"
+    home = environ.get("KERAS_HOME")
+    file = (Path(home) if home else Path.home() / ".keras") / "keras.json"
+    try:
+        chosen = json.loads(file.read_text(encoding="utf-8")).get("backend")
+    except (OSError, ValueError, AttributeError):
+        chosen = None
+    return (chosen, str(file)) if chosen else ("tensorflow", "Keras's default")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,127 @@
+"""On which machine each worker runs, and where they meet."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from kerasdist.cluster import hosts as host_lists
+from kerasdist.cluster import ports
+from kerasdist.errors import ClusterError
+
+_ENTRY = re.compile(r"(?P<host>[^:]+)(?::(?P<slots>\d+))?")
+_TRIES = 100
+
+
+@final
+@dataclass(frozen=True)
+class Seat:
+    """Where a worker runs.
+
+    Attributes:
+        host: The machine, as ssh takes it; None: this one.
+        rank: The worker's number.
+        local_rank: Its number on the machine.
+        local_workers: How many workers the machine has.
+    """
+
+    host: str | None
+    rank: int
+    local_rank: int
+    local_workers: int
+
+
+def place(workers: int | None, hosts: Sequence[str]) -> tuple[Seat, ...]:
+    """Places the workers on hosts, filling each before the next.
+
+    Args:
+        workers: How many there are; None: as many as there are slots, one on a machine alone.
+        hosts: ``host`` or ``host:slots``. Hosts without slots share the workers equally; beside
+            hosts with slots, they have one. Empty: this machine.
+
+    Raises:
+        ClusterError: If a host cannot be read, or there are not enough slots.
+    """
+    if workers is not None and workers < 1:
+        raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
+    if not hosts:
+        count = workers or 1
+        return tuple(Seat(None, rank, rank, count) for rank in range(count))
+    listed = [_parsed(entry) for text in hosts for entry in host_lists.expand(text, "hosts")]
+    machines = [None if _is_here(name) else name for name, _ in listed]
+    if len(set(machines)) < len(machines):
+        raise ClusterError(
+            f"Expected every host once, as host:slots. Received: hosts={list(hosts)}."
+        )
+    if workers is not None and all(slots is None for _, slots in listed):
+        share, rest = divmod(workers, len(listed))
+        sizes = [share + (index < rest) for index in range(len(listed))]
+    else:
+        sizes = [1 if slots is None else slots for _, slots in listed]
+        workers = sum(sizes) if workers is None else workers
+        if workers > sum(sizes):
+            raise ClusterError(
+                f"Expected {workers} slots on the hosts. Received: hosts={list(hosts)}, with "
+                f"{sum(sizes)}. Write host:slots, or ask for fewer workers."
+            )
+    seats: list[Seat] = []
+    for host, size in zip(machines, sizes, strict=True):
+        taken = min(size, workers - len(seats))
+        seats += [Seat(host, len(seats) + local, local, taken) for local in range(taken)]
+    return tuple(seats)
+
+
+def meeting_point(seats: Sequence[Seat]) -> str:
+    """Returns ``host:port`` on the machine of rank 0, with a port that is free as far as known.
+
+    Another machine cannot be asked; the port is drawn anew at every start.
+    """
+    first = seats[0].host
+    if first is None and all(seat.host is None for seat in seats):
+        return ports.join("127.0.0.1", free_port())
+    if first is None:
+        return ports.join(socket.gethostname(), free_port())
+    return ports.join(first.rpartition("@")[2], ports.of_job(_draw()))
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody uses, from 20000 to 32767.
+
+    Raises:
+        ClusterError: If none is found.
+    """
+    for _ in range(_TRIES):
+        port = ports.of_job(_draw())
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise ClusterError(
+        f"Expected a free port from 20000 to 32767. Received: {_TRIES} that are in use. End jobs "
+        "that were left behind."
+    )
+
+
+def _draw() -> int:
+    # Of its own: a script that seeds Python's generator must not get the same port every time.
+    return random.SystemRandom().randrange(1 << 16)
+
+
+def _parsed(entry: str) -> tuple[str, int | None]:
+    match = _ENTRY.fullmatch(entry)
+    if match is None or match["slots"] == "0":
+        raise ClusterError(
+            "Expected hosts as host or host:slots, with one slot at least. "
+            f"Received: hosts={entry!r}."
+        )
+    return match["host"], None if match["slots"] is None else int(match["slots"])
+
+
+def _is_here(name: str) -> bool:
+    return name in ("localhost", "127.0.0.1", socket.gethostname())

@@ -1,0 +1,167 @@
+"""What to start, and what has become of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from kerasdist.launch.exit_codes import ExitCode
+
+STOP_SECONDS = 20.0
+"""How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""
+
+
+@final
+@dataclass(frozen=True)
+class JobSpec:
+    """A job to start.
+
+    Attributes:
+        command: What every worker runs; `python_command` makes one.
+        workers: How many workers; None: as many as the hosts have slots, one where there are none.
+        devices_per_worker: How many CPU devices a worker prepares; None: as its script says.
+        max_restarts: How often the whole job is started again after a failure.
+        hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
+            machine.
+        logs: A folder for a file an attempt and worker; None: this process's own output.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL.
+        environment: More variables for the workers, and which of this process's go to other
+            machines.
+        directory: Where the workers run; None: this process's working directory.
+    """
+
+    command: Sequence[str]
+    workers: int | None = None
+    devices_per_worker: int | None = None
+    max_restarts: int = 0
+    hosts: Sequence[str] = ()
+    logs: Path | None = None
+    stop_seconds: float = STOP_SECONDS
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    directory: Path | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Ending:
+    """How a worker has ended.
+
+    Attributes:
+        rank: The worker's number.
+        exit_code: Its exit code; 128 + n if signal n ended it.
+        seconds: How long it ran.
+        stopped: Whether the launcher had told it to stop.
+        killed: Whether the launcher had to end it by SIGKILL.
+        last_lines: The end of its output.
+    """
+
+    rank: int
+    exit_code: int
+    seconds: float
+    stopped: bool
+    killed: bool
+    last_lines: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """The exit code in words."""
+        if self.exit_code == ExitCode.LOST_WORKER:
+            return f"exit code {self.exit_code}, because another worker was lost"
+        if self.exit_code == ExitCode.PREEMPTED:
+            return f"exit code {self.exit_code}, preempted and backed up"
+        try:
+            return f"ended by {signal.Signals(self.exit_code - 128).name}"
+        except ValueError:
+            return f"exit code {self.exit_code}"
+
+
+@final
+@dataclass(frozen=True)
+class AttemptResult:
+    """How one start of a job has ended.
+
+    Attributes:
+        endings: How each worker has ended, by rank.
+        signal: The signal that stopped the launcher, if one did.
+    """
+
+    endings: tuple[Ending, ...]
+    signal: int | None
+
+    @property
+    def cause(self) -> Ending | None:
+        """The worker that failed first by itself, rather than by the loss of another."""
+        failed = [each for each in self.endings if each.exit_code and not each.stopped]
+        consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        return min(
+            failed,
+            # False comes before True: a failure before a loss, a loss before a preemption.
+            key=lambda each: (
+                each.exit_code in consequences,
+                each.exit_code == ExitCode.PREEMPTED,
+                each.seconds,
+            ),
+            default=None,
+        )
+
+    @property
+    def preempted(self) -> bool:
+        """Whether a worker was preempted, and none failed."""
+        codes = {each.exit_code for each in self.endings}
+        return codes <= {0, ExitCode.PREEMPTED} and ExitCode.PREEMPTED in codes
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's own exit code: that of the worker that failed first."""
+        if self.preempted:
+            return ExitCode.PREEMPTED
+        if self.cause is not None:
+            return self.cause.exit_code
+        if self.signal is not None and any(each.exit_code for each in self.endings):
+            return 128 + self.signal
+        return 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a new start may help: no success, no preemption, nobody told it to stop."""
+        return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
+
+
+@final
+@dataclass(frozen=True)
+class JobResult:
+    """How a job has ended.
+
+    Attributes:
+        attempts: Every start of it, in order.
+    """
+
+    attempts: tuple[AttemptResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the last attempt."""
+        return self.attempts[-1].exit_code
+
+    @property
+    def restarts(self) -> int:
+        """How often the job was started again."""
+        return len(self.attempts) - 1
+
+
+def python_command(
+    script: str, arguments: Sequence[str] = (), *, module: bool = False, python: str | None = None
+) -> tuple[str, ...]:
+    """Returns the command that runs a script, or a module, with an interpreter.
+
+    Args:
+        script: The path of a script; or the name of a module.
+        arguments: What the script gets.
+        module: Whether `script` is a module.
+        python: The interpreter; None: this process's.
+    """
+    return (python or sys.executable, *(["-m"] if module else []), script, *arguments)

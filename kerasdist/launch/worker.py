@@ -1,0 +1,156 @@
+"""A worker as the launcher holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from kerasdist.launch.output import Pump, Screen, last_lines_of
+from kerasdist.launch.spec import Ending
+
+
+@final
+@dataclass(frozen=True)
+class Exited:
+    """A worker has ended."""
+
+    rank: int
+
+
+@final
+@dataclass(frozen=True)
+class Signalled:
+    """Somebody wants the job to stop."""
+
+    number: int
+
+
+Event = Exited | Signalled
+
+
+@final
+@dataclass(frozen=True)
+class Start:
+    """How a worker is started.
+
+    Attributes:
+        rank: Its number.
+        name: What it is called in front of its lines.
+        command: The command that starts its guard.
+        variables: What its environment has beyond this process's own.
+        directory: Where it runs; None: where this process does.
+        log: The file for its output; None: the screen.
+    """
+
+    rank: int
+    name: str
+    command: Sequence[str]
+    variables: Mapping[str, str]
+    directory: Path | None
+    log: Path | None
+
+
+@final
+class Worker:
+    """A worker that is running, under its guard.
+
+    Args:
+        start: How it is started.
+        screen: This process's output.
+        events: Told when the worker ends.
+
+    Raises:
+        OSError: If the command cannot be started.
+    """
+
+    def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
+        self.rank = start.rank
+        self._log = start.log
+        self._began = time.monotonic()
+        self._ended = self._began
+        self._stopped = self._killed = False
+        self._pump = Pump(screen, f"[{start.name}]", start.rank)
+        with contextlib.ExitStack() as files:
+            file = None if start.log is None else files.enter_context(start.log.open("wb"))
+            self._process = subprocess.Popen(
+                start.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if file is None else file,
+                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
+                env={**os.environ, **start.variables},
+                cwd=start.directory,
+                # Ctrl-C is for the launcher, which passes it on.
+                start_new_session=True,
+            )
+        if self._process.stdout is not None and self._process.stderr is not None:
+            self._pump.start(self._process.stdout, sys.stdout)
+            self._pump.start(self._process.stderr, sys.stderr)
+        threading.Thread(target=self._wait, args=(events,), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, 128 + n if signal n ended it, once it has ended."""
+        code = self._process.wait()
+        return 128 - code if code < 0 else code
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on.
+
+        Args:
+            number: The signal.
+        """
+        self._stopped = True
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(b"signal %d\n" % number)
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """Ends the worker at once: its guard does that, and if it does not, the guard is ended."""
+        self._stopped = self._killed = True
+        self.stop(signal.SIGKILL)
+
+    def kill_guard(self) -> None:
+        """Ends the guard, or ssh, that does not answer; the kernel ends the worker with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def ending(self, deadline: float) -> Ending:
+        """Returns how the worker, which is not running any more, has ended.
+
+        Args:
+            deadline: Until when, by the monotonic clock, to wait for the end of its output.
+        """
+        exit_code = self.exit_code
+        lines = self._pump.last_lines(deadline)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        return Ending(
+            rank=self.rank,
+            exit_code=exit_code,
+            seconds=self._ended - self._began,
+            stopped=self._stopped,
+            killed=self._killed,
+            last_lines=lines if self._log is None else last_lines_of(self._log),
+        )
+
+    def _wait(self, events: queue.SimpleQueue[Event]) -> None:
+        self._process.wait()
+        self._ended = time.monotonic()
+        events.put(Exited(self.rank))

@@ -1,0 +1,102 @@
+"""Scripts of a few lines as workers, and what is left of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kerasdist.launch.job import run_job
+from kerasdist.launch.spec import JobResult, JobSpec, python_command
+from tests.fresh import ROOT
+
+SECONDS = 30
+
+HEAD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+rank, restart = int(os.environ["KERASDIST_RANK"]), int(os.environ["KERASDIST_RESTART"])
+here = Path(__file__).parent
+def mark(name):
+    (here / name).write_text(str(os.getpid()))
+def wait_for(*names):
+    while not all((here / name).exists() for name in names):
+        time.sleep(0.01)
+"""
+
+
+def write(folder: Path, body: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(HEAD + body, encoding="utf-8")
+    return path
+
+
+def run(folder: Path, body: str, *arguments: str, **spec) -> JobResult:
+    """Runs a script as a job, in this process."""
+    command = python_command(str(write(folder, body)), arguments)
+    return run_job(JobSpec(command, **{"workers": 2, "stop_seconds": 5.0, **spec}))
+
+
+def command_line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "kerasdist", *(str(each) for each in arguments)]
+
+
+def finish(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line to its end."""
+    return subprocess.run(
+        command_line(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Starts the command line, and sees to it that it ends."""
+    with subprocess.Popen(
+        command_line(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(folder: Path, *names: str) -> list[int]:
+    """Waits until the workers have made their marks, and returns what the marks say."""
+    end = time.monotonic() + SECONDS
+    while not all((folder / name).exists() and (folder / name).read_text() for name in names):
+        assert time.monotonic() < end, f"no {names} in {sorted(folder.iterdir())}"
+        time.sleep(0.01)
+    return [int((folder / name).read_text()) for name in names]
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2]
+    except FileNotFoundError:
+        return False
+    return state.split()[0] != "Z"
+
+
+def left_after(processes: list[int], seconds: float) -> list[int]:
+    """Returns which of `processes` still run after `seconds`, and ends them."""
+    end = time.monotonic() + seconds
+    while (left := [each for each in processes if alive(each)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    for each in left:
+        os.kill(each, signal.SIGKILL)
+    return left

@@ -1,0 +1,299 @@
+"""``kerasdist run``: workers start, are told who they are, and end together."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kerasdist.launch import attempt, commands, guard
+from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.launch.job import Launcher
+from kerasdist.launch.spec import JobSpec, python_command
+from tests.multiprocess.launching import finish, left_after, run, started, wait_for, write
+
+pytestmark = pytest.mark.timeout(60)
+
+TELL = """
+import json
+names = [name for name in os.environ if name.startswith(("KERASDIST_", "PYTHONUNB", "MINE"))]
+print(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]))
+"""
+
+
+class TestCommandLine:
+    def test_every_worker_is_told_its_place_and_gets_the_arguments(self, tmp_path):
+        arguments = ["--workers", "9", "-h", "a b", "--", "'\"$HOME"]
+        done = finish(
+            *("run", "--workers", 2, "--devices-per-worker", 3, "--env", "MINE=a=b"),
+            *(write(tmp_path, TELL), *arguments),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        told = {}
+        for line in done.stdout.splitlines():
+            prefix, _, text = line.partition("] ")
+            told[prefix] = json.loads(text)
+        assert set(told) == {"[worker 0/2", "[worker 1/2"}
+        coordinators = set()
+        for rank, (given, variables) in enumerate(told[key] for key in sorted(told)):
+            assert given == arguments
+            coordinators.add(variables.pop("KERASDIST_COORDINATOR"))
+            assert variables == {
+                "KERASDIST_WORKERS": "2",
+                "KERASDIST_RANK": str(rank),
+                "KERASDIST_LOCAL_RANK": str(rank),
+                "KERASDIST_LOCAL_WORKERS": "2",
+                "KERASDIST_RESTART": "0",
+                "KERASDIST_CPU_DEVICES": "3",
+                "PYTHONUNBUFFERED": "1",
+                "MINE": "a=b",
+            }
+        [coordinator] = coordinators
+        assert coordinator.startswith("127.0.0.1:")
+
+    def test_a_module(self, tmp_path):
+        write(tmp_path, "print(__name__, sys.argv[1:])", "some_module.py")
+        path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()])
+        done = finish("run", "-n", 1, "-m", "some_module", "-m", "x", PYTHONPATH=path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "[worker 0/1] __main__ ['-m', 'x']\n"
+
+    def test_a_worker_finds_itself_by_what_it_is_told(self, tmp_path):
+        place = "from kerasdist.cluster import detect; print(detect().membership().rank)"
+        done = finish("run", "-n", 2, write(tmp_path, place))
+        assert sorted(done.stdout.splitlines()) == ["[worker 0/2] 0", "[worker 1/2] 1"]
+
+    def test_the_exit_code_is_that_of_the_failed_worker(self, tmp_path):
+        body = "print('so far', flush=True)\nif rank: sys.exit(41)\ntime.sleep(60)"
+        done = finish("run", "--workers", 2, write(tmp_path, body))
+        assert done.returncode == 41
+        assert "[kerasdist] worker 1/2 failed after" in done.stderr
+        assert "exit code 41" in done.stderr
+        assert "[kerasdist]   | so far" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "words"),
+        [
+            (["run"], 2, "script"),
+            (["run", "--workers", 0, "x.py"], 2, "--workers"),
+            (["run", "--env", "NAME", "x.py"], 2, "NAME=VALUE"),
+            (["run", "--workers", 5, "--hosts", "a:2,b:2", "x.py"], 1, "hosts=['a:2,b:2']"),
+            (["run", "no_such_script.py"], 2, "no_such_script.py"),
+            (["run", "--python", "no-such-python", "x.py"], 127, "no-such-python"),
+        ],
+    )
+    def test_what_cannot_be_started(self, arguments, code, words):
+        done = finish(*arguments, COLUMNS="200")
+        assert done.returncode == code
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+class TestFailure:
+    def test_the_others_end(self, tmp_path):
+        body = """
+mark(f"pid{rank}")
+if rank == 1:
+    wait_for("pid0", "pid2")
+    sys.exit(3)
+time.sleep(60)
+"""
+        result = run(tmp_path, body, workers=3)
+        assert result.exit_code == 3
+        [only] = result.attempts
+        assert only.cause.rank == 1
+        assert [each.exit_code for each in only.endings] == [143, 3, 143]
+        assert [each.stopped for each in only.endings] == [True, False, True]
+        assert left_after(wait_for(tmp_path, "pid0", "pid2"), 1) == []
+
+    def test_a_worker_that_ignores_sigterm_is_killed(self, tmp_path, capfd):
+        body = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+mark(f"ready{rank}")
+wait_for("ready0", "ready1")
+if rank: sys.exit(3)
+time.sleep(60)
+"""
+        began = time.monotonic()
+        result = run(tmp_path, body, stop_seconds=0.5)
+        assert time.monotonic() - began < 10
+        assert result.exit_code == 3
+        assert result.attempts[0].endings[0].exit_code == 137
+        assert "worker 0/2 did not stop within 0.5 s, and was killed" in capfd.readouterr().err
+
+    def test_a_stopped_worker_is_killed(self, tmp_path):
+        body = """
+mark(f"ready{rank}")
+if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
+wait_for("ready0")
+sys.exit(3)
+"""
+        assert run(tmp_path, body, stop_seconds=0.5).attempts[0].endings[0].exit_code == 137
+
+    @pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+    def test_a_signal_is_named(self, tmp_path, capfd, number):
+        result = run(tmp_path, f"os.kill(os.getpid(), signal.{number})", workers=1)
+        assert result.exit_code in (137, 139, 143)
+        said = capfd.readouterr().err
+        assert re.search(rf"worker 0/1 failed after \d+\.\d s: ended by {number}", said), said
+
+    def test_of_several_the_first_is_reported(self, tmp_path):
+        body = """
+if rank == 1:
+    mark("pid1")
+    sys.exit(11)
+wait_for("pid1")
+while Path("/proc", (here / "pid1").read_text()).exists(): time.sleep(0.01)
+sys.exit(10)
+"""
+        assert run(tmp_path, body).exit_code == 11
+
+    def test_who_was_lost_is_reported_not_who_says_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(attempt, "LOST_SECONDS", 20.0)
+        body = f"""
+if rank == 0: sys.exit({int(ExitCode.LOST_WORKER)})
+time.sleep({attempt.SETTLE_SECONDS + 0.5})
+sys.exit(9)
+"""
+        result = run(tmp_path, body)
+        assert result.exit_code == 9
+        assert result.attempts[0].cause.rank == 1
+
+    def test_a_loss_that_nobody_explains_is_reported(self, tmp_path, capfd):
+        result = run(tmp_path, f"sys.exit({int(ExitCode.LOST_WORKER)})")
+        assert result.exit_code == ExitCode.LOST_WORKER
+        assert "because another worker was lost" in capfd.readouterr().err
+
+    def test_what_a_worker_leaves_behind_is_ended(self, tmp_path):
+        body = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+(here / "child").write_text(str(child.pid))
+"""
+        began = time.monotonic()
+        assert run(tmp_path, body, workers=1).exit_code == 0
+        assert time.monotonic() - began < 10  # the child holds the worker's output open
+        assert left_after(wait_for(tmp_path, "child"), 2) == []
+
+
+class TestRestart:
+    def test_the_job_starts_again_until_it_succeeds(self, tmp_path, capfd):
+        body = """
+print(restart, os.environ["KERASDIST_COORDINATOR"])
+sys.exit(0 if restart == 2 or rank == 0 else 5)
+"""
+        result = run(tmp_path, body, max_restarts=5)
+        assert (result.exit_code, result.restarts) == (0, 2)
+        output = capfd.readouterr()
+        lines = [line.split()[2:] for line in output.out.splitlines()]
+        assert sorted(number for number, _ in lines) == ["0", "0", "1", "1", "2", "2"]
+        assert len({address for _, address in lines}) == 3
+        assert "starting the job again, 2 of 5" in output.err
+
+    def test_not_more_often_than_allowed(self, tmp_path):
+        result = run(tmp_path, "sys.exit(5 + restart)", max_restarts=2)
+        assert (result.exit_code, result.restarts) == (7, 2)
+
+    def test_a_preemption_is_no_failure(self, tmp_path, capfd):
+        body = f"time.sleep(0.7 * rank); sys.exit({int(ExitCode.PREEMPTED)})"
+        result = run(tmp_path, body, max_restarts=3)
+        assert (result.exit_code, result.restarts) == (ExitCode.PREEMPTED, 0)
+        output = capfd.readouterr().err
+        assert "preempted" in output
+        assert "failed" not in output
+
+
+class TestLogs:
+    def test_a_file_an_attempt_and_worker(self, tmp_path, capfd):
+        logs = tmp_path / "some" / "logs"
+        body = "print('out', restart); print('err', file=sys.stderr); sys.exit(rank)"
+        run(tmp_path, body, logs=logs, max_restarts=1)
+        assert sorted(each.name for each in logs.iterdir()) == [
+            f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)
+        ]
+        assert (logs / "attempt-1-worker-0.log").read_text() == "out 1\nerr\n"
+        output = capfd.readouterr()
+        assert output.out == ""
+        assert "  | out 1" in output.err
+        assert str(logs / "attempt-1-worker-1.log") in output.err
+
+
+class TestOutput:
+    def test_both_streams_long_lines_and_bars(self, tmp_path, capfd):
+        body = """
+sys.stdout.write("1/2\\r2/2\\r\\nend without newline")
+sys.stderr.buffer.write(b"\\xff broken\\n")
+sys.stderr.write("x" * 200_000 + "\\n")
+"""
+        assert run(tmp_path, body, workers=1).exit_code == 0
+        output = capfd.readouterr()
+        assert output.out.splitlines() == [
+            f"[worker 0/1] {line}" for line in ("1/2", "2/2", "end without newline")
+        ]
+        broken, *long = output.err.splitlines()
+        assert broken == "[worker 0/1] \ufffd broken"
+        assert "".join(line.removeprefix("[worker 0/1] ") for line in long) == "x" * 200_000
+
+    def test_a_reader_that_goes_away_stops_nobody(self, tmp_path):
+        body = "print('x' * 300_000, flush=True); mark('done')"
+        with started("run", "-n", 1, write(tmp_path, body)) as launcher:
+            launcher.stdout.close()
+            wait_for(tmp_path, "done")
+            assert launcher.wait(20) == 0
+
+    def test_letters_that_the_screen_does_not_have(self, tmp_path):
+        body = "sys.stdout.reconfigure(encoding='utf-8'); print('größe ✓')"
+        done = finish("run", "-n", 1, write(tmp_path, body), PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stdout) == (0, "[worker 0/1] gr\\xf6\\xdfe \\u2713\n")
+
+
+class TestLibrary:
+    def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
+        def second_fails(spec, seat):
+            if seat.rank == 0:
+                return here(spec, seat)
+            wait_for(tmp_path, "pid0")
+            return ["/no/such/program"]
+
+        here = commands.here
+        monkeypatch.setattr(commands, "here", second_fails)
+        with pytest.raises(FileNotFoundError):
+            run(tmp_path, "mark(f'pid{rank}'); time.sleep(60)")
+        assert left_after(wait_for(tmp_path, "pid0"), 1) == []
+
+    def test_another_thread_can_stop_it(self, tmp_path):
+        path = write(tmp_path, "mark(f'pid{rank}'); time.sleep(60)")
+        launcher = Launcher(JobSpec(python_command(str(path)), workers=2))
+        results = []
+        thread = threading.Thread(target=lambda: results.append(launcher.run()))
+        thread.start()
+        wait_for(tmp_path, "pid0", "pid1")
+        launcher.stop()
+        thread.join(20)
+        assert results[0].exit_code == 143
+        assert not results[0].attempts[0].failed
+
+    def test_it_leaves_the_signal_handlers_as_they_were(self, tmp_path):
+        before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+        run(tmp_path, "pass", workers=1)
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_threads_are_shared_by_the_workers_of_a_machine(given):
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    code = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    with subprocess.Popen(
+        [sys.executable, guard.__file__, "--share", "2", "--", sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ if given is None else {**environ, "OMP_NUM_THREADS": given},
+        text=True,
+    ) as process:
+        output = process.stdout.read()
+        assert process.wait(20) == 0
+    assert int(output) == int(given or max(1, guard.cores() // 2))

@@ -1,0 +1,132 @@
+"""Workers on other machines, through an ``ssh`` that runs the command here, by a shell, as sshd."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.launching import finish, left_after, started, wait_for, write
+
+pytestmark = pytest.mark.timeout(60)
+
+# As ssh does: options with a value first, then the host, then words that a shell gets, joined by
+# spaces. What is not on the command line is not there: another machine has its own environment.
+SSH = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words = words[2:] if words[0] == "-o" else words[1:]
+host, *command = words
+if host == "down":
+    sys.stderr.write("ssh: connect to host down port 22: Connection refused\\n")
+    sys.exit(255)
+keep = {{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}}
+os.execve("/bin/sh", ["sh", "-c", " ".join(command)], {{**keep, "ON": host}})
+"""
+
+TELL = """
+import json
+names = ["ON", "KERASDIST_RANK", "KERASDIST_LOCAL_RANK", "KERASDIST_LOCAL_WORKERS",
+         "KERASDIST_WORKERS", "KERASDIST_COORDINATOR", "KERAS_BACKEND", "SECRET", "TF_CONFIG"]
+print(json.dumps([sys.argv[1:], os.getcwd(), {name: os.environ.get(name) for name in names}]))
+"""
+
+
+@pytest.fixture
+def path(tmp_path) -> dict[str, str]:
+    """The variables with which the fake ssh is found, and kerasdist by it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH, encoding="utf-8")
+    (folder / "ssh").chmod(0o755)
+    root = str(Path(__file__).parents[2])
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": root}
+
+
+def test_each_host_gets_its_share(tmp_path, path):
+    arguments = ["a b", "'quoted\" $HOME", "line\nbreak", "*", ""]
+    done = finish(
+        *("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
+        **{**path, "KERAS_BACKEND": "jax", "SECRET": "s", "TF_CONFIG": "{}"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = sorted(
+        (json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()),
+        key=lambda each: each[2]["KERASDIST_RANK"],
+    )
+    assert all(given == arguments for given, _, _ in found)
+    assert {folder for _, folder, _ in found} == {str(Path(__file__).parents[2])}
+    variables = [each for _, _, each in found]
+    assert [(one["ON"], one["KERASDIST_LOCAL_RANK"]) for one in variables] == [
+        ("n01", "0"),
+        ("n01", "1"),
+        ("n02", "0"),
+        ("n02", "1"),
+        ("me@far", "0"),
+    ]
+    assert [one["KERASDIST_LOCAL_WORKERS"] for one in variables] == ["2", "2", "2", "2", "1"]
+    [coordinator] = {one["KERASDIST_COORDINATOR"] for one in variables}
+    assert coordinator.startswith("n01:")
+    assert {(one["KERAS_BACKEND"], one["SECRET"], one["TF_CONFIG"]) for one in variables} == {
+        ("jax", None, None)
+    }
+
+
+def test_one_fails_and_the_others_end(tmp_path, path):
+    body = """
+mark(f"pid{rank}")
+wait_for("pid0", "pid1", "pid2")
+if rank == 2: sys.exit(6)
+time.sleep(60)
+"""
+    script = write(tmp_path, body)
+    done = finish("run", "--workers", 3, "--hosts", "localhost,n1,n2", script, **path)
+    assert done.returncode == 6, done.stderr
+    assert "worker 2/3 failed" in done.stderr
+    assert left_after(wait_for(tmp_path, "pid0", "pid1", "pid2"), 1) == []
+
+
+def test_a_signal_goes_through(tmp_path, path):
+    body = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("got it", rank)))
+mark(f"pid{rank}")
+time.sleep(60)
+"""
+    with started("run", "--hosts", "n1,n2", write(tmp_path, body), **path) as launcher:
+        wait_for(tmp_path, "pid0", "pid1")
+        launcher.send_signal(signal.SIGTERM)
+        out, err = launcher.communicate(timeout=20)
+    assert launcher.returncode == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0/2] got it 0", "[worker 1/2] got it 1"]
+
+
+def test_a_worker_ends_with_its_connection(tmp_path, path):
+    """Whatever ends the launcher ends ssh's input, and so the guard's there."""
+    body = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+(here / f"child{rank}").write_text(str(child.pid))
+mark(f"pid{rank}")
+time.sleep(60)
+"""
+    with started("run", "--hosts", "n1,n2", write(tmp_path, body), **path) as launcher:
+        processes = wait_for(tmp_path, "pid0", "pid1", "child0", "child1")
+        launcher.kill()
+        launcher.wait(10)
+    assert left_after(processes, 3) == []
+
+
+def test_a_host_that_is_down(tmp_path, path):
+    done = finish("run", "--hosts", "n1,down", write(tmp_path, "time.sleep(60)"), **path)
+    assert done.returncode == 255
+    assert "worker 1/2 failed" in done.stderr
+    assert "Connection refused" in done.stderr
+    assert "255 is also what ssh ends with" in done.stderr
+
+
+def test_no_ssh(tmp_path):
+    done = finish("run", "--hosts", "n1", write(tmp_path, ""), PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "'ssh'" in done.stderr

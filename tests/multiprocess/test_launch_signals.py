@@ -1,0 +1,120 @@
+"""Signals to the launcher reach the workers, and its death ends them: no orphan is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.launching import left_after, started, wait_for, write
+
+pytestmark = pytest.mark.timeout(60)
+
+HANDLE = """
+def handle(number, frame):
+    print("got", signal.Signals(number).name)
+    sys.exit(CODE)
+signal.signal(signal.SIGINT, handle)
+signal.signal(signal.SIGTERM, handle)
+mark(f"pid{rank}")
+time.sleep(60)
+"""
+
+SLEEP = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+(here / f"child{rank}").write_text(str(child.pid))
+(here / f"guard{rank}").write_text(str(os.getppid()))
+mark(f"pid{rank}")
+time.sleep(60)
+"""
+ALL = [f"{kind}{rank}" for kind in ("pid", "child", "guard") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "passed_on", "code", "expected"),
+    [
+        ("SIGINT", "SIGINT", 1, 130),
+        ("SIGTERM", "SIGTERM", 1, 143),
+        ("SIGTERM", "SIGTERM", 76, 76),
+        ("SIGHUP", "SIGTERM", 0, 0),
+    ],
+)
+def test_a_signal_is_passed_on(tmp_path, sent, passed_on, code, expected):
+    number = getattr(signal, sent)
+    script = write(tmp_path, HANDLE.replace("CODE", str(code)))
+    with started("run", "-n", 2, "--max-restarts", 3, script) as launcher:
+        wait_for(tmp_path, "pid0", "pid1")
+        launcher.send_signal(number)
+        out, err = launcher.communicate(timeout=20)
+    assert launcher.returncode == expected
+    assert sorted(out.splitlines()) == [f"[worker {rank}/2] got {passed_on}" for rank in (0, 1)]
+    assert f"stopped by {sent}" in err
+    assert "again" not in err
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    body = "signal.signal(signal.SIGTERM, lambda *_: mark(f'got{rank}'))\n" + SLEEP.replace(
+        "time.sleep(60)", "while True: time.sleep(1)"
+    )
+    with started("run", "-n", 2, "--timeout-on-stop", 50, write(tmp_path, body)) as launcher:
+        processes = wait_for(tmp_path, *ALL)
+        launcher.terminate()
+        wait_for(tmp_path, "got0", "got1")
+        launcher.terminate()
+        launcher.wait(10)
+    assert launcher.returncode == 143
+    assert left_after(processes, 2) == []
+
+
+def test_a_worker_alone_gets_the_signal_not_what_it_has_started(tmp_path):
+    """A data loader's processes must live until the worker has backed up."""
+    body = SLEEP.replace("mark(", "signal.signal(signal.SIGTERM, check)\nmark(")
+    check = """
+def check(number, frame):
+    time.sleep(0.3)
+    print("child", child.poll())
+    sys.exit(0)
+"""
+    with started("run", "-n", 2, write(tmp_path, check + body)) as launcher:
+        processes = wait_for(tmp_path, *ALL)
+        launcher.terminate()
+        out, _ = launcher.communicate(timeout=20)
+    assert sorted(out.splitlines()) == [f"[worker {rank}/2] child None" for rank in (0, 1)]
+    assert left_after(processes, 2) == []
+
+
+@pytest.mark.parametrize("victim", ["launcher", "guards"])
+def test_no_orphan_is_left(tmp_path, victim):
+    with started("run", "-n", 2, write(tmp_path, SLEEP)) as launcher:
+        processes = wait_for(tmp_path, *ALL)
+        if victim == "launcher":
+            launcher.kill()
+            launcher.wait(10)
+        else:
+            for guard in wait_for(tmp_path, "guard0", "guard1"):
+                os.kill(guard, signal.SIGKILL)
+            assert launcher.wait(20) == 137
+    # What a worker itself has started outlives a guard that was killed: nobody is there to end it.
+    expected = [] if victim == "launcher" else wait_for(tmp_path, "child0", "child1")
+    assert sorted(left_after(processes, 3)) == sorted(expected)
+
+
+def test_a_worker_that_clings_to_life_ends_with_its_launcher(tmp_path):
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+    script = write(tmp_path, body)
+    with started("run", "-n", 2, "--timeout-on-stop", 1, script) as launcher:
+        processes = wait_for(tmp_path, *ALL)
+        launcher.kill()
+        launcher.wait(10)
+    assert left_after(processes, 4) == []
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_launcher_alone(tmp_path):
+    """The workers are in sessions of their own, and so get the signal once."""
+    with started("run", "-n", 2, write(tmp_path, SLEEP)) as launcher:
+        workers = wait_for(tmp_path, "pid0", "pid1")
+        assert {os.getsid(each) for each in workers}.isdisjoint({os.getsid(launcher.pid)})
+        assert Path(f"/proc/{workers[0]}/fd/0").readlink() == Path("/dev/null")
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=20)
+    assert launcher.returncode == 130

@@ -1,0 +1,56 @@
+"""Slurm's lists of hosts, and the arithmetic of ports."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerasdist.cluster import hosts, ports
+from kerasdist.errors import ClusterError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n1", ["n1"]),
+        ("a[01-03,7],b2", ["a01", "a02", "a03", "a7", "b2"]),
+        ("gpu[008-010]", ["gpu008", "gpu009", "gpu010"]),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("rack[0-1]n[8-9]", ["rack0n8", "rack0n9", "rack1n8", "rack1n9"]),
+        ("n[1-2]-ib.example", ["n1-ib.example", "n2-ib.example"]),
+    ],
+)
+def test_hosts(text, expected):
+    assert hosts.expand(text, "it") == expected
+
+
+@pytest.mark.parametrize("text", ["", "a[1-", "a]", "a,,b", "a,", "a[3-1]", "a[x]", "a[]"])
+def test_hosts_that_are_none(text):
+    with pytest.raises(ClusterError, match="Received: it="):
+        hosts.expand(text, "it")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4])])
+def test_counts(text, expected):
+    assert hosts.counts(text, "it") == expected
+
+
+@pytest.mark.parametrize("text", ["", "2(x)", "a", "2,,1"])
+def test_counts_that_are_none(text):
+    with pytest.raises(ClusterError, match="Received: it="):
+        hosts.counts(text, "it")
+
+
+@given(st.integers(1, 65_535))
+def test_beside_a_port_is_another_one(port):
+    assert 1024 <= ports.beside(port) < 65_536
+    assert ports.beside(port) != port
+
+
+@given(st.integers(0, 2**33), st.integers(0, 2**16))
+def test_a_jobs_port_is_below_those_of_outgoing_connections(job, step):
+    assert 20_000 <= ports.of_job(job, step) < 32_768
+
+
+@given(st.sampled_from(["a.example", "10.0.0.1", "fe80::1"]), st.integers(1, 65_535))
+def test_an_address_is_put_together_and_taken_apart(host, port):
+    assert ports.split(ports.join(host, port), "it") == (host, port)

@@ -1,0 +1,129 @@
+"""Which worker runs where, and the command that gets it there."""
+
+import shlex
+import socket
+
+import pytest
+
+from kerasdist.errors import ClusterError
+from kerasdist.launch import commands
+from kerasdist.launch.environment import for_another_machine, of_worker
+from kerasdist.launch.placement import Seat, meeting_point, place
+from kerasdist.launch.spec import JobSpec, python_command
+
+
+def shape(workers, *hosts):
+    return [(each.host, each.local_rank, each.local_workers) for each in place(workers, hosts)]
+
+
+def test_one_machine():
+    assert shape(None) == [(None, 0, 1)]
+    assert shape(2) == [(None, 0, 2), (None, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "sizes"),
+    [
+        (None, ["a,b"], {"a": 1, "b": 1}),
+        (None, ["a:2,b:1"], {"a": 2, "b": 1}),
+        (None, ["a:2,b"], {"a": 2, "b": 1}),
+        (3, ["a:2,b:4"], {"a": 2, "b": 1}),
+        (2, ["a:2,b:4"], {"a": 2}),
+        (5, ["a,b"], {"a": 3, "b": 2}),
+        (1, ["a", "b"], {"a": 1}),
+        (None, ["n[09-10]:2"], {"n09": 2, "n10": 2}),
+    ],
+)
+def test_hosts_are_filled_in_order(workers, hosts, sizes):
+    seats = place(workers, hosts)
+    assert [seat.rank for seat in seats] == list(range(sum(sizes.values())))
+    assert [(seat.host, seat.local_rank, seat.local_workers) for seat in seats] == [
+        (host, local, size) for host, size in sizes.items() for local in range(size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts"),
+    [(0, []), (5, ["a:2,b:2"]), (None, ["a,a"]), (None, ["a:0"]), (None, ["a:x"]), (None, [""])],
+)
+def test_what_cannot_be_placed(workers, hosts):
+    with pytest.raises(ClusterError, match="Received: "):
+        place(workers, hosts)
+
+
+def test_this_machine_needs_no_ssh():
+    for here in ("localhost", socket.gethostname()):
+        assert shape(None, f"{here}:2,far") == [(None, 0, 2), (None, 1, 2), ("far", 0, 1)]
+    with pytest.raises(ClusterError, match="once"):
+        shape(None, f"localhost,{socket.gethostname()}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host"),
+    [
+        ([], "127.0.0.1"),
+        (["localhost:2"], "127.0.0.1"),
+        (["localhost,far"], socket.gethostname()),
+        (["me@far,localhost"], "far"),
+    ],
+)
+def test_they_meet_where_rank_0_is(hosts, host):
+    points = {meeting_point(place(None, hosts)) for _ in range(5)}
+    assert {each.rpartition(":")[0] for each in points} == {host}
+    assert len(points) > 1  # a port that is drawn anew
+
+
+def test_a_port_in_use_is_not_taken(monkeypatch):
+    with socket.socket() as taken, socket.socket() as other:
+        taken.bind(("", 0))
+        other.bind(("", 0))
+        used, free = taken.getsockname()[1], other.getsockname()[1]
+        other.close()
+        drawn = iter([used, free])
+        monkeypatch.setattr("kerasdist.launch.placement.ports.of_job", lambda _: next(drawn))
+        assert meeting_point(place(1, [])) == f"127.0.0.1:{free}"
+
+
+def test_a_remote_command_survives_the_shell(tmp_path):
+    spec = JobSpec(
+        python_command("a script.py", ["'", '"$HOME"', "a\nb", ""], python="/opt/python"),
+        directory=tmp_path / "some folder",
+        stop_seconds=7.5,
+    )
+    words = commands.there(spec, Seat("far", 1, 0, 2), {"MINE": "a 'b' $c"})
+    *ssh, host, line = words
+    assert (ssh[0], host) == ("ssh", "far")
+    assert "BatchMode=yes" in ssh
+    assert line.startswith(f"cd '{tmp_path / 'some folder'}' && exec env ")
+    split = shlex.split(line)
+    assert "MINE=a 'b' $c" in split
+    assert split[split.index("/opt/python") :] == [
+        *("/opt/python", "-P", "-m", "kerasdist.launch.guard"),
+        *("--grace", "7.5", "--share", "2", "--"),
+        *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
+    ]
+
+
+def test_what_another_machine_gets():
+    environ = {
+        "KERAS_BACKEND": "jax",
+        "NCCL_DEBUG": "INFO",
+        "PYTHONPATH": "/code",
+        "TF_CONFIG": "{}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PATH": "/bin",
+        "HOME": "/root",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "AWS_SECRET_ACCESS_KEY": "s",
+    }
+    assert set(for_another_machine(environ)) == {
+        *("KERAS_BACKEND", "NCCL_DEBUG", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL"),
+    }
+
+
+def test_ours_win_over_those_given():
+    spec = JobSpec(("true",), environment={"KERASDIST_RANK": "9", "PYTHONUNBUFFERED": "0"})
+    variables = of_worker(spec, Seat(None, 1, 1, 2), 2, "h:1", 0)
+    assert variables["KERASDIST_RANK"] == "1"
+    assert variables["PYTHONUNBUFFERED"] == "0"
+    assert "KERASDIST_CPU_DEVICES" not in variables
