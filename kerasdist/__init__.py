@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasdist import config, errors
+    from kerasdist import callbacks, cluster, config, errors, experimental
     from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
     from kerasdist.context import (
         get_replica_context,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kerasdist.functions import function, value_and_grad
     from kerasdist.input.distributed import DistributedDataset
     from kerasdist.input.options import (
+        AutoShardPolicy,
         InputContext,
         InputOptions,
         InputReplicationMode,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kerasdist.strategies.auto import auto
     from kerasdist.strategies.central_storage import CentralStorageStrategy
     from kerasdist.strategies.mirrored import MirroredStrategy
+    from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.strategy import Strategy
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -51,6 +54,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
@@ -61,9 +65,12 @@ __all__ = [
     "ValueContext",
     "__version__",
     "auto",
+    "callbacks",
+    "cluster",
     "compute_average_loss",
     "config",
     "errors",
+    "experimental",
     "function",
     "get_replica_context",
     "get_strategy",
@@ -75,6 +82,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AutoShardPolicy": "kerasdist.input.options",
     "CentralStorageStrategy": "kerasdist.strategies.central_storage",
     "DeviceAssignment": "kerasdist.partitions",
     "TPUStrategy": "kerasdist.strategies.tpu",
@@ -87,6 +95,7 @@ _HOMES = {
     "InputReplicationMode": "kerasdist.input.options",
     "Mirrored": "kerasdist.values",
     "MirroredStrategy": "kerasdist.strategies.mirrored",
+    "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
     "OneDeviceStrategy": "kerasdist.strategies.one_device",
     "PerReplica": "kerasdist.values",
     "ReduceOp": "kerasdist.collectives",
@@ -108,7 +117,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("config", "errors"):
+    if name in ("callbacks", "cluster", "config", "errors", "experimental"):
         return importlib.import_module(f"kerasdist.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kerasdist' has no attribute {name!r}")

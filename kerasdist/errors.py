@@ -29,3 +29,23 @@ class InputError(KerasdistError, ValueError):
 
 class ReplicaError(KerasdistError, RuntimeError):
     """The replicas of one step disagree: on a collective, its shapes, or how many there are."""
+
+
+class ClusterError(KerasdistError, ValueError):
+    """The environment does not say clearly who takes part in the job, or contradicts itself."""
+
+
+class JobError(KerasdistError, RuntimeError):
+    """The workers of a job do not come together, or this process does not fit in."""
+
+
+class WorkerLostError(JobError):
+    """A worker of the job died, stopped answering, or ended with an error."""
+
+
+class DisagreementError(JobError):
+    """The workers of a job do not do the same: another model, data, version, number of steps."""
+
+
+class BackupError(KerasdistError, OSError):
+    """A backup cannot be used: it is torn, or of another model."""

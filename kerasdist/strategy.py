@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kerasdist import context
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
@@ -19,6 +20,9 @@ from kerasdist.input.options import InputContext, InputOptions, ValueContext
 from kerasdist.input.rows import RowDataset
 from kerasdist.replica_context import ReplicaContext
 from kerasdist.structures import flatten, map_leaves, pack
+
+if TYPE_CHECKING:
+    from kerasdist.cluster.resolver import ClusterResolver
 
 # The default strategy's.
 _ALONE = SoleRunner()
@@ -68,9 +72,14 @@ class Strategy:
         return StrategyExtended(self)
 
     @property
-    def cluster_resolver(self) -> None:
-        """Who else is in the cluster: nobody, for a strategy of one machine."""
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """Who else is in the cluster: None, for a strategy of one process."""
         return None
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process; all of them, where it is alone."""
+        return range(1) if self._replica_set is None else self._replica_set.local_replicas
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:
@@ -132,7 +141,7 @@ class Strategy:
                 "argument into a tuple: args=(x,)."
             )
         self._require_cross_replica("run", "call the function directly")
-        with self.scope():
+        with self.scope(), self._needing_all_workers("run"):
             return self.runner.run(self, fn, args, kwargs or {})
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
@@ -154,7 +163,7 @@ class Strategy:
         """
         self._require_cross_replica("reduce", "kerasdist.get_replica_context().all_reduce")
         op = ReduceOp.of(reduce_op)
-        with self.scope():
+        with self.scope(), self._needing_all_workers("reduce"):
             return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -172,7 +181,7 @@ class Strategy:
             ValueError: If the components' shapes do not fit, or they have no such axis.
         """
         self._require_cross_replica("gather", "kerasdist.get_replica_context().all_gather")
-        with self.scope():
+        with self.scope(), self._needing_all_workers("gather"):
             return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -199,7 +208,8 @@ class Strategy:
         """Returns a distributed value whose components a function makes.
 
         Args:
-            value_fn: Called once a replica, with a `ValueContext` that says for which.
+            value_fn: Called once a replica of this process, with a `ValueContext` that says for
+                which.
 
         Returns:
             A `PerReplica` of what it returned; in nested structures, one for each leaf. With one
@@ -207,7 +217,8 @@ class Strategy:
         """
         self._require_cross_replica("distribute_values_from_function", "the value itself")
         count = self.num_replicas_in_sync
-        return self.runner.per_replica([value_fn(ValueContext(i, count)) for i in range(count)])
+        values = [value_fn(ValueContext(replica, count)) for replica in self.local_replicas]
+        return self.runner.per_replica(values)
 
     distribute_values_from_function = experimental_distribute_values_from_function
 
@@ -263,6 +274,11 @@ class Strategy:
     def sole_replica_context(self) -> ReplicaContext:
         """Returns the context of code outside of every replica, where there is but one."""
         return self._sole_context
+
+    def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
+        """Says in our words what a lost worker did to the call."""
+        job = None if self._replica_set is None else self._replica_set.job
+        return contextlib.nullcontext() if job is None else job.explaining(call)
 
     def _require_cross_replica(self, call: str, instead: str) -> None:
         inside = context.replica()

@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from kerasdist.backends.equal_start import EqualStart
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.backends.runner import Runner
+    from kerasdist.job.job import Job
     from kerasdist.strategy import Strategy
 
 # Keras's ``optimizer.apply``: of the optimizer, gradients, and variables or None.
@@ -38,17 +40,17 @@ class ReplicaOptions:
     Attributes:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses its own, and the moving statistics are
-            averaged.
+            averaged. None: synchronized in `fit`, in custom loops as each layer says.
         parameter_device: The device that holds the variables; None: every replica's device.
         devices_per_replica: How many devices a replica has.
     """
 
-    batch_norm: BatchNorm = "synchronized"
+    batch_norm: BatchNorm | None = None
     parameter_device: Device | None = None
     devices_per_replica: int = 1
 
 
-def checked_batch_norm(batch_norm: BatchNorm) -> BatchNorm:
+def checked_batch_norm(batch_norm: BatchNorm | None) -> BatchNorm | None:
     """Returns the argument of a strategy, if it is one of the choices.
 
     Args:
@@ -57,9 +59,9 @@ def checked_batch_norm(batch_norm: BatchNorm) -> BatchNorm:
     Raises:
         ValueError: If it is not.
     """
-    if batch_norm not in get_args(BatchNorm):
+    if batch_norm is not None and batch_norm not in get_args(BatchNorm):
         raise ValueError(
-            f"Expected batch_norm to be one of {list(get_args(BatchNorm))}. "
+            f"Expected batch_norm to be None or one of {list(get_args(BatchNorm))}. "
             f"Received: batch_norm={batch_norm!r}."
         )
     return batch_norm
@@ -115,6 +117,40 @@ class Backend(abc.ABC):
             UnsupportedError: If the framework cannot have what `options` ask for.
         """
 
+    def connect(self, job: Job) -> None:
+        """Lets the workers' engines find each other, before the framework starts.
+
+        All workers must call it.
+
+        Args:
+            job: The job of this process.
+
+        Raises:
+            JobError: If the framework has started, or a worker cannot be reached in time.
+        """
+
+    def worker_replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job,
+        communication: CommunicationOptions,
+    ) -> ReplicaSet:
+        """Returns the means to compute on `devices` of each worker, one replica each.
+
+        All workers must call it, after `connect`, with as many devices.
+
+        Args:
+            devices: Devices of this worker, none twice.
+            options: How to compute.
+            job: The job of this process.
+            communication: How to communicate.
+
+        Raises:
+            UnsupportedError: If the framework cannot have what is asked for.
+        """
+        raise UnsupportedError(f"{self.name}: not here yet")
+
     @abc.abstractmethod
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a function that does the same, compiled as the framework compiles a step.
@@ -139,6 +175,18 @@ class Backend(abc.ABC):
             What the function returned, and one gradient a variable, None for a variable that the
             function did not read.
         """
+
+    def random_state(self) -> str:
+        """Returns the state of the framework's own generator that shuffles data, as text."""
+        return ""
+
+    def set_random_state(self, state: str) -> None:
+        """Lets that generator go on from a state.
+
+        Args:
+            state: What `random_state` returned.
+        """
+        del state
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
@@ -187,24 +235,80 @@ class ReplicaSet(abc.ABC):
     """Devices, one replica on each, and how to compute on them.
 
     Attributes:
-        devices: The devices, replica 0's first.
+        devices: The devices of this process, its first replica's first.
         options: How the replicas compute.
+        job: The job whose workers hold the other replicas; None: there are no others.
+        batch_logs_matter: Whether anybody looks at the logs of a batch, in the call of `fit` or
+            `evaluate` that runs.
     """
 
-    def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
+    batch_logs_matter = True
+
+    def __init__(
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
+    ) -> None:
         """Makes the set.
 
         Args:
             devices: Devices of this machine, none twice.
             options: How to compute.
+            job: The job of this process, if other workers hold replicas too.
         """
         self.devices = tuple(devices)
         self.options = options
+        self.job = job
+        self.equal_start = EqualStart(self)
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """How many replicas there are, on all workers."""
+        workers = 1 if self.job is None else self.job.num_workers
+        return workers * self._replicas_here
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process."""
+        first = 0 if self.job is None else self.job.rank * self._replicas_here
+        return range(first, first + self._replicas_here)
+
+    @property
+    def _replicas_here(self) -> int:
         return len(self.devices) // self.options.devices_per_replica
+
+    def device_of(self, replica: int) -> Device | None:
+        """Returns the first device of a replica, None for a replica of another process.
+
+        Args:
+            replica: The replica's number.
+        """
+        here = self.local_replicas
+        if replica not in here:
+            return None
+        return self.devices[(replica - here.start) * self.options.devices_per_replica]
+
+    def begin_step(self) -> None:
+        """Notes that a step begins that needs all workers, and lets new variables start equal.
+
+        Every step of `fit`, `evaluate` and `predict`, and every call of `run`, begins with it. All
+        workers must call it. In a process that is alone it does nothing.
+        """
+        if self.job is not None:
+            self.job.tick()
+            self.equal_start.ensure()
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Returns a context for a call of Keras's `fit`, `evaluate` or `predict`."""
+        return nullcontext()
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the values that they have on the chief.
+
+        All workers must call it, with the same variables.
+
+        Args:
+            variables: Keras variables that have values.
+        """
+        del variables  # in one process there is nobody to differ from
 
     @property
     def logical_devices(self) -> LogicalDevices:
@@ -254,6 +358,31 @@ class Collectives(abc.ABC):
     """
 
     weighs_scaled_losses = False
+
+    def weighs_loss_of(self, optimizer: Any, *, is_scaled: bool) -> bool:
+        """Returns whether a loss gets the replica's weight before it is differentiated.
+
+        If so, `apply_gradients` does not weigh its gradients again.
+
+        Args:
+            optimizer: The optimizer for which it is.
+            is_scaled: Whether that is a LossScaleOptimizer.
+        """
+        del optimizer
+        return is_scaled and self.weighs_scaled_losses
+
+    def differentiated_loss(self, optimizer: Any, loss: Any) -> Any:
+        """Returns a loss as the backward pass is to begin with it.
+
+        Args:
+            optimizer: The optimizer for which it is.
+            loss: The loss, scaled and weighed.
+        """
+        del optimizer
+        return loss
+
+    def loss_is_weighed(self) -> None:  # noqa: B027  few have anything to note
+        """Notes that the loss has got the replica's weight."""
 
     @abc.abstractmethod
     def merge_call(
@@ -347,6 +476,16 @@ class Collectives(abc.ABC):
             tensor: A tensor of this replica, of at least one dimension.
             axis: The axis, from 0.
         """
+
+    def all_stack(self, tensor: Any) -> Any:
+        """Returns the replicas' tensors stacked along a new first axis, with their gradient.
+
+        All replicas must call it. As the shapes are equal, nobody has to ask for them first.
+
+        Args:
+            tensor: A tensor of this replica, of the same shape in all of them.
+        """
+        return self.all_gather(tensor[None])
 
     @abc.abstractmethod
     def apply_gradients(

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from kerasdist import config
 from kerasdist.backends import registry
+from kerasdist.cluster.detection import detect
 from kerasdist.strategies.mirrored import MirroredStrategy
+from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.one_device import OneDeviceStrategy
 from kerasdist.strategy import Strategy
 
 
 def auto() -> Strategy:
-    """Picks a strategy by what this machine has.
+    """Picks a strategy by the environment and by what this machine has.
 
     Returns:
-        `MirroredStrategy` over all accelerators, or all CPU devices where there is no accelerator,
-        if there is more than one; else `OneDeviceStrategy` on the one there is.
+        `MultiWorkerMirroredStrategy` in a process that is one of several workers, see
+        `kerasdist.cluster.detect`. Otherwise `MirroredStrategy` over all accelerators, or all CPU
+        devices where there is no accelerator, if there is more than one; else `OneDeviceStrategy`
+        on the one there is.
     """
+    resolver = detect()
+    if resolver is not None:
+        return MultiWorkerMirroredStrategy(resolver)
     config.apply_cpu_devices_variable()
     backend = registry.current()
     devices = backend.accelerators() or backend.devices("cpu")

@@ -28,7 +28,7 @@ class CentralStorageStrategy(Strategy):
         compute_devices: Sequence[str] | None = None,
         parameter_device: str | None = None,
         *,
-        batch_norm: BatchNorm = "synchronized",
+        batch_norm: BatchNorm | None = None,
     ) -> None:
         """Makes the strategy.
 

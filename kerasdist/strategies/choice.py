@@ -25,14 +25,34 @@ def chosen_devices(
     Raises:
         DeviceError: If a device is unknown, named twice, or there is none.
     """
-    config.apply_cpu_devices_variable()
-    named = () if names is None else parse_devices(names)
-    wanted = dict.fromkeys([*named, *(parse_devices([name])[0] for name in needed)])
-    cpus = [device.index for device in wanted if device.kind == "cpu"]
-    if cpus:
-        backend.prepare_cpu_devices(max(cpus) + 1)
+    wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
         check_available([d for d in wanted if d.kind == kind], backend.devices(kind))
     if names is None:
         return backend.accelerators() or backend.devices("cpu")
-    return named
+    return parse_devices(names)
+
+
+def prepare(
+    backend: Backend, names: Sequence[str] | None, needed: Sequence[str] = ()
+) -> list[Device]:
+    """Prepares the CPU devices among those that are named, without starting the backend.
+
+    Args:
+        backend: The backend in use.
+        names: What `chosen_devices` takes.
+        needed: Likewise.
+
+    Returns:
+        All that are named, once each.
+
+    Raises:
+        DeviceError: If a name cannot be read, or the backend has started with fewer devices.
+    """
+    config.apply_cpu_devices_variable()
+    named = () if names is None else parse_devices(names)
+    wanted = list(dict.fromkeys([*named, *(parse_devices([name])[0] for name in needed)]))
+    cpus = [device.index for device in wanted if device.kind == "cpu"]
+    if cpus:
+        backend.prepare_cpu_devices(max(cpus) + 1)
+    return wanted

@@ -23,7 +23,7 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[str] | None = None, *, batch_norm: BatchNorm = "synchronized"
+        self, devices: Sequence[str] | None = None, *, batch_norm: BatchNorm | None = None
     ) -> None:
         """Makes the strategy.
 
@@ -34,7 +34,10 @@ class MirroredStrategy(Strategy):
                 prepared, as long as the backend has not started.
             batch_norm: ``"synchronized"``: BatchNormalization uses the global batch, as on one
                 device. ``"per_replica"``: each replica's own rows; the moving statistics are
-                averaged. Faster, but not the numbers of one device. Not on JAX.
+                averaged. Faster, but not the numbers of one device. Not on JAX. None:
+                synchronized in `fit`; in custom loops as the layer says, which without
+                ``BatchNormalization(synchronized=True)`` is each replica's own rows, as in
+                ``tf.distribute``.
 
         Raises:
             DeviceError: If a device is unknown, named twice, or there is none.

@@ -8,7 +8,7 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.compare import Tolerance
 from tests.conformance.lazy import keras
-from tests.conformance.models import dense, regression, tokens
+from tests.conformance.models import regression, tokens
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
@@ -222,18 +222,12 @@ def without_a_batch(lab):
     lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
 
 
-@case("batch normalisation", refused={"jax": ("ValueError", "synchronized")})
+@case("batch normalisation")
 def keras_own_option(lab):
     """`BatchNormalization(synchronized=True)`, Keras's own option, gives the same numbers."""
     x, y = regression(N)
-    actions = [fit(x, y, batch_size=BATCH)]
+    actions = [fit(x, y, batch_size=BATCH), predict(x, batch_size=BATCH)]
     expected = lab.run(normalised, actions)[1]
-    if lab.backend == "torch":
-        # Plain Keras refuses the option on torch; so do we, by Keras's own error.
-        with lab.raises(ValueError, "synchronized"):
-            lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())
-        return
-    strategy = lab.strategy()
-    actual = lab.run(lambda: normalised(synchronized=True), actions, strategy)[1]
+    # On JAX and PyTorch Keras takes it in a scope only.
+    actual = lab.run(lambda: normalised(synchronized=True), actions, lab.strategy())[1]
     lab.equal(expected.parts(True), actual.parts(True), NORMAL)
-    lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)

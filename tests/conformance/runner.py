@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,22 @@ class Result:
 class Worker:
     """One process. Iterating yields results; the last one may tell of the process's death."""
 
-    def __init__(self, backend: str, keys: Sequence[str], plain: bool, log: Path, suite: str):
+    def __init__(
+        self,
+        backend: str,
+        keys: Sequence[str],
+        log: Path,
+        command: Sequence[str],
+        limits: Mapping[str, float],
+    ):
+        """``command``: a module and its arguments; ``limits``: seconds a case may take."""
         self.backend = backend
-        self._limits = {item.key: item.case.seconds for item in registry.items(backend, suite)}
+        self._limits = limits
         self._log_path = log
         self._log = log.open("ab")
         self._log_start = log.stat().st_size
-        command = [sys.executable, "-m", "tests.conformance.worker", "--backend", backend]
         self._process = subprocess.Popen(
-            [*command, "--suite", suite, *(["--plain"] if plain else [])],
+            [sys.executable, "-m", *command, "--backend", backend],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -127,26 +134,52 @@ class BackendRun:
         suite: str = registry.CONFORMANCE,
     ):
         """Starts at once, in a thread: the backends run beside each other."""
+        limits = {item.key: item.case.seconds for item in registry.items(backend, suite)}
+        command = ["tests.conformance.worker", "--suite", suite, *(["--plain"] if plain else [])]
+        name = suite.rpartition(".")[2]
+        folder = RESULTS if suite == registry.CONFORMANCE else RESULTS.with_name(name)
+        self._start(backend, keys, command, limits, folder, backend)
+
+    @classmethod
+    def of_group(
+        cls, backend: str, keys: Sequence[str], layout: str, limits: Mapping[str, float]
+    ) -> "BackendRun":
+        """The same for a group of processes (`tests.multiprocess`) that run each case together."""
+        run = object.__new__(cls)
+        command = ["tests.multiprocess.group", "--layout", layout]
+        folder = RESULTS.with_name("multiprocess")
+        run._start(backend, keys, command, limits, folder, f"{backend}-{layout}")
+        return run
+
+    def _start(
+        self,
+        backend: str,
+        keys: Sequence[str],
+        command: Sequence[str],
+        limits: Mapping[str, float],
+        folder: Path,
+        name: str,
+    ):
         self.backend = backend
-        self._suite = suite
+        self._command = command
+        self._limits = limits
         self._keys = list(dict.fromkeys(keys))
-        self._plain = plain
         self._results: queue.Queue[Result | None] = queue.Queue()
         self._known: dict[str, Result] = {}
         self._worker: Worker | None = None
         self._stopped = False
-        name = suite.rpartition(".")[2]
-        self.folder = RESULTS if suite == registry.CONFORMANCE else RESULTS.with_name(name)
+        self._name = name
+        self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.log = self.folder / f"{backend}.log"
+        self.log = self.folder / f"{name}.log"
         self.log.write_bytes(b"")
-        threading.Thread(target=self._run, name=f"{name}-{backend}", daemon=True).start()
+        threading.Thread(target=self._run, name=f"{folder.name}-{name}", daemon=True).start()
 
     def _run(self):
         left = list(self._keys)
         try:
             while left and not self._stopped:
-                self._worker = Worker(self.backend, left, self._plain, self.log, self._suite)
+                self._worker = Worker(self.backend, left, self.log, self._command, self._limits)
                 for result in self._worker.results():
                     # Without a key: it died before a case began, which is every case's result.
                     for key in [result.key] if result.key else list(left):
@@ -180,7 +213,7 @@ class BackendRun:
 
     def save(self) -> Path:
         """JSON lines of what ran, for ``python -m tests.conformance.support``."""
-        path = self.folder / f"{self.backend}.jsonl"
+        path = self.folder / f"{self._name}.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for result in self._known.values():
                 file.write(json.dumps(asdict(result)) + "\n")
@@ -223,13 +256,17 @@ def main(suite: str = registry.CONFORMANCE):
         for item in registry.items(arguments.backend, suite)
         if not arguments.patterns or any(part in item.key for part in arguments.patterns)
     ]
-    run = BackendRun(arguments.backend, keys, arguments.plain, suite)
+    report(BackendRun(arguments.backend, keys, arguments.plain, suite), arguments.verbose)
+
+
+def report(run: BackendRun, verbose: bool):
+    """Prints a line a case, as they end."""
     counts: dict[str, int] = {}
     for result in run.results():
         counts[result.status] = counts.get(result.status, 0) + 1
         head = f"{result.status:8} {result.seconds:6.2f} s  {result.difference:8.1e}  {result.key}"
         print(head + ("" if result.status == "passed" else f"\n    {result.message[:1500]}"))
-        if arguments.verbose and result.traceback:
+        if verbose and result.traceback:
             print(result.traceback)
         sys.stdout.flush()
     run.save()

@@ -1,0 +1,44 @@
+"""Callbacks for `fit` on many workers; in a job of one they do what they can do there.
+
+A public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+    from kerasdist.callbacks.broadcast import BroadcastGlobalVariables
+    from kerasdist.callbacks.chief_only import ChiefOnly
+    from kerasdist.callbacks.metrics_reduction import MetricsReduction
+    from kerasdist.callbacks.warmup import LearningRateWarmup
+
+__all__ = [
+    "BackupAndRestore",
+    "BroadcastGlobalVariables",
+    "ChiefOnly",
+    "LearningRateWarmup",
+    "MetricsReduction",
+]
+
+_HOMES = {
+    "BackupAndRestore": "backup_and_restore",
+    "BroadcastGlobalVariables": "broadcast",
+    "ChiefOnly": "chief_only",
+    "LearningRateWarmup": "warmup",
+    "MetricsReduction": "metrics_reduction",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kerasdist.callbacks' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kerasdist.callbacks.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

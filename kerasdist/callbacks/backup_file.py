@@ -1,0 +1,161 @@
+"""Backups on disk: whole or not there.
+
+A file is a line that says what it is, a header of JSON behind its length, the bytes of the arrays,
+and a SHA-256 over all of that. It is written under another name, flushed to the disk, and then
+renamed, which replaces a file at once or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import ml_dtypes
+import numpy as np
+
+from kerasdist.errors import BackupError
+
+_MAGIC = b"kerasdist backup 1\n"
+_LENGTH_BYTES = 8
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_NAME = re.compile(r"backup-(\d{12})\.kdb")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Backup:
+    """What a file holds.
+
+    Attributes:
+        facts: What JSON can say.
+        arrays: NumPy arrays.
+    """
+
+    facts: Mapping[str, Any]
+    arrays: Sequence[np.ndarray[Any, Any]]
+
+
+def write(folder: Path, number: int, backup: Backup) -> Path:
+    """Writes a backup.
+
+    Args:
+        folder: Where; it is made if need be.
+        number: Of two backups the one with the larger number is the newer.
+        backup: What to write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"backup-{number:012d}.kdb"
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    digest = hashlib.sha256()
+    try:
+        with unfinished.open("wb") as file:
+            for part in _parts(backup):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _flush_folder(folder)
+    return path
+
+
+def read(path: Path) -> Backup:
+    """Reads a backup.
+
+    Args:
+        path: The file.
+
+    Raises:
+        BackupError: If it is no backup, or not whole.
+    """
+    content = path.read_bytes()
+    if not content.startswith(_MAGIC):
+        found = content[: len(_MAGIC)]
+        raise BackupError(
+            f"it begins with {found!r}, not {_MAGIC!r}: another version, or no backup"
+        )
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        raise BackupError(f"its {len(content)} bytes are not those that were written: it is torn")
+    begin = len(_MAGIC) + _LENGTH_BYTES
+    end = begin + int.from_bytes(body[len(_MAGIC) : begin], "big")
+    header = json.loads(body[begin:end])
+    return Backup(header["facts"], list(_arrays(header["arrays"], memoryview(body)[end:])))
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Returns the backups of a folder.
+
+    Args:
+        folder: The folder; it need not exist.
+    """
+    if not folder.is_dir():
+        return []
+    return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
+
+
+def remove(paths: Sequence[Path]) -> None:
+    """Removes backups.
+
+    Args:
+        paths: The files.
+    """
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def number_of(path: Path) -> int:
+    """Returns a backup's number.
+
+    Args:
+        path: The file.
+    """
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
+
+
+def _parts(backup: Backup) -> Iterator[bytes]:
+    arrays = [np.asarray(array, order="C") for array in backup.arrays]
+    forms = [[array.dtype.name, list(array.shape)] for array in arrays]
+    header = json.dumps({"facts": backup.facts, "arrays": forms}).encode()
+    yield _MAGIC
+    yield len(header).to_bytes(_LENGTH_BYTES, "big")
+    yield header
+    for array in arrays:
+        yield array.tobytes()
+
+
+def _arrays(forms: Sequence[Any], data: memoryview) -> Iterator[np.ndarray[Any, Any]]:
+    begin = 0
+    for name, shape in forms:
+        dtype = _dtype(name)
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        yield np.frombuffer(data[begin : begin + size], dtype).reshape(shape)
+        begin += size
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of a name; types of its own for bfloat16 and float8 come from ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes the new name survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

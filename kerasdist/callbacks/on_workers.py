@@ -1,0 +1,130 @@
+"""Keras's callbacks in `fit` on many workers: what writes acts on the chief, what decides on all.
+
+The logs are those of the global batch on every worker, so that callbacks which decide by them
+decide alike. What a worker decides by itself, ``stop_training``, is voted on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.callbacks.chief_only import ChiefOnly
+from kerasdist.callbacks.delegating import DelegatingCallback
+from kerasdist.callbacks.vote import Vote
+from kerasdist.job.job import Job
+
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+def prepared(callbacks: Any, job: Job | None) -> Any:
+    """Returns the callbacks of a call of `fit` as this worker is to have them.
+
+    Args:
+        callbacks: None, one, or a structure of several, or a Keras ``CallbackList``.
+        job: The job, None for a process that is alone.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks = _ordered(callbacks.callbacks, job)
+        return callbacks
+    return _ordered(keras.tree.flatten(callbacks) if callbacks else [], job)
+
+
+def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:
+    backups = [one for one in given if isinstance(one, BackupAndRestore)]
+    others = [one for one in given if not isinstance(one, BackupAndRestore)]
+    if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
+        # Keras would add its own behind the backups, which would lack the last epoch.
+        others = [*others, keras.callbacks.History()]
+    listed = others if job is None else [_on_worker(one, job) for one in others]
+    for backup in backups:
+        backup.beside(others, listed)
+    if job is None:
+        return [*listed, *backups]
+    return [*listed, *backups, Vote(job, others, backups)]
+
+
+def _on_worker(callback: Any, job: Job) -> Any:
+    if isinstance(callback, _WRITERS):
+        return ChiefOnly(callback)
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return _SavesOnChief(callback, job)
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return _RestoresAll(callback, job)
+    return callback
+
+
+@final
+class _SavesOnChief(DelegatingCallback):
+    """Lets ModelCheckpoint decide on every worker, and the chief alone write, whole files only."""
+
+    def __init__(self, inner: Any, job: Job) -> None:
+        super().__init__(inner)
+        self._job = job
+
+    def model_for(self, model: Any) -> Any:
+        return _Saving(model, _replacing if self._job.is_chief else _not)
+
+
+@final
+class _Saving:
+    """A model that is saved in another way."""
+
+    def __init__(self, model: Any, save: Callable[..., None]) -> None:
+        self._model = model
+        self._save = save
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        self._save(self._model.save, filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        self._save(self._model.save_weights, filepath, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves under another name in the same folder, then renames, which happens at once."""
+    path = Path(filepath)
+    # Keras chooses the format by the ends of the name.
+    unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
+    try:
+        save(str(unfinished), *args, **kwargs)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _not(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+    del save, filepath, args, kwargs
+
+
+@final
+class _RestoresAll(DelegatingCallback):
+    """Lets Keras's BackupAndRestore act on the chief, and sends what it restores to all."""
+
+    def __init__(self, inner: Any, job: Job) -> None:
+        super().__init__(inner, heard=job.is_chief)
+        self._job = job
+        self.after("on_train_begin", self._send)
+
+    def _send(self, logs: Any = None) -> None:
+        del logs
+        keras_seam.set_initial_epoch(
+            self.model,
+            self._job.exchange("restored epoch", keras_seam.initial_epoch(self.model))[0],
+        )
+        broadcast(self.model)

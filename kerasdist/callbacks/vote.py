@@ -1,0 +1,78 @@
+"""One decision of all workers, where each may have made its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.job.job import Job
+
+
+@final
+class Vote(keras.callbacks.Callback):
+    """Stops training on all workers at the same step, if one of them wants to stop.
+
+    It stands behind all other callbacks. Workers vote after each batch if a callback of the user's
+    acts on batches, or a worker may be asked to leave; else after each epoch: Keras's own callbacks
+    decide by the logs, which are equal.
+    """
+
+    def __init__(
+        self, job: Job, others: Sequence[Any], backups: Sequence[BackupAndRestore]
+    ) -> None:
+        """Makes the callback.
+
+        Args:
+            job: The job.
+            others: The callbacks of the call.
+            backups: Those among them that back up.
+        """
+        super().__init__()
+        self._job = job
+        self._epoch = 0
+        self._backups = [one for one in backups if one.listens]
+        if self._backups or any(map(_acts_on_batches, others)):
+            # On the object: Keras runs callbacks beside the training if none looks at batches.
+            self.on_train_batch_end = self._after_batch
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch."""
+        del logs
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Votes. All workers must call it."""
+        del logs
+        self._vote(f"end of epoch {epoch + 1}", epoch + 1, 0)
+
+    def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        del logs
+        self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
+
+    def _vote(self, label: str, epoch: int, batches: int) -> None:
+        # Not the attribute `model`: on JAX to ask for it costs a copy of the state.
+        model: Any = self._model
+        asked = [backup.asked_to_leave for backup in self._backups]
+        votes = self._job.exchange(label, [bool(model.stop_training), *asked])
+        stop, *leave = map(any, zip(*votes, strict=True))
+        for backup, leaves in zip(self._backups, leave, strict=True):
+            if leaves:
+                backup.leave(epoch, batches)
+        if stop:
+            model.stop_training = True
+
+
+def _acts_on_batches(callback: Any) -> bool:
+    if keras_seam.is_kerass_own(type(callback)):
+        return False
+    methods: tuple[Callable[..., Any], ...] = (
+        callback.on_train_batch_begin,
+        callback.on_train_batch_end,
+        callback.on_batch_begin,
+        callback.on_batch_end,
+    )
+    return any(not keras_seam.is_default(method) for method in methods)

@@ -1,0 +1,318 @@
+"""The chief's side of a job: who is there, who waits where, and who is lost.
+
+It runs in a thread of the chief's. Each worker, the chief too, holds one connection to it (see
+`kerasdist.job.link`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from kerasdist.errors import JobError
+from kerasdist.job import wire
+from kerasdist.job.timeouts import Timeouts
+
+# The channel on which workers say that they have come to the end of their script.
+LEAVING = "leaving"
+
+
+# What was sent must be read before the connection ends: its end overtakes what is not.
+_DELIVERY_SECONDS = 0.3
+
+
+@dataclass(eq=False)
+class Member:
+    """A worker as the hub knows it.
+
+    Attributes:
+        rank: Its number.
+        name: What to call it in a message.
+        writer: The way to it.
+        facts: What it said of itself.
+        heard: When it last gave a sign of life.
+        step: How many steps it has begun.
+        moved: When it began the last one.
+        place: What it is doing that needs the others; empty: nothing.
+        left: Whether it has said goodbye.
+    """
+
+    rank: int
+    name: str
+    writer: asyncio.StreamWriter
+    facts: dict[str, Any]
+    heard: float
+    step: int = 0
+    moved: float = 0.0
+    place: str = ""
+    left: bool = False
+
+    def tell(self, message: Any) -> None:
+        """Sends a message, or leaves it in the buffer of one that does not read.
+
+        Args:
+            message: The message.
+        """
+        if not self.left:
+            self.writer.write(wire.packed(message))
+
+
+@dataclass(eq=False)
+class Meeting:
+    """A place that all workers must come to.
+
+    Attributes:
+        since: When the first came.
+        labels: What each that came calls the place.
+        values: What each brought.
+    """
+
+    since: float
+    labels: dict[int, str] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+
+
+@final
+class Hub:
+    """Lets workers in, passes on what they bring to meetings, and tells all when one is lost."""
+
+    def __init__(self, host: str, port: int, workers: int, timeouts: Timeouts) -> None:
+        """Opens the port and starts the thread.
+
+        Args:
+            host: The name under which the others reach this machine.
+            port: The port.
+            workers: How many are to come.
+            timeouts: How long to wait.
+
+        Raises:
+            JobError: If the port is in use.
+        """
+        self._workers = workers
+        self._timeouts = timeouts
+        self._members: dict[int, Member] = {}
+        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._failed = False
+        self._started = time.monotonic()
+        self._ended = threading.Event()
+        self._told = threading.Event()
+        self._socket = _bound(host, port)
+        threading.Thread(target=self._serve, name="kerasdist-hub", daemon=True).start()
+
+    def wait_until_all_left(self, seconds: float) -> None:
+        """Waits for the goodbyes.
+
+        Args:
+            seconds: How long at most.
+        """
+        self._ended.wait(seconds)
+
+    def wait_until_told(self, seconds: float) -> None:
+        """Waits until the workers have the news that the job has failed.
+
+        If the chief ended before, all that they would learn is that it did.
+
+        Args:
+            seconds: How long at most.
+        """
+        if self._told.wait(seconds):
+            time.sleep(_DELIVERY_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        server = await asyncio.start_server(self._welcome, sock=self._socket)
+        async with server:
+            while not self._ended.is_set():
+                self._patrol()
+                await asyncio.sleep(min(1.0, self._timeouts.heartbeat / 4))
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        member = None
+        try:
+            hello = await asyncio.wait_for(_read(reader), self._timeouts.join)
+            member = self._admitted(hello, writer)
+            while member is not None and not member.left:
+                self._hear(member, await _read(reader))
+        except (OSError, EOFError, TimeoutError) as error:
+            if member is not None and not member.left:
+                member.left = True
+                self._fail_lost(member.rank, f"its connection ended ({_why(error)}): it was killed")
+        finally:
+            writer.close()
+
+    def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
+        """The worker that a new connection belongs to; None if it is sent away."""
+        rank = hello["rank"]
+        name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
+        now = time.monotonic()
+        member = Member(rank, name, writer, hello, heard=now, moved=now)
+        there = self._members.get(rank)
+        why = None
+        if hello["protocol"] != wire.VERSION:
+            why = f"another kerasdist: protocol {hello['protocol']}, not {wire.VERSION}"
+        elif hello["num_workers"] != self._workers or not 0 <= rank < self._workers:
+            why = (
+                f"the chief expects {self._workers} workers, and this one calls itself number "
+                f"{rank} of {hello['num_workers']}"
+            )
+        elif there is not None:
+            why = f"there is one already: {there.name}. Each worker needs a rank of its own"
+        if why is not None:
+            member.tell({"type": "refused", "why": f"{name} was refused: {why}"})
+            return None
+        self._members[rank] = member
+        if len(self._members) == self._workers:
+            everyone = [self._members[rank].facts for rank in range(self._workers)]
+            self._tell_all({"type": "roster", "members": everyone})
+        return member
+
+    def _hear(self, member: Member, message: Any) -> None:
+        member.heard = time.monotonic()
+        match message["type"]:
+            case "beat":
+                if (message["step"], message["place"]) != (member.step, member.place):
+                    member.moved = member.heard
+                member.step, member.place = message["step"], message["place"]
+            case "meet":
+                self._meet(member, message)
+            case "bye":
+                member.left = True
+                if message["error"] is not None:
+                    self._fail_lost(member.rank, f"it ended with {message['error']}")
+                if all(one.left for one in self._members.values()):
+                    self._ended.set()
+            case other:
+                raise ConnectionError(f"not a kerasdist worker: it says {other!r}")
+
+    def _meet(self, member: Member, message: Any) -> None:
+        key = message["channel"], message["number"]
+        meeting = self._meetings.setdefault(key, Meeting(member.heard))
+        meeting.labels[member.rank] = message["label"]
+        meeting.values[member.rank] = message["value"]
+        if len(set(meeting.labels.values())) > 1:
+            self._fail_apart(meeting.labels)
+        elif len(meeting.values) == self._workers:
+            del self._meetings[key]
+            values = [meeting.values[rank] for rank in range(self._workers)]
+            kept = {"channel": key[0], "number": key[1], "values": values}
+            self._tell_all({"type": "met", **kept})
+        self._check_leavers()
+
+    def _check_leavers(self) -> None:
+        """One that leaves will never come to where another waits."""
+        waiting = {key[0] == LEAVING: one.labels for key, one in self._meetings.items()}
+        if len(waiting) > 1:
+            self._fail_apart({**waiting[False], **waiting[True]})
+
+    def _patrol(self) -> None:
+        now, limits = time.monotonic(), self._timeouts
+        self._tell_all({"type": "beat"})
+        if len(self._members) < self._workers:
+            if now - self._started > limits.join:
+                absent = [rank for rank in range(self._workers) if rank not in self._members]
+                self._fail(
+                    "lost",
+                    absent[0],
+                    f"{_workers(absent)} of {self._workers} did not come within {limits.join:g} s. "
+                    "Look for an error in their logs, start them, or give them more time "
+                    "(KERASDIST_JOIN_TIMEOUT)",
+                )
+            return
+        for member in self._members.values():
+            if not member.left and now - member.heard > limits.heartbeat:
+                self._fail_lost(
+                    member.rank,
+                    f"it has not given a sign of life for {limits.heartbeat:g} s: it was stopped, "
+                    "or is cut off from the network (KERASDIST_HEARTBEAT_TIMEOUT)",
+                )
+        for meeting in list(self._meetings.values()):
+            if now - meeting.since > limits.meeting:
+                self._fail_absent(meeting)
+        self._check_progress(now)
+
+    def _check_progress(self, now: float) -> None:
+        """Whether those at work that needs all have stood still for too long."""
+        busy = [one for one in self._members.values() if one.place and not one.left]
+        if not busy or any(now - one.moved <= self._timeouts.meeting for one in busy):
+            return
+        last = min(self._members.values(), key=lambda one: one.step)
+        places = ", ".join(f"worker {one.rank} in {one.place}, step {one.step}" for one in busy)
+        self._fail(
+            "lost",
+            last.rank,
+            f"no worker has begun a step for {self._timeouts.meeting:g} s ({places}); the last is "
+            f"{last.name}. If a step takes that long, raise KERASDIST_MEETING_TIMEOUT",
+        )
+
+    def _fail_absent(self, meeting: Meeting) -> None:
+        absent = [rank for rank in range(self._workers) if rank not in meeting.labels]
+        label = next(iter(meeting.labels.values()))
+        doing = "; ".join(f"worker {rank} is {self._doing(rank)}" for rank in absent)
+        self._fail(
+            "lost",
+            absent[0],
+            f"{_workers(absent)} did not come to {label!r} within {self._timeouts.meeting:g} s, "
+            f"where {_workers(sorted(meeting.labels))} waited ({doing}). All workers must run the "
+            "same script; raise KERASDIST_MEETING_TIMEOUT if they need so long",
+        )
+
+    def _doing(self, rank: int) -> str:
+        member = self._members[rank]
+        return f"in {member.place}, step {member.step}" if member.place else "in code of its own"
+
+    def _fail_apart(self, labels: Mapping[int, str]) -> None:
+        ranks = sorted(labels)
+        places = "; ".join(f"worker {rank} is at {labels[rank]!r}" for rank in ranks)
+        other = next(rank for rank in ranks if labels[rank] != labels[ranks[0]])
+        self._fail(
+            "disagree",
+            other,
+            f"the workers have come apart: {places}. All of them must run the same script with "
+            "the same number of batches",
+        )
+
+    def _fail_lost(self, rank: int, why: str) -> None:
+        self._fail("lost", rank, f"{self._members[rank].name} is lost: {why}")
+
+    def _fail(self, kind: str, rank: int, why: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._tell_all({"type": "failure", "kind": kind, "rank": rank, "why": why})
+            self._told.set()
+
+    def _tell_all(self, message: Any) -> None:
+        for member in self._members.values():
+            member.tell(message)
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:
+    size = wire.body_size(await reader.readexactly(wire.HEADER_BYTES))
+    return wire.unpacked(await reader.readexactly(size))
+
+
+def _why(error: Exception) -> str:
+    return "closed" if isinstance(error, EOFError) else str(error) or type(error).__name__
+
+
+def _workers(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks))
+    return f"worker {named}" if len(ranks) == 1 else f"workers {named}"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    local = host in ("localhost", "127.0.0.1")
+    try:
+        return socket.create_server(("127.0.0.1" if local else "", port))
+    except OSError as error:
+        raise JobError(
+            f"Expected port {port} of this machine to be free: the workers of the job meet there. "
+            f"Received: {error}. End the process that holds it, or set KERASDIST_COORDINATOR="
+            f"{host}:<another port> for all workers."
+        ) from error

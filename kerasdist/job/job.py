@@ -1,0 +1,234 @@
+"""The job that this process is a worker of."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+from kerasdist import __version__
+from kerasdist.cluster.membership import Membership
+from kerasdist.errors import DisagreementError, JobError, KerasdistError
+from kerasdist.job.hub import LEAVING, Hub
+from kerasdist.job.link import Link
+from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.watch import Watch
+
+# How long an error of a framework waits for the news that explains it.
+_NEWS_SECONDS = 5.0
+
+# The frameworks whose errors may be a lost worker's.
+_ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
+
+
+@final
+class Job:
+    """This worker among the others: what they agree on, and whether they are still there.
+
+    What workers tell each other here are small facts. Tensors go by the collectives of the
+    frameworks.
+
+    Attributes:
+        membership: This process's place.
+        timeouts: How long to wait for the others.
+        addresses: ``host:port`` of each worker, by rank, for the framework's own connections.
+    """
+
+    def __init__(
+        self, membership: Membership, facts: Mapping[str, Any], timeouts: Timeouts
+    ) -> None:
+        """Joins the job; waits until all workers have come. All workers must call it.
+
+        Args:
+            membership: This process's place, with the coordinator's address.
+            facts: What must be equal on all workers, such as versions.
+            timeouts: How long to wait for the others.
+
+        Raises:
+            JobError: If the others cannot be reached.
+            DisagreementError: If workers differ in `facts`.
+        """
+        self.membership = membership
+        self.timeouts = timeouts
+        self._hub: Hub | None = None
+        self._numbers: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._at_leave: list[Callable[[], None]] = []
+        host, port = _coordinator(membership)
+        if membership.is_chief:
+            self._hub = Hub(host, port, membership.num_workers, timeouts)
+        self._link = Link(host, port, _own_facts(membership, host), timeouts)
+        self.addresses = tuple(
+            f"{member['address']}:{member['port']}" if member["given"] is None else member["given"]
+            for member in self._link.roster
+        )
+        self._watch = Watch(self._link, self._hub)
+        self.agree("versions", {"kerasdist": __version__, **facts})
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 for the chief."""
+        return self.membership.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self.membership.num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes the files."""
+        return self.membership.is_chief
+
+    def exchange(self, label: str, value: Any, channel: str = "main") -> list[Any]:
+        """Returns what all workers bring, by rank.
+
+        All workers must call it, with the same label, and those of a channel in the same order.
+
+        Args:
+            label: What to call this meeting in messages.
+            value: A small value that JSON can say.
+            channel: For meetings in another thread than the main one.
+
+        Raises:
+            WorkerLostError: If another worker does not come.
+            DisagreementError: If another worker comes to another meeting.
+        """
+        self.check()
+        with self._lock:
+            number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
+        return self._link.meet(channel, number, label, value)
+
+    def agree(self, label: str, facts: Mapping[str, Any]) -> None:
+        """Makes sure that facts are equal on all workers. All workers must call it.
+
+        Args:
+            label: What the facts are about.
+            facts: By name; values that JSON can say.
+
+        Raises:
+            DisagreementError: If a worker says otherwise; on all workers alike.
+        """
+        everyone: list[dict[str, Any]] = self.exchange(label, dict(facts))
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                names = [*everyone[0], *(name for name in theirs if name not in everyone[0])]
+                name = next(one for one in names if everyone[0].get(one) != theirs.get(one))
+                raise DisagreementError(
+                    f"[worker {self.rank}/{self.num_workers}] Expected all workers to have the "
+                    f"same {label}. Received: {name}={theirs.get(name)!r} on worker {rank}, "
+                    f"{everyone[0].get(name)!r} on worker 0. All of them must run the same script "
+                    "in the same environment."
+                )
+
+    def check(self) -> None:
+        """Raises the error that ended the job, if it has ended.
+
+        Raises:
+            JobError: What ended it.
+        """
+        if self._link.failure is not None:
+            self._watch.disarm()
+            raise self._link.failure
+
+    def tick(self) -> None:
+        """Notes that this worker begins a step that needs the others."""
+        self._link.step += 1
+
+    @contextmanager
+    def explaining(self, place: str) -> Generator[None]:
+        """Says in our words what a lost worker did to the work inside, which needs all workers.
+
+        Args:
+            place: What to call the work in messages.
+
+        Raises:
+            JobError: In place of a framework's error, if the job has ended.
+        """
+        self.check()
+        outer, self._link.place = self._link.place, self._link.place or place
+        try:
+            yield
+        except KerasdistError:
+            if self._link.failure is not None:
+                self._watch.disarm()
+            raise
+        except Exception as error:
+            failure = self._link.failure_within(_NEWS_SECONDS) if _is_engines(error) else None
+            if failure is None:
+                raise
+            self._watch.disarm()
+            raise failure from error
+        finally:
+            self._link.place = outer
+
+    def at_leave(self, callback: Callable[[], None]) -> None:
+        """Lets a framework take leave of the others, when all have come to their end.
+
+        Args:
+            callback: Called at the end of the process, unless the job has failed.
+        """
+        self._at_leave.append(callback)
+
+    def leave_at_exit(self) -> None:
+        """Lets the process wait for the others when its script ends, before frameworks go."""
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        """Waits until all workers have come to their end, then says goodbye."""
+        self._watch_over_leaving()
+        self._link.close()
+        if self._hub is not None:
+            self._hub.wait_until_all_left(_NEWS_SECONDS)
+
+    def _watch_over_leaving(self) -> None:
+        if self._link.closed or self._link.failure is not None:
+            return
+        try:
+            self.exchange("end of the script", None, channel=LEAVING)
+        except JobError as error:
+            self._watch.end(error)
+        for callback in reversed(self._at_leave):
+            callback()
+        self._watch.disarm()
+
+
+def _is_engines(error: Exception) -> bool:
+    return (
+        isinstance(error, RuntimeError | OSError)
+        or type(error).__module__.partition(".")[0] in _ENGINES
+    )
+
+
+def _coordinator(membership: Membership) -> tuple[str, int]:
+    if membership.coordinator is None:
+        raise JobError(
+            "Expected to know where the workers meet. Received: coordinator=None from "
+            f"{membership.source}. Set KERASDIST_COORDINATOR=host:port, the same on all workers: "
+            "a free port of the chief's machine."
+        )
+    host, _, port = membership.coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _own_facts(membership: Membership, coordinator_host: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "rank": membership.rank,
+        "num_workers": membership.num_workers,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "given": membership.addresses[membership.rank] if membership.addresses else None,
+        "port": _free_port(),
+    }
+    # The others reach the chief by its name. It reaches itself by a way that is only its own.
+    return {**facts, "address": coordinator_host} if membership.is_chief else facts
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return probe.getsockname()[1]

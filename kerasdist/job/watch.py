@@ -1,0 +1,119 @@
+"""What becomes of a worker when another one is lost.
+
+A collective of a framework may wait for the lost worker for ever, in code that no exception of ours
+can reach. So the main thread gets a moment to come to an end by itself: mostly the framework
+reports a broken connection, or the worker comes to a meeting. Then the process ends, with the cause
+on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import NoReturn, final
+
+from kerasdist.errors import JobError, WorkerLostError
+from kerasdist.job.hub import Hub
+from kerasdist.job.link import Link
+from kerasdist.launch.exit_codes import ExitCode
+
+# How long the main thread may take to come to an end by itself.
+GRACE_SECONDS = 10.0
+
+# How long the chief may take to let the others know why the job ends.
+_NEWS_SECONDS = 2.0
+
+
+@final
+class Watch:
+    """Ends this process when the job ends and its main thread does not."""
+
+    def __init__(self, link: Link, hub: Hub | None) -> None:
+        """Starts to watch.
+
+        Args:
+            link: The connection that brings the news.
+            hub: On the chief, what tells the others.
+        """
+        self._link = link
+        self._hub = hub
+        self._disarmed = threading.Event()
+        self._main = threading.main_thread()
+        self._hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        threading.Thread(target=self._wait, name="kerasdist-watch", daemon=True).start()
+
+    def disarm(self) -> None:
+        """Leaves the end to the main thread, which knows."""
+        self._disarmed.set()
+
+    def end(self, failure: JobError) -> None:
+        """Ends this process, which has nothing left to do but to wait for the others.
+
+        Args:
+            failure: What ended the job.
+        """
+        self.disarm()
+        self._end_with(failure, f"{failure}\n")
+
+    def _wait(self) -> None:
+        failure = None
+        while failure is None:
+            if self._disarmed.wait(0.2):
+                return
+            failure = self._link.failure
+        if self._disarmed.wait(GRACE_SECONDS):
+            return
+        self._end_with(failure, f"{failure}\n{self._stack()}")
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._main.ident or 0)
+        lines = traceback.format_stack(frame)[-4:] if frame is not None else []
+        return "".join(["This worker was here:\n", *lines])
+
+    def _uncaught(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        self.disarm()
+        self._hook(kind, error, trace)
+        if isinstance(error, JobError) and self._link.failure is not None:
+            # Not by way of the interpreter's end: frameworks wait there for the lost worker.
+            self._end_with(error, "")
+        self._link.close(error=f"{kind.__name__}: {error}"[:500])
+        self._let_others_know()
+        # The same may keep this worker from its end.
+        threading.Thread(target=_end_later, daemon=True).start()
+
+    def _end_with(self, failure: JobError, said: str) -> NoReturn:
+        lost = isinstance(failure, WorkerLostError)
+        sys.stderr.write(f"{said}{_ADVICE if lost else ''}")
+        self._let_others_know()
+        _end(ExitCode.LOST_WORKER if lost else 1)
+
+    def _let_others_know(self) -> None:
+        if self._hub is not None:
+            self._hub.wait_until_told(_NEWS_SECONDS)
+
+
+_ADVICE = (
+    "Start the job again (`kerasdist run --max-restarts N` does that); with "
+    "kerasdist.callbacks.BackupAndRestore it goes on where the last backup was made.\n"
+)
+
+
+def _end_later() -> NoReturn:
+    time.sleep(GRACE_SECONDS)
+    _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

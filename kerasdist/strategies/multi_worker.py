@@ -1,0 +1,121 @@
+"""One replica on every device of every worker, with equal variables on each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, final
+
+from kerasdist.backends import registry
+from kerasdist.backends.base import (
+    DEFAULT_COMMUNICATION,
+    Backend,
+    BatchNorm,
+    ReplicaOptions,
+    ReplicaSet,
+    checked_batch_norm,
+)
+from kerasdist.cluster.detection import detect
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.collectives import CommunicationOptions
+from kerasdist.devices import Device
+from kerasdist.job import current
+from kerasdist.strategies.choice import chosen_devices, prepare
+from kerasdist.strategy import Strategy
+from kerasdist.training import equal_randomness, hooks
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on the devices of several workers: processes, on one machine or many.
+
+    All workers run the same script; who takes part, the environment says (``kerasdist info`` shows
+    what is found in it). Each worker's devices hold replicas of the model. Every worker reads the
+    same data in the same order and computes its rows of every global batch; ``fit``, ``evaluate``
+    and ``predict`` return on every worker what they return on one device.
+
+    Making it waits until all workers have come, and must be the first thing that a script does with
+    Keras, before tensors, models and random seeds. In a job of one it is a `MirroredStrategy`.
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/MultiWorkerMirroredStrategy
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        devices: Sequence[str] | None = None,
+        batch_norm: BatchNorm | None = None,
+    ) -> None:
+        """Makes the strategy. All workers must call it.
+
+        Args:
+            cluster_resolver: Who takes part; None: `kerasdist.cluster.detect` finds it out.
+            communication_options: How gradients are exchanged.
+            devices: This worker's devices; as many on every worker. None: all accelerators of the
+                machine, divided among its workers; where there is none, all CPU devices.
+            batch_norm: As in `MirroredStrategy`.
+
+        Raises:
+            ClusterError: If the environment contradicts itself.
+            JobError: If the workers do not come together.
+            DisagreementError: If they differ in versions or in their number of devices.
+            DeviceError: If a device is unknown, named twice, or there is none.
+            UnsupportedError: If the backend cannot have what is asked for.
+        """
+        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm))
+        self._resolver = cluster_resolver or detect()
+        backend = registry.current()
+        place = None if self._resolver is None else self._resolver.membership()
+        if place is None or place.num_workers == 1:
+            super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
+        else:
+            communication = communication_options or DEFAULT_COMMUNICATION
+            super().__init__(_replicas(backend, place, devices, options, communication))
+        hooks.install()
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """Who takes part, None in a job of one that nothing describes."""
+        return self._resolver
+
+
+def _replicas(
+    backend: Backend,
+    place: Membership,
+    names: Sequence[str] | None,
+    options: ReplicaOptions,
+    communication: CommunicationOptions,
+) -> ReplicaSet:
+    prepare(backend, names)
+    job, is_new = current.join(place, _versions(backend))
+    if is_new:
+        backend.connect(job)
+    devices = chosen_devices(backend, names)
+    if names is None:
+        devices = _own_share(devices, place)
+    job.agree("number of devices a worker", {"devices": len(devices)})
+    replicas = backend.worker_replica_set(devices, options, job, communication)
+    if is_new:
+        job.leave_at_exit()
+    equal_randomness.ensure(job, backend)
+    return replicas
+
+
+def _versions(backend: Backend) -> dict[str, Any]:
+    return {
+        "backend": backend.name,
+        **{name: sys.modules[name].__version__ for name in ("keras", backend.name)},
+    }
+
+
+def _own_share(devices: tuple[Device, ...], place: Membership) -> tuple[Device, ...]:
+    """This worker's part of the machine's accelerators; logical CPU devices are each process's."""
+    workers, number = place.local_workers or 1, place.local_rank or 0
+    if devices[0].kind == "cpu" or workers == 1 or len(devices) < workers:
+        return devices  # fewer than workers: a scheduler has given each worker its own already
+    share = len(devices) // workers
+    return devices[number * share : (number + 1) * share]

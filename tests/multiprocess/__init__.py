@@ -1,0 +1,1 @@
+"""Many workers: real processes, with the numbers of one device."""

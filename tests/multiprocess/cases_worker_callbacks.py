@@ -1,0 +1,267 @@
+"""Callbacks on several workers: who writes, who decides, and how a run goes on."""
+
+import contextlib
+import warnings
+
+import numpy as np
+
+from tests.conformance.lab import optimizer_values, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+ROWS, BATCH, BATCHES = 22, 5, 5
+
+
+def _model(lab):
+    keras.utils.set_random_seed(11)
+    with lab.strategy().scope():
+        return dense("adam")
+
+
+def _fit(model, callbacks, epochs=3, **options):
+    keras.utils.set_random_seed(12)
+    x, y = regression(ROWS)
+    arguments = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, **options}
+    return model.fit(x, y, callbacks=callbacks, **arguments)
+
+
+@case("workers")
+def metrics_reduction(lab):
+    """MetricsReduction makes one of logs that workers computed by themselves."""
+    rank, workers = lab.job.rank, lab.job.num_workers
+
+    class Own(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs.update(mean_of=rank + epoch, sum_of=rank + 1, largest=rank, chiefs=-rank)
+
+    reduction = kd.callbacks.MetricsReduction(
+        {"sum_of": "sum", "largest": "max", "chiefs": "chief"}
+    )
+    history = _fit(_model(lab), [Own(), reduction], epochs=2).history
+    mean = (workers - 1) / 2
+    lab.equal(history["mean_of"], [mean, mean + 1])
+    lab.equal(history["sum_of"], [workers * (workers + 1) // 2] * 2)
+    lab.equal(history["largest"], [workers - 1] * 2)
+    lab.equal(history["chiefs"], [0, 0])
+    with lab.raises(ValueError, "one of .*'mean'.* Received: reductions="):
+        kd.callbacks.MetricsReduction({"loss": "median"})
+
+
+@case("workers")
+def chief_only(lab):
+    """ChiefOnly, and Keras's callbacks that write, act on the chief alone."""
+    heard = []
+
+    class Listener(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            heard.append(epoch)
+
+    with lab.folder() as folder:
+        own = folder / f"log-{lab.job.rank}.csv"
+        csv = keras.callbacks.CSVLogger(str(own))
+        _fit(_model(lab), [kd.callbacks.ChiefOnly(Listener()), csv], epochs=2)
+        lab.equal(heard, [0, 1] if lab.job.is_chief else [])
+        lab.check(own.exists() == lab.job.is_chief, f"{own} of worker {lab.job.rank}")
+
+
+@case("workers")
+def checkpoints(lab):
+    """ModelCheckpoint decides on every worker, and the chief writes whole files."""
+    with lab.folder() as folder:
+        own = folder / f"{lab.job.rank}-{{epoch}}.keras"
+        checkpoint = keras.callbacks.ModelCheckpoint(str(own), monitor="loss", save_best_only=True)
+        model = _model(lab)
+        history = _fit(model, [checkpoint]).history
+        lab.equal(checkpoint.best, min(history["loss"]))
+        found = sorted(path.name for path in folder.iterdir() if path.name[0] == str(lab.job.rank))
+        lab.equal(found, ["0-1.keras", "0-2.keras", "0-3.keras"] if lab.job.is_chief else [])
+        lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
+        x, _ = regression(6)
+        expected = model.predict(x, verbose=0)
+        lab.everyone("written")
+        loaded = keras.models.load_model(folder / "0-3.keras")
+        lab.equal(loaded.predict(x, verbose=0), expected)
+
+
+def _stopped_at(lab, stopper):
+    """After which batch each worker stops."""
+    seen = []
+
+    class Count(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    _fit(_model(lab), [Count(), stopper])
+    lab.equal(lab.everyone(len(seen)), [len(seen)] * lab.job.num_workers)
+    return len(seen)
+
+
+@case("workers")
+def stop_in_an_epoch(lab):
+    """`stop_training` set after a batch on one worker stops all at the same batch."""
+    rank = lab.job.rank
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == 2:
+                self.model.stop_training = True
+
+    lab.equal(_stopped_at(lab, Stop()), 3)
+
+
+@case("workers")
+def stop_after_an_epoch(lab):
+    """`stop_training` set after an epoch on one worker stops all."""
+    rank = lab.job.rank
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 1 and epoch == 1:
+                self.model.stop_training = True
+
+    lab.equal(_stopped_at(lab, Stop()), 2 * BATCHES)
+
+
+@case("workers")
+def early_stopping(lab):
+    """EarlyStopping decides alike on all workers."""
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=10.0)
+    lab.equal(_stopped_at(lab, stop), 2 * BATCHES)
+
+
+@case("workers")
+def broadcast_of_variables(lab):
+    """BroadcastGlobalVariables sends what the chief alone has changed."""
+    model = _model(lab)
+    _fit(model, [], epochs=1)
+    if not lab.job.is_chief:
+        model.set_weights([array + 1.0 for array in model.get_weights()])
+    _fit(model, [kd.callbacks.BroadcastGlobalVariables()], epochs=1)
+    lab.alike([array.tolist() for array in values(model.weights)])
+    with lab.raises(ValueError, "the chief .*Received: root_rank=1"):
+        kd.callbacks.BroadcastGlobalVariables(1)
+
+
+@case("workers")
+def warmup(lab):
+    """LearningRateWarmup grows the learning rate in equal steps, and then leaves it."""
+    model = _model(lab)
+    rates = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    _fit(model, [kd.callbacks.LearningRateWarmup(0.1, epochs=2), Note()])
+    start, steps = 0.1 / lab.replicas, 2 * BATCHES
+    grown = [start + min(step / steps, 1.0) * (0.1 - start) for step in range(3 * BATCHES)]
+    lab.equal(np.array(rates), np.array(grown))
+
+
+class Interrupt(Exception):
+    pass
+
+
+def _interrupting(batches):
+    left = [batches]
+
+    def count(batch, logs):
+        left[0] -= 1
+        if left[0] == 0:
+            raise Interrupt
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=count)
+
+
+def _others():
+    return [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)]
+
+
+def _everything(model, history):
+    return {
+        "history": history.history,
+        "epochs": history.epoch,
+        "weights": values(model.variables),
+        "optimizer": optimizer_values(model),
+    }
+
+
+@case("workers")
+def backup_and_restore(lab):
+    """A run that was interrupted, twice, ends as one that was not."""
+    model = _model(lab)
+    expected = _everything(model, _fit(model, _others(), shuffle=True))
+    with lab.folder() as folder:
+        for batches in (4, 3):
+            backup = kd.callbacks.BackupAndRestore(folder, save_freq=3)
+            with contextlib.suppress(Interrupt):
+                _fit(_model(lab), [backup, *_others(), _interrupting(batches)], shuffle=True)
+            lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
+        model = _model(lab)
+        seen = []
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        backup = kd.callbacks.BackupAndRestore(folder)
+        history = _fit(model, [backup, *_others(), watch], shuffle=True)
+        lab.equal(seen, [1, 2])  # the second interrupted run had come that far
+        lab.equal(_everything(model, history), expected)
+        lab.everyone("ended")
+        lab.equal(list(folder.iterdir()), [])
+
+
+@case("workers")
+def torn_backups(lab):
+    """A torn backup is refused with a message, and the one before it is used."""
+    with lab.folder() as folder:
+        kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        _fit(_model(lab), [kept], epochs=3)
+        lab.everyone("written")
+        newest = max(folder.iterdir())
+        if lab.job.is_chief:
+            newest.write_bytes(newest.read_bytes()[:-7])
+        lab.everyone("torn")
+        model = _model(lab)
+        seen = []
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            _fit(model, [kd.callbacks.BackupAndRestore(folder), watch], epochs=3)
+        messages = [str(one.message) for one in told if "is torn" in str(one.message)]
+        lab.equal(len(messages), 1 if lab.job.is_chief else 0)
+        lab.equal(seen, [2])
+
+
+@case("workers")
+def backups_of_another_model(lab):
+    """A backup of another model is refused, and the run begins at its begin."""
+    with lab.folder() as folder:
+        kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        _fit(_model(lab), [kept], epochs=1)
+        lab.everyone("written")
+        with lab.strategy().scope():
+            other = dense("sgd")
+        seen = []
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            _fit(other, [kd.callbacks.BackupAndRestore(folder), watch], epochs=1)
+        messages = [str(one.message) for one in told if "another model" in str(one.message)]
+        lab.equal(len(messages), 1 if lab.job.is_chief else 0)
+        lab.equal(seen, [0])
+
+
+@case("workers")
+def kerass_own_backups(lab):
+    """Keras's own BackupAndRestore acts on the chief, and what it restores goes to all."""
+    with lab.folder() as folder:
+        # A folder of its own for each worker: the chief's is the one that counts.
+        own = str(folder / str(lab.job.rank))
+        seen = []
+        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
+        stop = _interrupting(BATCHES + 1)
+        with contextlib.suppress(Interrupt):
+            _fit(_model(lab), [keras.callbacks.BackupAndRestore(own), stop])
+        model = _model(lab)
+        _fit(model, [keras.callbacks.BackupAndRestore(own), watch])
+        lab.equal(seen, [1, 2])
+        lab.alike([array.tolist() for array in values(model.weights)])

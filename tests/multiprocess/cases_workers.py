@@ -1,0 +1,218 @@
+"""What there is only with several workers: an equal start, equal order, values of all workers."""
+
+import contextlib
+import io
+import random
+
+import numpy as np
+
+from tests.conformance.actions import fit, predict
+from tests.conformance.lab import values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+
+def _differing_seeds(lab):
+    keras.utils.set_random_seed(100 + lab.job.rank)
+    random.seed(lab.job.rank)
+
+
+@case("workers")
+def equal_start(lab):
+    """Weights start equal, whatever the seeds."""
+    _differing_seeds(lab)
+    with lab.strategy().scope():
+        model = dense()
+    x, y = regression(6)
+    model.evaluate(x, y, batch_size=6, verbose=0)
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def equal_order(lab):
+    """Data are shuffled in the same order, whatever the seeds."""
+    with lab.strategy().scope():
+        model = dense()
+    _differing_seeds(lab)
+    x, y = regression(23)
+    history = model.fit(x, y, batch_size=4, epochs=2, shuffle=True, verbose=0)
+    lab.alike(history.history)
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def equal_results(lab):
+    """Every worker has the whole history and all predictions."""
+    x, y = regression(17)
+
+    def build():
+        return dense()
+
+    model = lab.same(build, fit(x, y, batch_size=5, epochs=2), predict(x, batch_size=4))
+    lab.alike([array.tolist() for array in values(model.variables)])
+
+
+@case("workers")
+def chief_alone_prints(lab):
+    """The progress bar is the chief's."""
+    with lab.strategy().scope():
+        model = dense()
+    x, y = regression(8)
+    keras.utils.enable_interactive_logging()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            model.fit(x, y, batch_size=4, verbose=1)
+    finally:
+        keras.utils.disable_interactive_logging()
+    lab.check(("loss" in printed.getvalue()) == lab.job.is_chief, printed.getvalue())
+
+
+@case("workers")
+def facts(lab):
+    """The strategy and its resolver tell who takes part."""
+    strategy = lab.strategy()
+    resolver = strategy.cluster_resolver
+    lab.equal(
+        [lab.job.num_workers, lab.job.rank, "worker", lab.replicas],
+        [resolver.num_workers, resolver.task_id, resolver.task_type, strategy.num_replicas_in_sync],
+    )
+    lab.check(strategy.extended.should_checkpoint == lab.job.is_chief, "should_checkpoint")
+    lab.check(strategy.extended.should_save_summary == lab.job.is_chief, "should_save_summary")
+
+
+def _own_numbers(strategy):
+    """Each replica's number as a component of its own."""
+    return strategy.distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group)
+    )
+
+
+@case("workers")
+def local_components(lab):
+    """A distributed value holds the components of its own worker."""
+    strategy = lab.strategy()
+    here = [float(one) for one in strategy.local_results(_own_numbers(strategy))]
+    lab.equal(here, [float(one) for one in strategy.local_replicas])
+    everywhere = [number for theirs in lab.everyone(here) for number in theirs]
+    lab.equal(everywhere, [float(one) for one in range(lab.replicas)])
+
+
+@case("workers")
+def reduce_and_gather(lab):
+    """reduce and gather go over the replicas of all workers."""
+    strategy, replicas = lab.strategy(), lab.replicas
+
+    def rows(number):
+        return keras.ops.ones((2, 3)) * (number + 1.0)
+
+    made = strategy.run(rows, args=(_own_numbers(strategy),))
+    numbers = np.arange(1.0, replicas + 1.0)
+    lab.equal(strategy.reduce("SUM", made, axis=None), np.full((2, 3), numbers.sum(), "float32"))
+    lab.equal(strategy.reduce("MEAN", made, axis=None), np.full((2, 3), numbers.mean(), "float32"))
+    lab.equal(strategy.reduce("SUM", made, axis=0), np.full(3, 2 * numbers.sum(), "float32"))
+    expected = np.repeat(numbers, 2)[:, None].repeat(3, axis=1).astype("float32")
+    lab.equal(strategy.gather(made, axis=0), expected)
+
+
+@case("workers")
+def collectives_in_replicas(lab):
+    """all_reduce, all_gather and merge_call meet the replicas of all workers."""
+    strategy, replicas = lab.strategy(), lab.replicas
+
+    def code(number):
+        here = kd.get_replica_context()
+        own = keras.ops.ones((1, 2)) * (number + 1.0)
+        total = here.all_reduce("SUM", own)
+        mean = here.all_reduce("MEAN", own)
+        gathered = here.all_gather(own, axis=0)
+        merged = here.merge_call(lambda s, value: s.reduce("SUM", value, axis=None), args=(own,))
+        return total, mean, gathered, merged
+
+    results = strategy.run(code, args=(_own_numbers(strategy),))
+    numbers = np.arange(1.0, replicas + 1.0, dtype="float32")
+    expected = (
+        np.full((1, 2), numbers.sum(), "float32"),
+        np.full((1, 2), numbers.mean(), "float32"),
+        numbers[:, None].repeat(2, axis=1),
+        np.full((1, 2), numbers.sum(), "float32"),
+    )
+    for found, wanted in zip(results, expected, strict=True):
+        for component in strategy.local_results(found):
+            lab.equal(component, wanted)
+
+
+@case("workers")
+def input_context(lab):
+    """A dataset function is told of its worker."""
+    strategy = lab.strategy()
+    told = []
+
+    def make(context):
+        told.append(context)
+        first = 10.0 * context.input_pipeline_id
+        return [np.full((2, 1), first + step, "float32") for step in range(4)]
+
+    dataset = strategy.distribute_datasets_from_function(make)
+    [context] = told
+    lab.equal(
+        [context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync],
+        [lab.job.num_workers, lab.job.rank, lab.replicas],
+    )
+    found = [
+        float(np.asarray(keras.ops.convert_to_numpy(component)).ravel()[0])
+        for batch in dataset
+        for component in strategy.local_results(batch)
+    ]
+    lab.equal(found, [10.0 * lab.job.rank + step for step in range(4)])
+
+
+@case("workers")
+def custom_loop(lab):
+    """A custom loop gives the weights of one device."""
+    x, y = regression(24)
+    batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
+
+    def train(model, strategy):
+        def step(data):
+            inputs, targets = data
+
+            def loss():
+                errors = keras.ops.square(model(inputs, training=True) - targets)
+                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=8)
+
+            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        @kd.function
+        def train_step(data):
+            return strategy.reduce("SUM", strategy.run(step, args=(data,)), axis=None)
+
+        return [
+            float(keras.ops.convert_to_numpy(train_step(batch)))
+            for _ in range(2)
+            for batch in strategy.distribute_dataset(batches)
+        ]
+
+    plain = kd.get_strategy()
+    model, expected = lab.run(dense, [lambda model: train(model, plain)])
+    strategy = lab.strategy()
+    model, actual = lab.run(dense, [lambda model: train(model, strategy)], strategy)
+    lab.equal(expected.parts(optimizer=True), actual.parts(optimizer=True))
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def variables_that_add_up(lab):
+    """A variable that is aggregated when it is read adds up over all workers."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        metric = keras.metrics.Sum()
+
+    def step(number):
+        metric.update_state(number + 1.0)
+
+    for _ in range(2):
+        strategy.run(step, args=(_own_numbers(strategy),))
+    lab.equal(metric.result(), np.float32(2 * sum(range(1, lab.replicas + 1))))

@@ -1,0 +1,129 @@
+"""One worker of a job without any framework: joins, does what its name says, and ends.
+
+python -m tests.multiprocess.job_script RANK WORKERS PORT BEHAVIOUR
+"""
+
+import os
+import signal
+import sys
+import time
+
+from kerasdist.cluster.membership import Membership
+from kerasdist.job.job import Job
+from kerasdist.job.timeouts import Timeouts
+
+LONG = 60.0
+HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
+
+
+def joined(rank: int, workers: int, port: int) -> Job:
+    place = Membership("worker", rank, rank, workers, (), f"localhost:{port}", "a test")
+    job = Job(place, {"keras": "1"}, Timeouts(JOIN, HEARTBEAT, MEETING))
+    job.leave_at_exit()
+    return job
+
+
+def end_well(job: Job):
+    everyone = [job.exchange(f"step {step}", [job.rank, step]) for step in range(50)]
+    assert everyone == [[[r, step] for r in range(job.num_workers)] for step in range(50)]
+    print("addresses", *job.addresses)
+
+
+def wait_at_exit(job: Job):
+    """The chief is slower to end; the others wait for it."""
+    began = time.monotonic()
+    if job.is_chief:
+        time.sleep(1)
+    job.leave()
+    print("waited" if time.monotonic() - began > 0.9 else "did not wait")
+
+
+def be_killed(job: Job):
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.exchange("the next step", None)
+
+
+def chief_is_killed(job: Job):
+    if job.is_chief:
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.exchange("the next step", None)
+
+
+def be_killed_while_another_is_busy(job: Job):
+    """As in a collective that never ends, which no exception can reach."""
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LONG)
+
+
+def be_stopped(job: Job):
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    job.exchange("the next step", None)
+
+
+def raise_an_error(job: Job):
+    if job.rank == 1:
+        raise KeyError("a mistake of the user's")
+    job.exchange("the next step", None)
+
+
+def disagree(job: Job):
+    job.agree("models", {"layers": 3, "units": 4 + job.rank})
+
+
+def end_early(job: Job):
+    if job.rank == 1:
+        return
+    job.exchange("the next step", None)
+
+
+def go_elsewhere(job: Job):
+    job.exchange("step 6" if job.rank == 1 else "end of epoch 1", None)
+
+
+def stay_away(job: Job):
+    """Alive, and not where the others are."""
+    if job.rank == 1:
+        time.sleep(LONG)
+    job.exchange("the next step", None)
+
+
+def stand_still(job: Job):
+    """All are alive in a step that does not end; worker 1 is a step behind."""
+    with job.explaining("fit"):
+        for _ in range(3 - job.rank):
+            job.tick()
+        time.sleep(LONG)
+
+
+def broken_engine(job: Job):
+    """A framework's error that a lost worker causes."""
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with job.explaining("fit"):
+        time.sleep(0.3)
+        raise RuntimeError("Connection closed by peer")
+
+
+def own_error(job: Job):
+    """An error of the user's stays what it is, also of a kind that frameworks raise."""
+    with job.explaining("fit"):
+        raise ValueError("a mistake of the user's")
+
+
+def main():
+    rank, workers, port = map(int, sys.argv[1:4])
+    behaviour = globals()[sys.argv[4]]
+    if behaviour is never_come and rank == 1:
+        return
+    behaviour(joined(rank, workers, port))
+
+
+def never_come(job: Job):
+    job.exchange("the next step", None)
+
+
+if __name__ == "__main__":
+    main()

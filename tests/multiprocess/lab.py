@@ -1,0 +1,57 @@
+"""What a case works with in one worker of a group."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.lab import Lab, PlainOutcomes, plain_values
+from tests.conformance.lazy import kd
+from tests.conformance.registry import Case, Item
+from tests.multiprocess.layouts import Layout
+
+
+class WorkersLab(Lab):
+    """The lab of a worker: every strategy is over all workers of the group."""
+
+    def __init__(self, case: Case, backend: str, layout: Layout, plain: PlainOutcomes, main: Any):
+        super().__init__(case, backend, layout.replicas, plain, mirrored=True)
+        self._layout = layout
+        self._main = main
+
+    @property
+    def job(self) -> Any:
+        return self._main.replica_set.job
+
+    def everyone(self, value: Any) -> list[Any]:
+        """What every worker has here, by rank."""
+        return self.job.exchange("what everyone has", value)
+
+    def alike(self, value: Any):
+        """All workers have the same."""
+        shown = repr(plain_values(value))
+        everyone = self.everyone(shown)
+        self.check(len(set(everyone)) == 1, f"workers differ: {everyone}")
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder that all workers see, gone afterwards."""
+        with contextlib.ExitStack() as stack:
+            own = stack.enter_context(tempfile.TemporaryDirectory()) if self.job.is_chief else ""
+            yield Path(self.everyone(own)[0])
+            self.everyone("done")
+
+    def strategy(self, **options):
+        return kd.MultiWorkerMirroredStrategy(**options) if options else self._main
+
+    def with_replicas(self, replicas: int) -> "WorkersLab":
+        """The same lab: the number of workers is what it is."""
+        del replicas
+        return self
+
+
+def labs(strategy: Any, layout: Layout) -> Callable[[Item], WorkersLab]:
+    """What makes the lab of an item."""
+    plain = PlainOutcomes()
+    return lambda item: WorkersLab(item.case, item.backend, layout, plain, strategy)

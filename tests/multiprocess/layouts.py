@@ -1,0 +1,61 @@
+"""How many workers and devices there are, and which cases run on them.
+
+Most cases are those of `tests.conformance`: a group of processes runs each of them together, and
+every worker compares what it got with plain Keras. The others stand in the modules ``cases_*`` of
+this folder.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.conformance import registry
+
+# About one process: its strategies, its files, its cost.
+_NOT_HERE = ("strategies.", "cost.", "saving.", "bad_input.")
+
+
+@dataclass(frozen=True)
+class Layout:
+    workers: int
+    devices: int
+
+    @property
+    def replicas(self) -> int:
+        return self.workers * self.devices
+
+    def __str__(self) -> str:
+        return f"{self.workers}x{self.devices}"
+
+    @classmethod
+    def of(cls, text: str) -> "Layout":
+        workers, _, devices = text.partition("x")
+        return cls(int(workers), int(devices))
+
+
+PAIR = Layout(2, 1)
+
+# Besides the pair, on which all cases run.
+LARGER = {
+    "tensorflow": (Layout(3, 1), Layout(2, 2)),
+    "jax": (Layout(3, 1), Layout(2, 2)),
+    "torch": (Layout(3, 1), Layout(4, 1)),
+}
+
+# What depends on the number of replicas.
+_ON_LARGER = ("ragged.", "workers.")
+
+OWN = "tests.multiprocess"
+
+
+def cases() -> dict[str, registry.Case]:
+    """All cases, by name."""
+    return {**registry.load(), **registry.load(OWN)}
+
+
+def keys(backend: str, layout: Layout) -> Iterator[str]:
+    """The names of the cases that run on a layout."""
+    for case in cases().values():
+        if backend not in case.backends or case.name.startswith(_NOT_HERE):
+            continue
+        if layout == PAIR or case.name.startswith(_ON_LARGER):
+            yield case.name

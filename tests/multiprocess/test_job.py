@@ -1,0 +1,109 @@
+"""A job's workers agree, or learn who is lost and why, in bounded time; no framework is needed."""
+
+import contextlib
+import re
+import socket
+
+import pytest
+
+from kerasdist.launch.exit_codes import ExitCode
+from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
+from tests.multiprocess.processes import Processes, free_port, report
+
+# For processes to start, and for a main thread to come to an end by itself.
+SLACK = 25.0
+LOST = int(ExitCode.LOST_WORKER)
+
+# The behaviour of worker 1 (the chief's, in those that name it), the survivors' exit codes, what
+# they say, and after how many seconds at the latest.
+LOSSES = [
+    ("be_killed", LOST, "worker 1 .* is lost: .* it was killed", 0),
+    ("be_killed_while_another_is_busy", LOST, "worker 1 .* is lost: .* it was killed", 0),
+    ("be_stopped", LOST, "worker 1 .* has not given a sign of life for 2 s", HEARTBEAT),
+    ("raise_an_error", LOST, "worker 1 .* ended with KeyError: .*a mistake", 0),
+    ("end_early", 1, "worker 0 is at 'the next step'; worker 1 is at 'end of the script'", 0),
+    ("go_elsewhere", 1, "worker 0 is at 'end of epoch 1'; worker 1 is at 'step 6'", 0),
+    ("disagree", 1, "same models. Received: units=5 on worker 1, 4 on worker 0", 0),
+    ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
+    ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
+    ("never_come", 1, "worker 1 of 3 did not come within 4 s", JOIN),
+    ("broken_engine", LOST, "(?s)Connection closed by peer.*worker 1 .* it was killed", 0),
+]
+
+
+WITHOUT_LOSS = ["end_well", "wait_at_exit", "own_error", "chief_is_killed"]
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """All jobs of this file, begun together, since most of their time is waiting."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            behaviour: stack.enter_context(_job(behaviour))
+            for behaviour in [*(loss[0] for loss in LOSSES), *WITHOUT_LOSS]
+        }
+
+
+def _job(behaviour: str) -> Processes:
+    port = free_port()
+    return Processes(
+        [
+            ["-m", "tests.multiprocess.job_script", str(rank), "3", str(port), behaviour]
+            for rank in range(3)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "said", "seconds"), LOSSES, ids=[loss[0] for loss in LOSSES]
+)
+@pytest.mark.timeout(60)
+def test_survivors_end_and_name_the_lost_worker(jobs, behaviour, code, said, seconds):
+    # A worker that is stopped ends with nobody's help; one that dies has its own code.
+    unable = [1] if behaviour == "be_stopped" else []
+    ended = jobs[behaviour].join(SLACK + seconds, but=unable)
+    for worker in ended:
+        if worker.rank == 1:
+            continue
+        assert worker.code == code, report(ended)
+        assert f"[worker {worker.rank}/3]" in worker.output, report(ended)
+    assert re.search(said, ended[0].output), report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_a_lost_chief_ends_the_others(jobs):
+    ended = jobs["chief_is_killed"].join(SLACK)
+    assert [worker.code for worker in ended] == [-9, LOST, LOST], report(ended)
+    assert "the chief, worker 0, is lost" in ended[1].output, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_workers_exchange_facts_and_end_well(jobs):
+    ended = jobs["end_well"].join(SLACK)
+    assert [worker.code for worker in ended] == [0, 0, 0], report(ended)
+    assert len({worker.output for worker in ended}) == 1, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_workers_wait_for_each_other_at_the_end(jobs):
+    ended = jobs["wait_at_exit"].join(SLACK)
+    assert [worker.output.strip() for worker in ended] == ["waited"] * 3, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_an_error_of_the_users_stays_what_it_is(jobs):
+    ended = jobs["own_error"].join(SLACK)
+    assert [worker.code for worker in ended] == [1, 1, 1], report(ended)
+    for worker in ended:
+        assert "ValueError: a mistake of the user's" in worker.output, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_a_port_in_use_is_an_error_of_the_chief():
+    with socket.create_server(("localhost", 0)) as held:
+        port = held.getsockname()[1]
+        command = ["-m", "tests.multiprocess.job_script", "0", "1", str(port), "end_well"]
+        with Processes([command]) as processes:
+            [chief] = processes.join(SLACK)
+    assert chief.code == 1, report([chief])
+    assert f"Expected port {port} of this machine to be free" in chief.output

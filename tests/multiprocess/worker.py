@@ -1,0 +1,73 @@
+"""One worker of a group: runs cases with the others, and tells of each in a JSON line.
+
+Started by `tests.multiprocess.group`, with kerasdist's variables in the environment.
+"""
+
+import argparse
+import faulthandler
+import gc
+import json
+import os
+import sys
+
+from tests.conformance import registry
+from tests.conformance.worker import prepare, reset, run_item
+from tests.multiprocess.layouts import Layout, cases
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
+    parser.add_argument("--layout", type=Layout.of, required=True)
+    arguments = parser.parse_args()
+
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(**line):
+        lines.write(json.dumps(line) + "\n")
+        lines.flush()
+
+    wanted = [line.strip() for line in sys.stdin if line.strip()]
+    prepare(arguments.backend)
+    os.environ["KERASDIST_CPU_DEVICES"] = str(arguments.layout.devices)
+    faulthandler.dump_traceback_later(180, exit=True)
+    import kerasdist as kd
+
+    strategy = kd.MultiWorkerMirroredStrategy()  # before anything starts the framework
+    if strategy.num_replicas_in_sync != arguments.layout.replicas:
+        raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")
+    import keras
+
+    from kerasdist.job import current
+    from tests.multiprocess.lab import labs
+
+    job = current.current()
+    lab_of = labs(strategy, arguments.layout)
+    keras.utils.disable_interactive_logging()
+    keras.config.disable_traceback_filtering()
+    gc.freeze()
+    known = cases()
+    tell(event="ready", backend=arguments.backend)
+    for key in wanted:
+        item = registry.Item(known[key], arguments.backend, arguments.layout.replicas)
+        faulthandler.dump_traceback_later(item.case.seconds, exit=True)
+        tell(event="start", key=key)
+        print(f"\n===== {key} =====", file=sys.stderr, flush=True)
+        line = run_item(item, lab_of)
+        if line["traceback"]:
+            print(line["traceback"], file=sys.stderr, flush=True)
+        reset()
+        # Nobody may go on alone: after a failure the next case would begin elsewhere.
+        job.exchange(f"end of {key}", line["status"])
+        tell(event="end", key=key, **line)
+    faulthandler.cancel_dump_traceback_later()
+    tell(event="done")
+    lines.flush()
+    sys.stderr.flush()
+    job.leave()
+    os._exit(0)  # a case may leave a thread behind; it shall not keep us from ending
+
+
+if __name__ == "__main__":
+    main()
