@@ -6,6 +6,7 @@ the machine's speed cancels. A contender that dies is started again and its deat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -15,16 +16,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 MAX_DEATHS = 5
 
+_NOTHING: Mapping[str, str] = {}
+
 
 class Contender:
     """A child process that does its work once on request and answers with its seconds."""
 
-    def __init__(self, script: str, backend: str, *arguments: str) -> None:
+    def __init__(
+        self, script: str, backend: str, *arguments: str, environment: Mapping[str, str] = _NOTHING
+    ) -> None:
         self._command = [sys.executable, script, "--child", backend, *arguments]
-        self._environment = os.environ | {
+        self._environment = {
+            **os.environ,
             "KERAS_BACKEND": backend,
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
+            **environment,
         }
         self.deaths = 0
         self._start()
@@ -42,22 +49,55 @@ class Contender:
     def seconds(self) -> float:
         """Has the work done once; NaN if the contender cannot keep alive."""
         while self.deaths < MAX_DEATHS:
-            try:
-                self._process.stdin.write("go\n")
-                self._process.stdin.flush()
-                answer = self._process.stdout.readline()
-                if answer:
-                    return float(answer)
-            except BrokenPipeError:
-                pass
+            self.begin()
+            if (seconds := self.finish()) is not None:
+                return seconds
             self._process.wait()
             self.deaths += 1
             self._start()
         return float("nan")
 
+    def begin(self) -> None:
+        """Asks for the work."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+
+    def finish(self) -> float | None:
+        """Waits for the work's seconds; None if the process has died."""
+        answer = self._process.stdout.readline()
+        return float(answer) if answer else None
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+class Team:
+    """Processes that do their work together, as the workers of a job do; the slowest counts."""
+
+    deaths = 0
+
+    def __init__(self, members: Sequence[Contender]) -> None:
+        self._members = members
+
+    def seconds(self) -> float:
+        """Has the work done once.
+
+        Raises:
+            RuntimeError: If a process has died: the others cannot go on without it.
+        """
+        for member in self._members:
+            member.begin()
+        seconds = [member.finish() for member in self._members]
+        alive = [each for each in seconds if each is not None]
+        if len(alive) < len(seconds):
+            raise RuntimeError(f"Expected all workers to answer. Received: {seconds=}.")
+        return max(alive)
+
+    def end(self) -> None:
+        for member in self._members:
+            member.end()
 
 
 def serve(make: Callable[[], Callable[[], object]]) -> None:
@@ -74,7 +114,7 @@ def serve(make: Callable[[], Callable[[], object]]) -> None:
         answers.flush()
 
 
-def measure(contenders: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+def measure(contenders: Mapping[str, Contender | Team], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each contender, one figure a round, and ends them."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:

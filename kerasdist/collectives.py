@@ -56,18 +56,21 @@ class CommunicationOptions:
         bytes_per_pack: How many bytes are reduced together at most; 0: the framework's choice.
         timeout_seconds: How long to wait for the other replicas; None: the strategy's time-out.
         implementation: Which collectives to use.
+        compression: ``"bf16"`` or ``"fp16"``: gradients of workers on PyTorch travel in half as
+            many bytes, rounded; None: as they are.
     """
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.
 
         Raises:
             ValueError: If `bytes_per_pack` is negative, `timeout_seconds` is not positive, or
-                `implementation` is unknown.
+                `implementation` or `compression` is unknown.
         """
         if self.bytes_per_pack < 0:
             raise ValueError(
@@ -78,6 +81,11 @@ class CommunicationOptions:
             raise ValueError(
                 "Expected timeout_seconds to be positive, or None for the strategy's time-out. "
                 f"Received: timeout_seconds={self.timeout_seconds}."
+            )
+        if self.compression not in (None, "bf16", "fp16"):
+            raise ValueError(
+                "Expected compression to be 'bf16', 'fp16' or None. "
+                f"Received: compression={self.compression!r}."
             )
         if isinstance(self.implementation, str):
             known = [one.value for one in CommunicationImplementation]

@@ -100,7 +100,7 @@ def enclosing_replica() -> ReplicaContext | None:
 
 def scoped_strategy() -> Strategy | None:
     """Returns the strategy whose scope or replica code this is, None outside both."""
-    inside = enclosing_replica()
+    inside = enclosing_replica() if _here.replicas else None
     if inside is not None:
         return inside.strategy
     return _here.scopes[-1] if _here.scopes else None

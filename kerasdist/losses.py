@@ -55,7 +55,19 @@ def compute_average_loss(
             "Expected global_batch_size to be an integer, not negative. "
             f"Received: global_batch_size={global_batch_size!r}."
         )
-    return ops.divide_no_nan(ops.sum(losses), ops.cast(global_batch_size, dtype))
+    total = ops.sum(losses)
+    if isinstance(global_batch_size, int) and global_batch_size > 0 and _is_float(dtype):
+        return total / global_batch_size  # one operation; what follows shows in a short step
+    # Not by `divide_no_nan`, which on PyTorch makes a float32 of a float64 (Keras 3.15).
+    size = ops.cast(global_batch_size, dtype)
+    quotient = total / ops.maximum(size, ops.ones_like(size))
+    return ops.where(size > 0, quotient, ops.zeros_like(quotient))
+
+
+def _is_float(dtype: Any) -> bool:
+    from keras import backend
+
+    return backend.is_float_dtype(backend.standardize_dtype(dtype))
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:

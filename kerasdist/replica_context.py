@@ -77,7 +77,8 @@ class ReplicaContext:
         replica_set = self.strategy.replica_set
         if replica_set is None or not isinstance(self.replica_id_in_sync_group, int):
             return ()
-        return (str(replica_set.devices[self.replica_id_in_sync_group]),)
+        device = replica_set.device_of(self.replica_id_in_sync_group)
+        return () if device is None else (str(device),)
 
     def merge_call(
         self,

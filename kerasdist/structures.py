@@ -16,7 +16,9 @@ def flatten(structure: Any) -> list[Any]:
     Args:
         structure: Nested tuples, lists and dicts.
     """
-    return list(_leaves(structure))
+    leaves: list[Any] = []
+    _collect(structure, leaves)
+    return leaves
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
@@ -26,8 +28,7 @@ def pack(structure: Any, leaves: Sequence[Any]) -> Any:
         structure: Nested tuples, lists and dicts.
         leaves: One for each of its leaves, in the order of `flatten`.
     """
-    remaining = iter(leaves)
-    return map_leaves(lambda _: next(remaining), structure)
+    return _packed(structure, iter(leaves))
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -71,14 +72,22 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
     return merged(structures)
 
 
-def _leaves(structure: Any) -> Iterator[Any]:
+def _packed(structure: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(structure, dict):
+        return _dict_like(structure, {k: _packed(v, leaves) for k, v in structure.items()})
+    if isinstance(structure, list | tuple):
+        return _sequence_like(structure, [_packed(one, leaves) for one in structure])
+    return next(leaves)
+
+
+def _collect(structure: Any, leaves: list[Any]) -> None:
     if isinstance(structure, dict):
         structure = structure.values()
     elif not isinstance(structure, list | tuple):
-        yield structure
+        leaves.append(structure)
         return
     for one in structure:
-        yield from _leaves(one)
+        _collect(one, leaves)
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:

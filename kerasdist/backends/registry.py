@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from operator import attrgetter
 
 from kerasdist import keras_seam
 from kerasdist.backends.base import Backend
 from kerasdist.errors import UnsupportedError
+from kerasdist.values import Mirrored, PerReplica
 
 _MODULES = {
     "tensorflow": "kerasdist.backends.tensorflow.backend",
@@ -30,3 +32,8 @@ def current() -> Backend:
             "the variable KERAS_BACKEND before Keras is imported."
         )
     return importlib.import_module(_MODULES[name]).BACKEND
+
+
+# Here, since whoever has distributed values has asked for a backend.
+for _kind in (PerReplica, Mirrored):
+    keras_seam.register_tree_node(_kind, attrgetter("values"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.input.dividing import divided
 
 if TYPE_CHECKING:
     from kerasdist.input.options import InputOptions
@@ -108,6 +109,18 @@ class Runner(abc.ABC):
         Args:
             values: One structure of arrays, or of other objects, a replica.
         """
+
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Returns a value whose components are consecutive pieces of a global batch.
+
+        Args:
+            batch: Arrays with the examples along axis 0, in any structure.
+            replicas: How many pieces.
+
+        Raises:
+            InputError: If the arrays differ in their number of examples.
+        """
+        return self.per_replica(divided(batch, replicas))
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:

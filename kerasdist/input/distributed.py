@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 from kerasdist import keras_seam
-from kerasdist.errors import InputError, UnsupportedError
+from kerasdist.errors import UnsupportedError
+from kerasdist.input.dividing import divided, has_rows
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
-from kerasdist.input.sharding import piece_bounds
 from kerasdist.input.sources import batches_of
-from kerasdist.structures import flatten, map_leaves
+from kerasdist.structures import map_leaves
 from kerasdist.values import per_replica
 
 if TYPE_CHECKING:
@@ -44,12 +44,15 @@ class DistributedDataset(abc.ABC):
         if not self._options.experimental_fetch_to_device:
             ahead = 0
         waiting: deque[Any] = deque()
-        for pieces in self._pieces():
+        for batch in self._batches():
             # Placing a batch does not wait for its copy, so it is on its way while others are used.
-            waiting.append(self._strategy.runner.per_replica(pieces))
+            waiting.append(batch)
             if len(waiting) > ahead:
                 yield waiting.popleft()
         yield from waiting
+
+    def __bool__(self) -> bool:
+        return True  # however long it is, and whether that is known
 
     @property
     def element_spec(self) -> Any:
@@ -73,6 +76,10 @@ class DistributedDataset(abc.ABC):
     def _pieces(self) -> Iterator[Sequence[Any]]:
         """Yields for each batch one structure a replica."""
 
+    @abc.abstractmethod
+    def _batches(self) -> Iterator[Any]:
+        """Yields each batch as a value with these components, placed."""
+
 
 @final
 class DividedDataset(DistributedDataset):
@@ -87,6 +94,10 @@ class DividedDataset(DistributedDataset):
         for batch in batches_of(self.source)():
             yield divided(batch, replicas)
 
+    def _batches(self) -> Iterator[Any]:
+        divide, replicas = self._strategy.runner.divide, self._strategy.num_replicas_in_sync
+        return (divide(batch, replicas) for batch in batches_of(self.source)())
+
 
 @final
 class GatheredDataset(DistributedDataset):
@@ -99,11 +110,11 @@ class GatheredDataset(DistributedDataset):
     def __len__(self) -> int:
         """Returns the number of rounds in which every replica gets a batch, or some do."""
         if len(self.source) == 1:
-            return math.ceil(len(self.source[0]) / self._strategy.num_replicas_in_sync)
+            return math.ceil(len(self.source[0]) / len(self._strategy.local_replicas))
         return max(len(pipeline) for pipeline in self.source)
 
     def _pieces(self) -> Iterator[Sequence[Any]]:
-        replicas = self._strategy.num_replicas_in_sync
+        replicas = len(self._strategy.local_replicas)
         iterators = [batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
         while True:
@@ -114,6 +125,9 @@ class GatheredDataset(DistributedDataset):
             # A replica whose data have ended gets a batch without an example.
             empty = map_leaves(_without_rows, there[0])
             yield [empty if batch is _NONE else batch for batch in batches]
+
+    def _batches(self) -> Iterator[Any]:
+        return map(self._strategy.runner.per_replica, self._pieces())
 
 
 def distributed(dataset: Any, strategy: Strategy, options: InputOptions) -> Any:
@@ -147,6 +161,8 @@ def from_function(
 ) -> Any:
     """Returns a dataset in which each replica takes its own batches.
 
+    The function is called for the pipelines of this process: one, or one for each of its replicas.
+
     Args:
         dataset_fn: Makes the batches.
         strategy: The strategy.
@@ -154,8 +170,10 @@ def from_function(
     """
     replicas = strategy.num_replicas_in_sync
     each = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
-    count = replicas if each else 1
-    pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in range(count)]
+    here = strategy.local_replicas
+    count = replicas if each else replicas // len(here)
+    own = here if each else [here.start // len(here)]
+    pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
     for pipeline in pipelines:
@@ -171,30 +189,6 @@ def equivalent(dataset: Any) -> Any:
         dataset: A `DistributedDataset`, or a framework's that passes for one.
     """
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
-
-
-def divided(batch: Any, replicas: int) -> list[Any]:
-    """Cuts a batch into one structure a replica; None and scalars go to all.
-
-    Args:
-        batch: Arrays with the examples along axis 0, in any structure.
-        replicas: How many replicas there are.
-
-    Raises:
-        InputError: If the arrays differ in their number of examples.
-    """
-    arrays = [leaf for leaf in flatten(batch) if _has_rows(leaf)]
-    sizes = {leaf.shape[0] for leaf in arrays}
-    if len(sizes) > 1:
-        raise InputError(
-            "Expected all arrays of a batch to have as many rows, one an example. "
-            f"Received: shapes={[tuple(leaf.shape) for leaf in arrays]}."
-        )
-    bounds = piece_bounds(next(iter(sizes), 0), replicas)
-    return [
-        map_leaves(lambda leaf: leaf[begin:end] if _has_rows(leaf) else leaf, batch)  # noqa: B023
-        for begin, end in bounds
-    ]
 
 
 # What a framework's own distributed dataset stands for.
@@ -218,9 +212,4 @@ _NONE = object()
 
 
 def _without_rows(leaf: Any) -> Any:
-    return leaf[:0] if _has_rows(leaf) else leaf
-
-
-def _has_rows(leaf: Any) -> bool:
-    """Whether a leaf is an array with an axis of examples."""
-    return len(getattr(leaf, "shape", ())) > 0
+    return leaf[:0] if has_rows(leaf) else leaf

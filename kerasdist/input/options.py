@@ -16,6 +16,35 @@ class InputReplicationMode(enum.Enum):
     PER_REPLICA = "PER_REPLICA"
 
 
+class AutoShardPolicy(enum.Enum):
+    """Which data a worker reads, where there are several.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy
+
+    Attributes:
+        AUTO: The workers read one dataset in one order, and each takes its rows of every global
+            batch. The batches are those of one device.
+        BATCH: The same.
+        DATA: Each worker takes every W-th batch of the dataset, W the number of workers, and works
+            on it for W steps.
+        FILE: Each worker reads every W-th file of a ``tf.data`` pipeline, and works on each of its
+            batches for W steps.
+        OFF: Each worker's dataset is its own part: a global batch is what all workers' batches are
+            together.
+    """
+
+    AUTO = "AUTO"
+    FILE = "FILE"
+    DATA = "DATA"
+    BATCH = "BATCH"
+    OFF = "OFF"
+
+    @property
+    def keeps_global_batches(self) -> bool:
+        """Whether the global batches are those of one device."""
+        return self in (AutoShardPolicy.AUTO, AutoShardPolicy.BATCH)
+
+
 @dataclass(frozen=True)
 class InputOptions:
     """How a dataset is distributed.
@@ -29,12 +58,15 @@ class InputOptions:
         experimental_place_dataset_on_device: On TensorFlow, whether the dataset itself lives on the
             device.
         experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1.
+        auto_shard_policy: Which data a worker reads; None: what the dataset's own ``tf.data.
+            Options`` say, else `AutoShardPolicy.AUTO`.
     """
 
     experimental_fetch_to_device: bool = True
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
+    auto_shard_policy: AutoShardPolicy | None = None
 
     def __post_init__(self) -> None:
         """Checks the values.

@@ -16,11 +16,18 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.trainer import Trainer
 
+from kerasdist.keras_seam.array_rows import (
+    is_array_adapter,
+    jax_rows,
+    tensorflow_rows,
+    torch_rows,
+)
 from kerasdist.keras_seam.data import (
     batches,
     get_data_adapter,
     is_dataset,
     is_native_dataset,
+    is_torch_dataloader,
     spec_of_rows,
     train_validation_split,
 )
@@ -39,14 +46,19 @@ from kerasdist.keras_seam.hooks import (
 )
 from kerasdist.keras_seam.models import (
     DIVIDES_ACTIVITY_PENALTY,
+    KNOWS_SYNCHRONIZED,
     backend_name,
     copy_thread_state,
     flat_layers,
+    initial_epoch,
+    is_default,
     is_kerass_own,
     loss_tracker,
     ops,
     paste_thread_state,
     save_as,
+    set_initial_epoch,
+    skip_batches,
 )
 from kerasdist.keras_seam.optimizers import (
     LossScaleOptimizer,
@@ -58,11 +70,19 @@ from kerasdist.keras_seam.optimizers import (
     referenced_variables,
 )
 from kerasdist.keras_seam.randomness import (
+    global_seed,
     global_seed_generator,
     is_seeded,
     keeps_or_mixes_draws,
     set_global_seed_generator,
 )
+from kerasdist.keras_seam.tf_data import (
+    auto_shard_policy,
+    every_nth_file,
+    is_tf_dataset,
+    own_batches,
+)
+from kerasdist.keras_seam.trees import register_tree_node
 from kerasdist.keras_seam.variables import (
     change_aggregation,
     initialize_waiting_variable,
@@ -72,12 +92,15 @@ from kerasdist.keras_seam.variables import (
     outside_stateless_scopes,
     stateless_scope,
     store_value,
+    store_values,
     stored_dtype,
     stored_value,
+    stored_values,
 )
 
 __all__ = [
     "DIVIDES_ACTIVITY_PENALTY",
+    "KNOWS_SYNCHRONIZED",
     "OVERRIDDEN",
     "PLACES",
     "BackendTrainer",
@@ -93,14 +116,18 @@ __all__ = [
     "apply_combined_gradients",
     "apply_mask",
     "apply_scaled_gradients",
+    "auto_shard_policy",
     "backend_name",
     "batches",
     "change_aggregation",
     "computes_on_gradients",
     "copy_thread_state",
+    "every_nth_file",
     "flat_layers",
     "get_data_adapter",
+    "global_seed",
     "global_seed_generator",
+    "initial_epoch",
     "initialize_waiting_variable",
     "initialize_waiting_variables",
     "install",
@@ -111,10 +138,15 @@ __all__ = [
     "install_reads",
     "install_scaled_apply",
     "install_scope_reads",
+    "is_array_adapter",
     "is_dataset",
+    "is_default",
     "is_kerass_own",
     "is_native_dataset",
     "is_seeded",
+    "is_tf_dataset",
+    "is_torch_dataloader",
+    "jax_rows",
     "keeps_or_mixes_draws",
     "loss_tracker",
     "make_anew",
@@ -122,15 +154,23 @@ __all__ = [
     "ops",
     "optimized_variables",
     "outside_stateless_scopes",
+    "own_batches",
     "paste_thread_state",
     "referenced_variables",
+    "register_tree_node",
     "save_as",
     "set_global_seed_generator",
+    "set_initial_epoch",
+    "skip_batches",
     "spec_of_rows",
     "stateless_scope",
     "store_value",
+    "store_values",
     "stored_dtype",
     "stored_value",
+    "stored_values",
+    "tensorflow_rows",
+    "torch_rows",
     "train_validation_split",
     "unpack_x_y_sample_weight",
 ]

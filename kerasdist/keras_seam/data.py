@@ -12,6 +12,7 @@ from keras.src.trainers.data_adapters import array_slicing
 from kerasdist.keras_seam.models import backend_name
 
 get_data_adapter = data_adapters.get_data_adapter
+is_torch_dataloader = data_adapters.is_torch_dataloader
 
 
 train_validation_split: Any = array_slicing.train_validation_split

@@ -48,6 +48,7 @@ class Hooks:
         unscale_loss: Its inverse.
         update_mean: ``Mean.update_state`` and ``Sum.update_state``.
         update_wrapped: ``MeanMetricWrapper.update_state``.
+        batch_norm_created: ``BatchNormalization.__init__``: it may be synchronized.
         batch_norm_weight: ``BatchNormalization.add_weight``: how moving statistics are aggregated.
         batch_moments: ``BatchNormalization._moments``.
         draw_seed: ``SeedGenerator.next``.
@@ -72,6 +73,7 @@ class Hooks:
     unscale_loss: Callable[..., Any]
     update_mean: Callable[..., Any]
     update_wrapped: Callable[..., Any]
+    batch_norm_created: Callable[..., None]
     batch_norm_weight: Callable[..., Any]
     batch_moments: Callable[..., Any]
     draw_seed: Callable[..., Any]
@@ -111,6 +113,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
         (keras.metrics.Sum, "update_state"),
     ),
     "update_wrapped": ((keras.metrics.MeanMetricWrapper, "update_state"),),
+    "batch_norm_created": ((keras.layers.BatchNormalization, "__init__"),),
     "batch_norm_weight": ((keras.layers.BatchNormalization, "add_weight"),),
     "batch_moments": ((keras.layers.BatchNormalization, "_moments"),),
     "draw_seed": ((SeedGenerator, "next"),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,6 +10,8 @@ from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils import python_utils
+from keras.src.utils.python_utils import pythonify_logs
 
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
@@ -19,6 +22,19 @@ ops: Any = keras.ops
 
 # Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
 DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
+
+
+# Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
+KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
+
+
+def is_default(method: Any) -> bool:
+    """Returns whether a callback's method is Keras's own, which does nothing.
+
+    Args:
+        method: A method of a callback.
+    """
+    return python_utils.is_default(method)
 
 
 def flat_layers(model: Any) -> list[Any]:
@@ -84,3 +100,52 @@ def loss_tracker(model: Any) -> Any:
         model: A Keras model.
     """
     return model._loss_tracker
+
+
+def initial_epoch(model: Any) -> int | None:
+    """Returns the epoch in which `fit` goes on, None for the one that its argument says.
+
+    Args:
+        model: A model.
+    """
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Lets `fit` go on in an epoch, instead of the one that its argument says.
+
+    Args:
+        model: A model in `fit`, before the first epoch.
+        epoch: The epoch, from 0.
+    """
+    model._initial_epoch = epoch
+
+
+def skip_batches(model: Any, count: int, then: Callable[[], None]) -> None:
+    """Lets a model's next training steps read their batches and do nothing with them.
+
+    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
+    with their iterator on TensorFlow, and with its state and the iterator on JAX.
+
+    Args:
+        model: A model in `fit`, between two steps.
+        count: How many batches; a multiple of ``steps_per_execution``, or all of an epoch.
+        then: Called when they are read.
+    """
+    train = model.train_function
+    logs = pythonify_logs(model.get_metrics_result())
+    left = count
+
+    def skip(*arguments: Any) -> Any:
+        nonlocal left
+        *state, batches = arguments
+        if not isinstance(batches, list):
+            for _ in range(model.steps_per_execution):
+                next(batches)
+        left -= model.steps_per_execution
+        if left <= 0:
+            model.train_function = train
+            then()
+        return (logs, *state) if state else logs
+
+    model.train_function = skip

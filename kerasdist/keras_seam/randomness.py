@@ -7,6 +7,7 @@ from typing import Any
 from keras.src.backend.common import global_state
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 from keras.src.random.seed_generator import SeedGenerator
+from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
@@ -51,3 +52,8 @@ def set_global_seed_generator(generator: Any) -> None:
         generator: An object with the method ``next`` of ``keras.random.SeedGenerator``, or None.
     """
     global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
+
+
+def global_seed() -> int | None:
+    """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
+    return global_state.get_global_attribute(GLOBAL_RANDOM_SEED)

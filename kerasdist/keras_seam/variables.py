@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,6 +80,15 @@ def stored_value(variable: Any) -> Any:
     return variable._value
 
 
+def stored_values(variables: Iterable[Any]) -> list[Any]:
+    """Returns where variables keep their values (see `stored_value`), at less cost.
+
+    Args:
+        variables: Keras variables.
+    """
+    return [variable._value for variable in variables]
+
+
 def store_value(variable: Any, value: Any) -> None:
     """Puts a value where a variable keeps it, whatever scopes are open.
 
@@ -88,6 +97,17 @@ def store_value(variable: Any, value: Any) -> None:
         value: An array of its shape and type.
     """
     variable._value = value
+
+
+def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Puts values where variables keep them (see `store_value`), at less cost.
+
+    Args:
+        variables: Keras variables.
+        values: Arrays of their shapes and types.
+    """
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
 
 
 def multiply_initializer(variable: Any, factor: int) -> None:

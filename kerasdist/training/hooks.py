@@ -13,17 +13,18 @@ from functools import cache
 from typing import Any
 
 from kerasdist import context, keras_seam, ownership
+from kerasdist.callbacks import on_workers
 from kerasdist.input.distributed import DistributedDataset
 from kerasdist.input.whole import whole
-from kerasdist.keras_seam import ops
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
+    batch_norm,
     layer_losses,
     metrics,
-    normalization,
     numerics,
     randomness,
     regularizers,
+    together,
 )
 from kerasdist.training.binding import Binding, bind, binding_of, remember
 
@@ -53,8 +54,9 @@ def install() -> None:
             unscale_loss=_unscale_loss,
             update_mean=metrics.update_mean,
             update_wrapped=metrics.update_wrapped,
-            batch_norm_weight=_batch_norm_weight,
-            batch_moments=_batch_moments,
+            batch_norm_created=batch_norm.layer_created,
+            batch_norm_weight=batch_norm.weight_made,
+            batch_moments=batch_norm.moments,
             draw_seed=randomness.draw_seed,
             add_loss=layer_losses.add_loss,
             own_losses=layer_losses.own_losses,
@@ -72,10 +74,12 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: Any) -> None:
-    original(variable, *args, **kwargs)
+    original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = context.scoped_strategy()
     if strategy is not None:
         ownership.note(variable, strategy)
+        if strategy.replica_set is not None:
+            strategy.replica_set.equal_start.note(variable)
 
 
 def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +114,15 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
             steps_per_epoch=given["validation_steps"],
         )
     _adapt(binding, given, given["steps_per_epoch"])
+    _prepare_callbacks(binding, given)
     return _run(original, binding, call)
+
+
+def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
+    job = binding.replicas.job
+    given["callbacks"] = on_workers.prepared(given["callbacks"], job)
+    if job is not None and not job.is_chief:
+        given["verbose"] = 0
 
 
 def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +186,7 @@ def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
 
 
 def _run(original: Original, binding: Binding, call: inspect.BoundArguments) -> Any:
-    with binding.replicas.placement():
+    with binding.replicas.placement(), together.calling(original.__name__, binding, call):
         return original(*call.args, **call.kwargs)
 
 
@@ -193,10 +205,12 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
     if len(loss.shape) > 0:
         # A loss without reduction, on TensorFlow: its gradient is that of the sum of its values.
         loss = numerics.per_weight(loss, replica.weight)
-    if numerics.is_weighed_by_loss(optimizer) and replica.collectives.weighs_scaled_losses:
+    is_scaled = numerics.is_weighed_by_loss(optimizer)
+    if replica.collectives.weighs_loss_of(optimizer, is_scaled=is_scaled):
         # Before the scale: float16 gradients are then as large as on one device, not larger.
         loss = numerics.weighted(loss, replica.weight)
-    return original(optimizer, loss)
+        replica.collectives.loss_is_weighed()
+    return replica.collectives.differentiated_loss(optimizer, original(optimizer, loss))
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
@@ -232,26 +246,3 @@ def _unscale_loss(original: Original, value: Any) -> Any:
     if replica.share is not None:
         return value
     return replica.collectives.unscaled_loss(value, replica.num_replicas_in_sync, original)
-
-
-def _batch_norm_weight(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    strategy = context.scoped_strategy()
-    per_replica = strategy is not None and strategy.options.batch_norm == "per_replica"
-    if per_replica and not kwargs.get("trainable", True):
-        kwargs["aggregation"] = "mean"  # the replicas' moving statistics differ; they must agree
-    return original(layer, *args, **kwargs)
-
-
-def _batch_moments(original: Original, layer: Any, inputs: Any, mask: Any) -> Any:
-    replica = one_device_replica()
-    if replica is None:
-        return original(layer, inputs, mask)
-    if replica.strategy.options.batch_norm == "per_replica":
-        mean, variance = original(layer, inputs, mask)
-        # A replica without example has no statistics, so it leaves the moving ones as they are.
-        known = (
-            ops.where(replica.weight > 0, new, ops.cast(old, new.dtype))
-            for new, old in ((mean, layer.moving_mean), (variance, layer.moving_variance))
-        )
-        return tuple(known)
-    return normalization.global_moments(replica, inputs, layer._reduction_axes, mask)

@@ -13,19 +13,19 @@ from typing import Any
 
 import keras
 
+from kerasdist.backends.base import Collectives
 from kerasdist.keras_seam import ops
-from kerasdist.replica_context import ReplicaContext
 
 
 def global_moments(
-    replica: ReplicaContext, inputs: Any, axes: Sequence[int], mask: Any
+    collectives: Collectives, inputs: Any, axes: Sequence[int], mask: Any
 ) -> tuple[Any, Any]:
     """Returns mean and variance over the rows of all replicas, with their gradient.
 
     All replicas must call it.
 
     Args:
-        replica: The replica that holds `inputs`.
+        collectives: Those of the replica that holds `inputs`.
         inputs: Float tensor of shape ``(n, ..., channels)``, or with the channels on another axis.
         axes: The axes to average over: all but the channels'.
         mask: None, or booleans of the shape of `inputs` without its last axis: what counts.
@@ -54,7 +54,7 @@ def global_moments(
         ops.reshape(part, (-1,))
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
     ]
-    rows = replica.collectives.all_gather(ops.expand_dims(ops.stack(flat), 0))
+    rows = collectives.all_stack(ops.stack(flat))
     counts, means, squares = rows[:, 0], rows[:, 1], rows[:, 2]
 
     # With a mask Keras divides by the count plus epsilon; so must we, to give its numbers.
@@ -65,7 +65,7 @@ def global_moments(
 
 
 def _count(inputs: Any, axes: Sequence[int]) -> Any:
-    """How many values one channel has: an int, or a scalar tensor where a size is not known yet."""
+    """How many values a channel has: an int, or a scalar tensor where a size is not known yet."""
     count = 1
     for axis in axes:
         count = count * ops.shape(inputs)[axis]

@@ -16,6 +16,7 @@ import keras
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.replica_context import one_device_replica
+from kerasdist.training import together
 from kerasdist.training.binding import Binding, binding_of
 
 if TYPE_CHECKING:
@@ -47,17 +48,17 @@ class ReplicatedTrainer:
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement():
+        with self.replica_set.placement(), together.working("train_on_batch", self.replica_set):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement():
+        with self.replica_set.placement(), together.working("test_on_batch", self.replica_set):
             return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement():
+        with self.replica_set.placement(), together.working("predict_on_batch", self.replica_set):
             return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def ensure_built(self, x: Any) -> None:
@@ -90,6 +91,11 @@ class ReplicatedTrainer:
         if one_device_replica() is not None and self.runs_kerass_own_steps:
             return {}
         return super().get_metrics_result()  # type: ignore[misc]
+
+    @property
+    def trains_by_kerass_own_step(self) -> bool:
+        """Whether `train_step` is Keras's own."""
+        return keras_seam.is_kerass_own(_defined_by_model(type(self), "train_step"))
 
     @property
     def runs_kerass_own_steps(self) -> bool:

@@ -1,30 +1,19 @@
 """Every example runs, on every backend, in a fresh process."""
 
 import difflib
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.fresh import ROOT, run_python
+
+EXAMPLES = ROOT / "examples"
 BACKENDS = ["tensorflow", "jax", "torch"]
 TIME_LIMIT_S = 240
 
 
 def run(script, *arguments, backend):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *arguments],
-        env=os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return run_python(EXAMPLES / script, *arguments, seconds=TIME_LIMIT_S, KERAS_BACKEND=backend)
 
 
 def losses(output):

@@ -81,7 +81,7 @@ def iterating(name):
         strategy = lab.strategy()
         make, length = SOURCES[name]
         data = strategy.experimental_distribute_dataset(make())
-        # Its own engine divides it: a last piece may be smaller, and it does not know its length.
+        # Its own engine divides it: a last piece may be smaller.
         native = name == "tf_data" and lab.backend == "tensorflow"
         for _ in range(2):
             found = [pieces(lab, batch, strategy) for batch in data]
@@ -90,7 +90,8 @@ def iterating(name):
             else:
                 lab.equal(expected_pieces(lab.replicas), found)
         lab.check(isinstance(data, kd.DistributedDataset), "a DistributedDataset")
-        if length is None or native:
+        lab.check(data, "true, however long")
+        if length is None:
             with lab.raises(TypeError, ""):
                 len(data)
         else:
@@ -204,6 +205,34 @@ def a_function_for_all_replicas(lab):
     lab.equal(X, np.concatenate(flat))
     lab.check(all(len(part) in (0, 2) for part in flat), "batches are handed on as they are")
     lab.equal(len(rounds), len(list(data)))
+
+
+@case(backends=("tensorflow",), replicas=(2, 3))
+def lengths_of_native_datasets(lab):
+    """Of `tf.data` as `tf.distribute` distributes it: what it knows, and its own errors."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset(tf_dataset())
+
+    @kd.function
+    def rows_of(data):
+        total = 0
+        for _, y in data:  # a loop in the graph
+            rows = strategy.run(lambda y: ops.shape(y)[0], args=(y,))
+            total += strategy.reduce("SUM", rows, axis=None)
+        return total
+
+    lab.equal(10, rows_of(data))
+    lab.equal([3, 3], [len(data), len(list(data))])
+    endless = strategy.distribute_dataset(tf_dataset().repeat())
+    unknown = strategy.distribute_dataset(tf_dataset().filter(lambda x, y: True))
+    for dataset, said in ((endless, "infinite"), (unknown, "unknown")):
+        lab.check(dataset, "true, however long")
+        with lab.raises(TypeError, said):
+            len(dataset)
+    each = kd.InputOptions(experimental_replication_mode=kd.InputReplicationMode.PER_REPLICA)
+    for options, expected in ((each, 3), (None, -(-3 // lab.replicas))):
+        made = strategy.distribute_datasets_from_function(lambda _: tf_dataset(), options)
+        lab.equal([expected, expected], [len(made), len(list(made))])
 
 
 @case(replicas=(2, 3))

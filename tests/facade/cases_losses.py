@@ -1,5 +1,7 @@
 """Losses in custom loops: what a replica's part of a mean is."""
 
+import contextlib
+
 import numpy as np
 
 from tests.facade.case import case
@@ -160,3 +162,20 @@ def a_bad_global_batch_size(lab):
     with lab.raises(ValueError, "one loss for each example.*Received"):
         kd.compute_average_loss(np.float32(1.0), global_batch_size=1)
     lab.equal(0.0, kd.compute_average_loss(np.float32([]), global_batch_size=0))
+
+
+@case
+def in_double_precision(lab):
+    """Losses of float64 stay such, whether the size of the batch is a number or a tensor."""
+    if lab.backend == "jax":
+        import jax
+
+        double = jax.enable_x64
+    else:
+        double = contextlib.nullcontext
+    with double(*[True] * (lab.backend == "jax")):
+        losses = ops.convert_to_tensor(np.array([1.0, 1e-12]))
+        for size in (4, ops.convert_to_tensor(np.int64(4)), ops.convert_to_tensor(np.int64(0))):
+            found = lab.numpy(kd.compute_average_loss(losses, global_batch_size=size))
+            count = int(lab.numpy(size))
+            lab.equal(np.float64((1.0 + 1e-12) / 4 if count else 0.0), found)

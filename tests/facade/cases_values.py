@@ -43,15 +43,43 @@ def it_prints_as_tensorflows(lab):
     lab.equal(repr(numbered(lab.strategy()))[:12], "PerReplica:{")
 
 
-@case
-def keras_tree_knows_values(lab):
-    """`keras.tree` maps over nests with distributed values, and leaves them one leaf or maps in."""
+@case(replicas=(2, 3))
+def keras_tree_takes_values_apart(lab):
+    """`keras.tree` maps over the components, and makes values of the results."""
     strategy = lab.strategy()
-    nest = {"a": numbered(strategy), "b": [numbered(strategy)]}
-    seen = keras.tree.map_structure(lambda leaf: leaf, nest)
-    lab.equal({"a", "b"}, set(seen))
-    result = strategy.run(lambda n: n["a"] + n["b"][0], args=(seen,))
-    lab.equal([0.0, 2.0], lab.components(result, strategy))
+    nest = {"a": kd.PerReplica(tuple(range(lab.replicas))), "b": [kd.Mirrored((7,) * lab.replicas)]}
+    lab.equal([*range(lab.replicas), *(7,) * lab.replicas], keras.tree.flatten(nest))
+    mapped = keras.tree.map_structure(lambda one, other: one + other, nest, nest)
+    lab.check(isinstance(mapped["a"], kd.PerReplica), "a value is made of the results")
+    lab.check(isinstance(mapped["b"][0], kd.Mirrored), "of the same kind")
+    lab.equal([2 * i for i in range(lab.replicas)], list(mapped["a"].values))
+    packed = keras.tree.pack_sequence_as(nest, [*range(2 * lab.replicas)])
+    lab.equal([*range(lab.replicas, 2 * lab.replicas)], list(packed["b"][0].values))
+    result = strategy.run(lambda value: value * 1, args=(mapped["a"],))
+    lab.equal([2 * i for i in range(lab.replicas)], lab.components(result, strategy))
+
+
+@case(replicas=(2, 3))
+def keras_tree_and_what_run_returns(lab):
+    """Of what `run` returns the components are leaves; on TensorFlow, as ever, the value is one."""
+    strategy = lab.strategy()
+    value = strategy.run(lambda x: x + 1.0, args=(numbered(strategy),))
+    expected = [1.0 + index for index in range(lab.replicas)]
+    if lab.backend == "tensorflow":
+        import tensorflow as tf
+
+        # Keras's own trainer relies on that, see docs/adr/0004-custom-loops.md.
+        lab.check(keras.tree.flatten([value])[0] is value, "the framework's own value is a leaf")
+        leaves = tf.nest.flatten(value, expand_composites=True)
+    else:
+        leaves = keras.tree.flatten([value])
+        doubled = keras.tree.map_structure(lambda leaf: leaf * 2.0, [value])
+        again = strategy.run(lambda x: x[0] * 1.0, args=(doubled,))
+        lab.equal([2.0 * one for one in expected], lab.components(again, strategy))
+    lab.equal(expected, leaves)
+    same = keras.tree.map_structure(lambda leaf: leaf, {"a": value, "b": [value]})
+    result = strategy.run(lambda n: n["a"] + n["b"][0], args=(same,))
+    lab.equal([2.0 * one for one in expected], lab.components(result, strategy))
 
 
 @case(replicas=(1, 2, 3))

@@ -2,7 +2,7 @@
 
 from tests.conformance import registry
 from tests.facade import coverage
-from tests.packaging.fresh import run_fresh
+from tests.fresh import run_fresh
 
 EXAMPLES = {name for file in coverage.FILES for name in coverage.examples(file)}
 

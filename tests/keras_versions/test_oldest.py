@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import registry, runner
-from tests.packaging.fresh import ROOT, run_fresh
+from tests.fresh import ROOT, run_fresh
 
 OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.packaging.fresh import run_fresh
+from tests.fresh import run_fresh
 
 FRAMEWORKS = ("keras", "tensorflow", "jax", "jaxlib", "torch")
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -27,8 +27,10 @@ def test_listing_the_names_imports_no_framework():
     assert not added & set(FRAMEWORKS)
 
 
-def test_errors_and_config_import_no_framework():
-    added = modules_after("import kerasdist; kerasdist.errors; kerasdist.config")
+def test_errors_config_and_cluster_import_no_framework():
+    added = modules_after(
+        "import kerasdist; kerasdist.errors; kerasdist.config; kerasdist.cluster.detect()"
+    )
     assert not added & set(FRAMEWORKS)
 
 

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 import kerasdist
-from tests.packaging.fresh import ROOT
+from tests.fresh import ROOT
 
 FRAMEWORKS = {"tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch"}
 
@@ -45,6 +45,12 @@ def test_an_extra_a_framework(project, extra):
 
 def test_the_extra_all_has_every_framework(project):
     assert project["optional-dependencies"]["all"] == ["kerasdist[tensorflow,jax,torch]"]
+
+
+def test_the_command_is_there(project):
+    [(name, value)] = project["scripts"].items()
+    assert name == "kerasdist"
+    assert callable(metadata.EntryPoint(name, value, "console_scripts").load())
 
 
 def test_one_version(project):

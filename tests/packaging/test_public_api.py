@@ -3,7 +3,7 @@
 import json
 
 import kerasdist
-from tests.packaging.fresh import run_fresh
+from tests.fresh import run_fresh
 
 PUBLIC = [
     "CentralStorageStrategy",
@@ -17,6 +17,7 @@ PUBLIC = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
@@ -27,9 +28,12 @@ PUBLIC = [
     "ValueContext",
     "__version__",
     "auto",
+    "callbacks",
+    "cluster",
     "compute_average_loss",
     "config",
     "errors",
+    "experimental",
     "function",
     "get_replica_context",
     "get_strategy",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
 
 from kerasdist.backends.base import Backend, ReplicaOptions
-from kerasdist.backends.jax import creation, functions
+from kerasdist.backends.jax import connection, creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.partitions import DeviceAssignment
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 
 @final
@@ -68,21 +72,29 @@ class JaxBackend(Backend):
 
     def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> JaxReplicaSet:
         """Returns a mesh over the devices."""
-        creation.install()
-        if keras.config.is_nnx_enabled():
-            raise UnsupportedError(
-                "Expected Keras's variables to be its own on JAX. Received: nnx_enabled=True. "
-                "Unset KERAS_NNX_ENABLED, or train without a kerasdist strategy."
-            )
-        if options.batch_norm == "per_replica" and len(devices) > 1:
-            raise UnsupportedError(
-                "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. "
-                "There fit is one program over the global batch, in which statistics of a part of "
-                "the batch cost more, not less. Leave out batch_norm."
-            )
-        return JaxReplicaSet(
-            [_local_devices(device.kind)[device.index] for device in devices], devices, options
-        )
+        _prepare(options, several=len(devices) > 1)
+        return JaxReplicaSet(_named(devices), devices, options)
+
+    def connect(self, job: Job) -> None:
+        """Starts `jax.distributed`."""
+        connection.connect(job)
+
+    def worker_replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job,
+        communication: CommunicationOptions,
+    ) -> JaxReplicaSet:
+        """Returns a mesh over the devices of all workers; XLA knows best how they communicate."""
+        del communication
+        _prepare(options, several=True)
+        here = _named(devices)
+        job.agree("kind of devices", {"platform": here[0].platform})
+        numbers = job.exchange("devices", [device.id for device in here])
+        known = {device.id: device for device in jax.devices(here[0].platform)}
+        everywhere = [known[number] for theirs in numbers for number in theirs]
+        return JaxReplicaSet(everywhere, devices, options, job)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Compiles a function together with the variables it uses; JAX always compiles with XLA."""
@@ -96,6 +108,25 @@ class JaxBackend(Backend):
         """Differentiates as JAX does."""
         creation.install()
         return functions.value_and_grad(function, variables, has_aux)
+
+
+def _prepare(options: ReplicaOptions, several: bool) -> None:
+    creation.install()
+    if keras.config.is_nnx_enabled():
+        raise UnsupportedError(
+            "Expected Keras's variables to be its own on JAX. Received: nnx_enabled=True. "
+            "Unset KERAS_NNX_ENABLED, or train without a kerasdist strategy."
+        )
+    if options.batch_norm == "per_replica" and several:
+        raise UnsupportedError(
+            "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. "
+            "There fit is one program over the global batch, in which statistics of a part of "
+            "the batch cost more, not less. Leave out batch_norm."
+        )
+
+
+def _named(devices: Sequence[Device]) -> list[Any]:
+    return [_local_devices(device.kind)[device.index] for device in devices]
 
 
 def _local_devices(kind: str) -> list[Any]:

@@ -12,7 +12,6 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax import numpy as jnp
 
 from kerasdist import keras_seam
@@ -73,7 +72,7 @@ def diverged(keys: Any) -> list[int]:
     Args:
         keys: A dictionary or set of ids of living variables.
     """
-    return [key for key in _of_variable if key in keys]
+    return [key for key in _of_variable if key in keys] if _of_variable else []
 
 
 def is_read_by_sum(variable: Any) -> bool:
@@ -118,4 +117,4 @@ def stack_on(variable: Any, place: MeshPlacement) -> Any:
     if components is not None and components.stack.sharding == place.pieces:
         return components.stack
     value = keras_seam.stored_value(variable)
-    return jax.device_put(derived(variable, value, place.mesh.size), place.pieces)
+    return place.spread(derived(variable, value, place.layout.replicas))

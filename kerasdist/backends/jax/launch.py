@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from kerasdist import keras_seam
 from kerasdist.backends.jax import components, scopes
-from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
+from kerasdist.backends.jax.placement import MeshPlacement, Placement
 from kerasdist.backends.jax.sources import (
     Padded,
     Stacked,
@@ -42,7 +42,7 @@ class Version:
         kept: The others.
         place: Where it runs, None for the default device.
         constants: Arguments that are compiled in.
-        compiled: The compiled function.
+        launched: Calls the compiled function where it runs.
         traced: What it calls when JAX traces it; only there during a call, since it has the user's
             function and arguments, which must not live as long as what is compiled.
         returned: The variables whose values it returns, as tracing found them.
@@ -54,7 +54,7 @@ class Version:
     consumed: dict[int, Any]
     place: Placement | None
     constants: list[Any]
-    compiled: Callable[..., Any] | None = None
+    launched: Callable[..., Any] | None = None
     traced: Callable[..., Any] | None = None
     kept: list[Any] = field(default_factory=list)
     returned: list[Any] = field(default_factory=list)
@@ -71,12 +71,14 @@ class _Form:
         constants: Its leaves, where they are constants.
         whole: Where the arrays stand among the leaves, and what they are components of.
         pieces: Likewise for arrays with a piece on each device.
+        is_sole: Whether the result is one array.
     """
 
     structure: Any
     constants: list[Any]
     whole: list[tuple[int, Callable[[Any], Any]]]
     pieces: list[tuple[int, Callable[[Any], Any]]]
+    is_sole: bool
 
     def together(self, whole: Sequence[Any], pieces: Sequence[Any]) -> Any:
         """Returns the results.
@@ -85,6 +87,8 @@ class _Form:
             whole: Arrays.
             pieces: Arrays with a piece on each device.
         """
+        if self.is_sole:
+            return self.whole[0][1](whole[0])
         leaves = list(self.constants)
         for (index, made), array in zip(self.whole, whole, strict=True):
             leaves[index] = made(array)
@@ -104,54 +108,78 @@ def launch(version: Version, traced: Callable[..., Any], arrays: Sequence[Any]) 
     Raises:
         Incomplete: If it needs more variables than it was given; it has noted them.
     """
-    if version.compiled is None:
+    if version.launched is None:
         version.kept = [v for key, v in version.known.items() if key not in version.consumed]
-        version.compiled = _compile(version)
-    compiled, place = version.compiled, version.place
-    consumed = [keras_seam.stored_value(v) for v in version.consumed.values()]
-    for index, count in enumerate(map(sys.getrefcount, consumed)):
-        if count > _UNSHARED:  # somebody else has it too, so it must live on
-            consumed[index] = jnp.copy(consumed[index])
-    kept = [keras_seam.stored_value(v) for v in version.kept]
-    lost: list[Any] = []
-    stacks: list[Any] = []
-    if isinstance(place, MeshPlacement):
-        consumed = place.arrays(consumed, list(version.consumed.values()))
-        placed = place.arrays(kept, version.kept)
-        if placed is not kept and place.home is None:  # there they stay
-            for variable, value in zip(version.kept, placed, strict=True):
-                keras_seam.store_value(variable, value)
-        kept = placed
-        arrays = [_placed(array, place) for array in arrays]
-        for key, variable in version.held.items():
-            (lost if key in version.consumed else stacks).append(
-                components.stack_on(variable, place)
-            )
+        on_mesh = isinstance(version.place, MeshPlacement)
+        version.launched = partial(
+            _on_mesh if on_mesh else _on_one_device, version, _compile(version)
+        )
+    if version.place is not None:
+        version.place.begin_step()
+    consumed = keras_seam.stored_values(version.consumed.values())
+    counts = list(map(sys.getrefcount, consumed))
+    if max(counts, default=0) > _UNSHARED:  # somebody else has one too, so it must live on
+        for index, count in enumerate(counts):
+            if count > _UNSHARED:
+                consumed[index] = jnp.copy(consumed[index])
+    kept = keras_seam.stored_values(version.kept)
     version.traced = traced
     try:
-        with place.variables() if isinstance(place, OneDevicePlacement) else nullcontext():
-            whole, pieces, new, apart = compiled(consumed, lost, kept, (stacks, arrays))
+        new, apart, whole, pieces = version.launched(consumed, kept, arrays)
     finally:
         version.traced = None
-    resting = place.at_rest(new) if isinstance(place, MeshPlacement) else new
-    for variable, value in zip(version.returned, resting, strict=True):
-        keras_seam.store_value(variable, value)
+    keras_seam.store_values(version.returned, new)
     for variable, stack in zip(version.returned_apart, apart, strict=True):
         aggregate = keras_seam.stored_value(variable)
         components.remember(variable, components.Components(stack, aggregate))
-    if place is not None:
-        place.flow.after_launch((whole, pieces), new)
+    if version.place is not None:
+        version.place.flow.after_launch((whole, pieces), new)
     assert version.form is not None
     return version.form.together(whole, pieces)
 
 
-def _placed(array: Any, place: MeshPlacement) -> Any:
-    """Returns an argument where the program takes it, moving only what is bound elsewhere."""
-    if not isinstance(array, jax.Array) or not array.committed:
-        return array
-    if array.sharding in (place.whole, place.pieces):
-        return array
-    return jax.device_put(array, place.whole)
+# What the compiled function takes: variables that it writes and their components; other variables;
+# their components, and the arguments.
+_Compiled = Callable[
+    [Sequence[Any], Sequence[Any], Sequence[Any], tuple[Sequence[Any], Sequence[Any]]], Any
+]
+
+
+def _on_one_device(
+    version: Version,
+    compiled: _Compiled,
+    consumed: Sequence[Any],
+    kept: Sequence[Any],
+    arrays: Sequence[Any],
+) -> Any:
+    with contextlib.nullcontext() if version.place is None else version.place.variables():
+        return compiled(consumed, [], kept, ([], arrays))
+
+
+def _on_mesh(
+    version: Version,
+    compiled: _Compiled,
+    consumed: list[Any],
+    kept: list[Any],
+    arrays: Sequence[Any],
+) -> Any:
+    place = version.place
+    assert isinstance(place, MeshPlacement)
+    if not place.ready(consumed):
+        written = list(version.consumed.values())
+        consumed = place.entered(place.settled(consumed, written), written)
+    if not place.ready(kept):
+        settled = place.settled(kept, version.kept)
+        if settled is not kept:  # there they stay
+            keras_seam.store_values(version.kept, settled)
+        kept = place.entered(settled, version.kept)
+    arrays = list(map(place.argument, arrays))
+    lost: list[Any] = []
+    stacks: list[Any] = []
+    for key, variable in version.held.items():
+        (lost if key in version.consumed else stacks).append(components.stack_on(variable, place))
+    new, apart, whole, pieces = compiled(consumed, lost, kept, (stacks, arrays))
+    return place.at_rest(new), apart, whole, pieces
 
 
 class _Holder:
@@ -163,10 +191,10 @@ class _Holder:
 
 def _unshared() -> int:
     """How many references there are to a value that only its variable holds, where it is asked."""
-    values = [keras_seam.stored_value(v) for v in {0: _Holder()}.values()]
+    values = keras_seam.stored_values({0: _Holder()}.values())
     holders = [_Holder()]
-    values = [keras_seam.stored_value(v) for v in dict(enumerate(holders)).values()]
-    return next(iter(map(sys.getrefcount, values)))
+    values = keras_seam.stored_values(dict(enumerate(holders)).values())
+    return max(map(sys.getrefcount, values))
 
 
 _UNSHARED = _unshared()
@@ -187,7 +215,7 @@ def _compile(version: Version) -> Callable[..., Any]:
         components = {key: next(first if key in version.consumed else others) for key in held}
         scope = scopes.ProgramScope(known, every, components)
         with scope:
-            whole, pieces, version.form = _leaving(traced(arrays))
+            whole, pieces, version.form = _leaving(traced(arrays), version.place)
         if scope.variables:
             version.known |= scope.variables
             version.consumed |= scope.written
@@ -198,26 +226,33 @@ def _compile(version: Version) -> Callable[..., Any]:
         new = [scope.peek(variable) for variable in written]
         if isinstance(version.place, MeshPlacement):
             new = version.place.constrained(new, written)
-        return whole, pieces, new, [scope.written_stack(variable) for variable in apart]
+        # These first: XLA looks for an output of the size of each input that is consumed, and finds
+        # the variable's own, not, say, the loss, whose way to there would be a copy.
+        return new, [scope.written_stack(variable) for variable in apart], whole, pieces
 
     place = version.place
     if not isinstance(place, MeshPlacement):
         return jax.jit(program, donate_argnums=(0, 1))
-    out = place.whole, place.pieces, None, place.pieces  # variables lie as the program says
+    variables = None if place.layout.splits.rules else place.whole  # None: as the program says
+    out = variables, place.pieces, place.whole, place.pieces
     return jax.jit(program, donate_argnums=(0, 1), out_shardings=out)
 
 
-def _leaving(results: Any) -> tuple[list[Any], list[Any], _Form]:
+_LEAF = jax.tree.structure(0)
+
+
+def _leaving(results: Any, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
+    made = place.result if isinstance(place, MeshPlacement) else itself
     leaves, structure = flatten(results)
     whole: list[Any] = []
     pieces: list[Any] = []
-    form = _Form(structure, leaves, [], [])
+    form = _Form(structure, leaves, [], [], structure == _LEAF and is_array(leaves[0]))
     for index, leaf in enumerate(leaves):
         if is_array(leaf):
             whole.append(leaf)
-            form.whole.append((index, itself))
+            form.whole.append((index, made))
         elif is_distributed(leaf):
-            source = joined(leaf, len(leaf.source))
+            source = joined(leaf)
             if source is None:
                 continue
             divided = isinstance(source, Stacked | Padded)

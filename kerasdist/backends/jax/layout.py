@@ -22,32 +22,46 @@ class Layout(LogicalDevices):
     Attributes:
         mesh: The devices.
         replicas: How many replicas there are.
+        local: The devices of this process.
+        local_replicas: The numbers of its replicas.
+        spans_workers: Whether there are devices of other processes.
         splits: Which variables are cut over the logical devices.
         whole: The sharding of an array that every device holds.
+        rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
     """
 
     def __init__(self, devices: Sequence[Any], logical_devices: int = 1) -> None:
         """Makes the mesh.
 
         Args:
-            devices: The devices, replica 0's first.
+            devices: The devices, replica 0's first; those of a worker stand together.
             logical_devices: How many of them a replica has.
         """
         self.replicas = len(devices) // logical_devices
+        here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
+        self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
+        self.spans_workers = len(here) < len(devices)
+        self.local = tuple(devices[i] for i in here)
         self.splits = Splits(logical_devices)
         self._factors = prime_factors(logical_devices)
         self._logical = tuple(f"logical_{axis}" for axis in range(len(self._factors)))
         grid = np.array(devices).reshape(self.replicas, *self._factors)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
         self.whole = NamedSharding(self.mesh, PartitionSpec())
+        self.rows = tuple(
+            NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
+        )
 
-    def rows(self, axis: int) -> NamedSharding:
-        """Returns the sharding of a batch whose examples the replicas divide.
+    def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
+        """Returns how a batch enters a program: divided, if that can be done evenly, or whole.
 
         Args:
+            leaves: Its arrays.
             axis: The axis of the examples.
         """
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
+        shapes = map(np.shape, leaves)
+        even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
+        return self.rows[axis] if even else self.whole
 
     def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
         """Returns the shardings of variables' values.

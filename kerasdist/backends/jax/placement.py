@@ -6,15 +6,17 @@ import abc
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, final
 
 import jax
-import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from kerasdist.backends.jax.flow import ALL_CPUS, BoundedFlow, FreeFlow
+from kerasdist.backends.jax.intake import OfProcess, OfWorkers, any_committed
 from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.rest import AtHome, OnMesh, OnWorker, Rest
 
 # Takes state and batch, returns outputs and state: whatever pytrees the user's step makes of them.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -27,10 +29,12 @@ class Placement(abc.ABC):
         devices: The replicas' devices.
         flow: What keeps the host from running too far ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
+        begin_step: What to call before every program of the user's.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
     places_ahead: bool = False
+    begin_step: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, devices: Sequence[Any]) -> None:
         """Makes the placement.
@@ -67,6 +71,30 @@ class Placement(abc.ABC):
             batch: A pytree of arrays, JAX's or NumPy's.
             axis: The axis of the examples.
         """
+
+    def at_rest(self, state: Any) -> Any:
+        """Returns state as it is kept between programs, and read by whoever is interested.
+
+        Args:
+            state: A pytree of arrays.
+        """
+        return state
+
+    def stack(self, batches: Sequence[Any]) -> Any:
+        """Returns batches along a new first axis.
+
+        Args:
+            batches: What `batch` returned, in one form.
+        """
+        return _stacked(*batches)
+
+    def eager(self, step: Step) -> Step:
+        """Returns a step that runs operation by operation.
+
+        Args:
+            step: A function of state and batch.
+        """
+        return step
 
     @abc.abstractmethod
     def divided(self, batch: Any) -> Any:
@@ -107,7 +135,7 @@ class OneDevicePlacement(Placement):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Moves what the user bound to another device."""
         del axis
-        return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
+        return jax.tree.map(self._here, batch) if any_committed(jax.tree.leaves(batch)) else batch
 
     def divided(self, batch: Any) -> Any:
         """Does nothing."""
@@ -138,7 +166,7 @@ class MeshPlacement(Placement):
         mesh: The devices.
         whole: How an array lies that is on every device.
         pieces: How an array lies whose first axis is divided among the replicas.
-        home: The device that alone holds the state between programs; None: it stays on the mesh.
+        rest: Where the state is while no program has it.
     """
 
     def __init__(self, layout: Layout, home: Any = None) -> None:
@@ -148,27 +176,24 @@ class MeshPlacement(Placement):
             layout: The devices, of one kind, and what each of them holds.
             home: The device that alone holds the state between programs.
         """
-        first = layout.mesh.devices.flat[0]
-        on_host = first.platform == "cpu"
-        # A variable that is to be cut may be too large for one accelerator, so it is made on the
-        # host.
-        split = layout.splits.logical_devices > 1
-        super().__init__([home or (jax.local_devices(backend="cpu")[0] if split else first)])
+        self.rest = _rest(layout, home)
+        super().__init__([self.rest.device])
         self.layout = layout
-        self.home = home
-        self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows(0)
-        self._pieces = (self.pieces, layout.rows(1))
-        self.flow = ALL_CPUS if on_host else FreeFlow()
-        self.places_ahead = not on_host
+        self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows[0]
+        self._intake = (
+            OfWorkers(layout, self.rest) if isinstance(self.rest, OnWorker) else OfProcess(layout)
+        )
+        self.flow = ALL_CPUS if layout.local[0].platform == "cpu" else FreeFlow()
+        self.places_ahead = self._intake.places_ahead
 
     def state(self, state: Any, variables: Any) -> Any:
         """Sends to every device what is not there yet, in one transfer."""
         leaves, structure = jax.tree.flatten(_apart(state))
-        if self.home is None:
-            placed = self.arrays(leaves, jax.tree.leaves(variables))
-        else:
-            placed = self.at_rest(leaves)
-        return jax.tree.unflatten(structure, placed)
+        owners = jax.tree.leaves(variables)
+        leaves = self.settled(leaves, owners)
+        if not self.rest.after_each_step:
+            leaves = self.entered(leaves, owners)
+        return jax.tree.unflatten(structure, leaves)
 
     def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Says, inside a program, how new values of variables leave it.
@@ -180,54 +205,77 @@ class MeshPlacement(Placement):
         constrain = jax.lax.with_sharding_constraint
         return list(map(constrain, arrays, self.layout.of_variables(variables)))
 
-    def at_rest(self, arrays: list[Any]) -> list[Any]:
-        """Returns arrays as they are kept between programs: on the mesh, or back home.
+    def at_rest(self, state: Any) -> Any:
+        """Returns state as it is kept between programs."""
+        leaves, structure = jax.tree.flatten(state)
+        return jax.tree.unflatten(structure, self.rest.left(leaves))
+
+    def ready(self, arrays: Sequence[Any]) -> bool:
+        """Returns whether values of variables are where a program takes them, as after a step.
+
+        It may say no where they are: `settled` and `entered` look more closely.
 
         Args:
-            arrays: Arrays, on the mesh or anywhere.
+            arrays: The values.
         """
-        if self.home is None:
-            return arrays
-        there = SingleDeviceSharding(self.home)
-        return [
-            one
-            if one.committed and one.sharding == there
-            else jax.device_put(one.addressable_data(0), there)
-            for one in arrays
-        ]
+        if self.layout.splits.rules or not isinstance(self.rest, OnMesh):
+            return False
+        shardings = [one.sharding for one in arrays]
+        return shardings.count(self.whole) == len(shardings)
 
-    def arrays(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Sends to every device what is not there yet; the same list, if all is.
+    def settled(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the values of variables as they are kept; the same list, if they are.
 
         Args:
-            arrays: Arrays.
+            arrays: The values.
             variables: The Keras variables whose values they are.
         """
-        targets = self.layout.of_variables(variables)
-        absent = [
-            index
-            for index, (array, target) in enumerate(zip(arrays, targets, strict=True))
-            if not _is_placed(array, target)
-        ]
-        if not absent:
-            return arrays
-        everywhere = list(arrays)
-        placed = jax.device_put(
-            [arrays[index] for index in absent], [targets[index] for index in absent]
-        )
-        for index, array in zip(absent, placed, strict=True):
-            everywhere[index] = array
-        return everywhere
+        return self.rest.settled(arrays, self.layout.of_variables(variables))
+
+    def entered(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the values of variables as a program takes them.
+
+        Args:
+            arrays: The values, as they are kept.
+            variables: The Keras variables whose values they are.
+        """
+        return self.rest.entered(arrays, self.layout.of_variables(variables))
+
+    def result(self, array: Any) -> Any:
+        """Returns a program's result as the user gets it, with several workers as one of theirs.
+
+        Args:
+            array: An array that is whole on every device.
+        """
+        return self.rest.left([array])[0] if self.layout.spans_workers else array
+
+    def argument(self, array: Any) -> Any:
+        """Returns an argument of the user's as a program takes it.
+
+        Args:
+            array: An array, JAX's or NumPy's.
+        """
+        return self._intake.argument(array)
+
+    def everywhere(self, array: Any) -> Any:
+        """Returns an array that is whole on every device.
+
+        Args:
+            array: An array of this process.
+        """
+        return self._intake.whole(array)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Sends each accelerator its rows; on the CPU the step takes them from NumPy, for less."""
-        leaves = jax.tree.leaves(batch)
-        if not self.places_ahead and not _any_committed(leaves):
-            return batch
-        sharding = self._on_entry(leaves, axis)
-        if all(_is_placed(leaf, sharding) for leaf in leaves):
-            return batch
-        return jax.device_put(batch, sharding)
+        """Returns a batch as a compiled step takes it."""
+        return self._intake.batch(batch, axis)
+
+    def spread(self, stack: Any) -> Any:
+        """Gives each replica its element of an array that this process has whole.
+
+        Args:
+            stack: An array with an element a replica along its first axis.
+        """
+        return self._intake.spread(stack)
 
     def divided(self, batch: Any) -> Any:
         """Constrains the first axis to the mesh."""
@@ -240,6 +288,19 @@ class MeshPlacement(Placement):
 
         return jax.tree.map(constrained, batch)
 
+    def stack(self, batches: Sequence[Any]) -> Any:
+        """Stacks batches that are on the mesh."""
+        leaves = jax.tree.leaves(batches[0])
+        if not any(isinstance(leaf, jax.Array) for leaf in leaves):
+            return _stacked(*batches)
+        target = self.layout.rows[1] if self.layout.entry(leaves, 0) is self.pieces else self.whole
+        return self._stackers[target](*batches)
+
+    @cached_property
+    def _stackers(self) -> dict[Any, Any]:
+        targets = self.whole, self.layout.rows[1]
+        return {one: jax.jit(_stack, out_shardings=one) for one in targets}
+
     def compile(self, step: Step, axis: int = 0) -> Step:
         """Compiles for batches that enter divided, and for those that enter whole."""
 
@@ -251,8 +312,8 @@ class MeshPlacement(Placement):
         programs: dict[Any, Step] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            entry = self._on_entry(jax.tree.leaves(batch), axis)
-            if self.home is not None:
+            entry = self.layout.entry(jax.tree.leaves(batch), axis)
+            if self.rest.after_each_step:
                 state = jax.device_put(state, self.whole)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
@@ -264,10 +325,20 @@ class MeshPlacement(Placement):
                     out_shardings=(None, held),
                 )
             outputs, state = programs[key](state, batch)
-            if self.home is not None:
-                leaves, structure = jax.tree.flatten(state)
-                state = jax.tree.unflatten(structure, self.at_rest(leaves))
-            return outputs, state
+            if self.rest.after_each_step:
+                state = self.at_rest(state)
+            return jax.tree.map(self.result, outputs), state
+
+        return run
+
+    def eager(self, step: Step) -> Step:
+        """Lets a step run on the mesh; on each of several workers alone, with the whole batch."""
+        if not self.layout.spans_workers:
+            return step
+        gather = jax.jit(lambda batch: batch, out_shardings=self.whole)
+
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            return step(self.at_rest(state), self.at_rest(gather(batch)))
 
         return run
 
@@ -277,18 +348,30 @@ class MeshPlacement(Placement):
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def _on_entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
-        """How a batch enters a step."""
-        replicas = self.layout.replicas
-        shapes = map(np.shape, leaves)
-        even = all(len(shape) > axis and shape[axis] % replicas == 0 for shape in shapes)
-        return self._pieces[axis] if even else self.whole
-
     def _returned(self, leaf: Any) -> Any:
-        """How an output leaves it."""
+        """How an output leaves it: divided, unless other workers need it too."""
         if not isinstance(leaf, jax.Array):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, self._on_entry([leaf], axis=0))
+        divided = not self.layout.spans_workers
+        target = self.layout.entry([leaf], axis=0) if divided else self.whole
+        return jax.lax.with_sharding_constraint(leaf, target)
+
+
+def _rest(layout: Layout, home: Any) -> Rest:
+    if layout.spans_workers:
+        return OnWorker(layout.local)
+    if home is not None:
+        return AtHome(home)
+    # A variable that is to be cut may be too large for one accelerator, so it is made on the host.
+    split = layout.splits.logical_devices > 1
+    return OnMesh(jax.local_devices(backend="cpu")[0] if split else layout.local[0])
+
+
+def _stack(*batches: Any) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+
+
+_stacked = jax.jit(_stack)
 
 
 def _apart(state: Any) -> Any:
@@ -306,13 +389,3 @@ def _apart(state: Any) -> Any:
         return leaf
 
     return jax.tree.map(own, state)
-
-
-def _any_committed(leaves: Sequence[Any]) -> bool:
-    """Whether a JAX array was bound to its device by somebody; JAX moves the others by itself."""
-    return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
-
-
-def _is_placed(leaf: Any, sharding: NamedSharding) -> bool:
-    # Mostly it is the same object, and to compare meshes takes time.
-    return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)

@@ -17,22 +17,14 @@ from typing import Any, final
 
 import jax
 import keras
-import numpy as np
 from jax import numpy as jnp
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.jax import components, scopes
+from kerasdist.backends.jax.entering import Entering
 from kerasdist.backends.jax.launch import Incomplete, Version, launch
 from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.sources import (
-    flatten,
-    is_distributed,
-    is_traced,
-    itself,
-    joined,
-    rebuilt,
-)
-from kerasdist.errors import ScopeError
+from kerasdist.backends.jax.sources import flatten
 
 # Compiled versions that a function keeps, for shapes of arguments and for constants.
 _VERSIONS = 128
@@ -97,32 +89,19 @@ class Program:
             kwargs: Keyword arguments.
         """
         leaves, structure = flatten((args, kwargs))
-        arrays: list[Any] = []
-        makers: list[Any] = []
-        forms: list[Hashable] = [structure, _surroundings()]
-        for leaf in leaves:
-            array, maker, form = _entering(leaf)
-            forms.append(form)
-            makers.append(maker)
-            if maker is not None:
-                arrays.append(array)
+        entering = Entering(leaves)
+        arrays = entering.arrays
 
         def traced(arrays: Sequence[Any]) -> Any:
-            remaining = iter(arrays)
-            given = [
-                leaf if maker is None else maker(next(remaining))
-                for leaf, maker in zip(leaves, makers, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(structure, given)
+            args, kwargs = jax.tree.unflatten(structure, entering.leaves(arrays))
             return run(function, *args, **kwargs)
 
-        key = tuple(forms)
+        key = structure, _surroundings(), *entering.forms
         with _launching:
             version = self._versions.get(key)
             if version is None or _is_outdated(version):
                 version = self._make(traced, arrays, version)
-                pairs = zip(leaves, makers, strict=True)
-                version.constants = [leaf for leaf, maker in pairs if maker is None]
+                version.constants = entering.constants()
                 self._versions[key] = version
                 if len(self._versions) > _VERSIONS:
                     self._versions.popitem(last=False)
@@ -187,35 +166,6 @@ def _surroundings() -> Hashable:
     )
 
 
-def _entering(leaf: Any) -> tuple[Any, Callable[[Any], Any] | None, Hashable]:
-    """Returns how an argument enters: its array, what to make of that, and what is compiled for."""
-    if isinstance(leaf, jax.Array):
-        if is_traced(leaf):
-            raise ScopeError(
-                "Expected arrays. Received: a value that JAX is tracing, in a call of strategy.run "
-                "or of a kerasdist.function. Use kerasdist.function instead of jax.jit around it, "
-                "and kerasdist.value_and_grad instead of jax.grad."
-            )
-        return leaf, itself, (leaf.shape, leaf.dtype, leaf.weak_type)
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf, itself, (leaf.shape, leaf.dtype)
-    if is_distributed(leaf):
-        source = joined(leaf, len(leaf.source))
-        if source is None:
-            return None, None, (type(leaf), id(leaf))  # if a program needs it, that will be said
-        kind, array, layout = type(source), source.entering, source.layout
-        form = (type(leaf), kind, layout, array.shape, array.dtype)
-        return array, partial(rebuilt, type(leaf), kind, layout), form
-    if not isinstance(leaf, keras.Variable) and hasattr(leaf, "__array__"):
-        array = np.asarray(leaf)  # of another framework, say a batch of tf.data
-        return array, itself, (array.shape, array.dtype)
-    try:
-        hash(leaf)
-    except TypeError:
-        return None, None, (type(leaf), id(leaf))
-    return None, None, (type(leaf), leaf)
-
-
 def _abstract(array: Any) -> Any:
     weak = isinstance(array, jax.Array) and array.weak_type
     return jax.ShapeDtypeStruct(array.shape, jnp.result_type(array), weak_type=weak)
@@ -223,7 +173,12 @@ def _abstract(array: Any) -> Any:
 
 def _is_outdated(version: Version) -> bool:
     """Whether replicas hold components of a variable that were equal when it was compiled."""
-    return isinstance(version.place, MeshPlacement) and any(
-        key not in version.held and components.recall(version.known[key]) is not None
-        for key in components.diverged(version.known)
+    diverged = components.diverged(version.known)
+    return (
+        bool(diverged)
+        and isinstance(version.place, MeshPlacement)
+        and any(
+            key not in version.held and components.recall(version.known[key]) is not None
+            for key in diverged
+        )
     )

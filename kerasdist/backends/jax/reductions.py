@@ -24,7 +24,7 @@ def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
     """
     check_is_number(source.array)
     mean = op is ReduceOp.MEAN
-    count = len(source)
+    count = source.replicas
     if isinstance(source, Own):
         local = source.array if axis is None else source.array.sum(axis)
         total = jax.lax.psum(local, AXIS)
@@ -66,4 +66,4 @@ def gathered(source: Source, axis: int) -> Any:
             )
         return jnp.concatenate(list(source), axis)
     stack = source.stacked()
-    return jnp.concatenate([stack[index] for index in range(len(source))], axis)
+    return jnp.concatenate([stack[index] for index in range(source.replicas)], axis)

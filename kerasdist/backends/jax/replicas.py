@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 
 from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import PlacedAdapter
+from kerasdist.backends.jax.equality import equalize
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.devices import Device
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 
 @final
@@ -29,17 +33,23 @@ class JaxReplicaSet(ReplicaSet):
     """
 
     def __init__(
-        self, jax_devices: Sequence[Any], devices: Sequence[Device], options: ReplicaOptions
+        self,
+        jax_devices: Sequence[Any],
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
     ) -> None:
         """Makes the set.
 
         Args:
-            jax_devices: The devices as JAX knows them.
-            devices: The same, by name.
+            jax_devices: The devices of all workers, by rank, as JAX knows them.
+            devices: Those of this process, by name.
             options: How to compute.
+            job: The job of this process, if other workers hold replicas too.
         """
-        super().__init__(devices, options)
+        super().__init__(devices, options, job)
         self.arrays = _placement(jax_devices, options)
+        self.arrays.begin_step = self.begin_step
 
     @cached_property
     def runner(self) -> Runner:
@@ -64,6 +74,11 @@ class JaxReplicaSet(ReplicaSet):
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step where that pays."""
         return PlacedAdapter(adapter, self.arrays) if self.arrays.places_ahead else adapter
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, bit by bit, in a collective or a few."""
+        assert isinstance(self.arrays, MeshPlacement)
+        equalize(variables, self.arrays)
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.

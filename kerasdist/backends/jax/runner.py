@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
-import numpy as np
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -18,6 +17,7 @@ from kerasdist.backends.jax import components, replica_scope, scopes
 from kerasdist.backends.jax.collectives import JaxCollectives
 from kerasdist.backends.jax.exchange import ByName, Exchange
 from kerasdist.backends.jax.layout import AXIS
+from kerasdist.backends.jax.making import AmongWorkers, InProcess
 from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.jax.programs import Programs
 from kerasdist.backends.jax.ragged import Groups, Traced
@@ -42,7 +42,6 @@ from kerasdist.backends.runner import Runner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext, checked_axis
-from kerasdist.structures import transpose
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ class JaxRunner(Runner):
         self._replicas = replica_set.num_replicas
         self._runs = Programs()
         self._updates = Programs()
+        job = replica_set.job
+        self._maker = InProcess(self._place) if job is None else AmongWorkers(self._place, job)
 
     def run(
         self,
@@ -82,6 +83,7 @@ class JaxRunner(Runner):
         """Traces the function for a replica, as part of a program or as a program of its own."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy))
+            args, kwargs = self._maker.entering((args, kwargs))
             return self._runs.of(function)(whole, function, args, kwargs)
         return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
 
@@ -231,16 +233,17 @@ class JaxRunner(Runner):
                 result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
             return self.local_results(_per_own(result, self._replicas))
         if not any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0]):
-            args, kwargs = _whole(tuple(args)), _whole(dict(kwargs))
-            return [function(variable, *args, **kwargs)] * self._replicas
+            args, kwargs = self._whole(tuple(args)), self._whole(dict(kwargs))
+            return [function(variable, *args, **kwargs)] * self._copies
         if scopes.program() is None:
             program = self._updates.of(function)
+            args, kwargs = self._maker.entering((tuple(args), dict(kwargs)))
             result = program(self._update_in_program, function, (variable, *args), kwargs)
         else:
             result = self._update_in_program(function, variable, *args, **kwargs)
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
-        return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._replicas
+        return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
 
     def _update_in_program(
         self, function: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
@@ -252,38 +255,13 @@ class JaxRunner(Runner):
         return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Puts components of equal shape into one array on all devices, in one transfer.
+        """Puts components of equal shape into one array on all devices, in one transfer."""
+        return self._maker.per_replica(values)
 
-        On the CPU a program takes it from the host, for less.
-        """
-        made: list[Source] = []
-        value = transpose(values, lambda leaves: self._joined(leaves, made))
-        if not self._place.places_ahead:
-            for source in made:
-                if isinstance(source.entering, np.ndarray):
-                    source.wait_on_host(self._place.pieces)
-            made = [source for source in made if not isinstance(source.entering, np.ndarray)]
-        if made:
-            arrays = jax.device_put([source.array for source in made], self._place.pieces)
-            for source, array in zip(made, arrays, strict=True):
-                source.put(array)
-        return value
-
-    def _joined(self, leaves: Sequence[Any], made: list[Source]) -> Any:
-        """Joins components; what is to be transferred is noted in a list."""
-        first = leaves[0]
-        if not is_array(first):
-            same = all(leaf is first for leaf in leaves)
-            alone = first is None or (same and is_distributed(first))
-            return first if alone else PerReplica(tuple(leaves))
-        if replica_scope.current() is not None:
-            return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
-        source = joined(PerReplica(tuple(leaves)), self._replicas)
-        if source is None:
-            return PerReplica(tuple(leaves))
-        if not is_traced(source.array):
-            made.append(source)
-        return PerReplica(source)
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Puts the pieces of a batch on all devices."""
+        del replicas  # they are ours
+        return self._maker.divide(batch)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Fetches the components."""
@@ -296,7 +274,14 @@ class JaxRunner(Runner):
     def _components(self, leaf: Any) -> tuple[Any, ...]:
         if isinstance(leaf, keras.Variable):
             leaf = self._components_of(leaf)
-        return leaf.values if is_distributed(leaf) else (leaf,) * self._replicas
+        return leaf.values if is_distributed(leaf) else (leaf,) * self._copies
+
+    @property
+    def _copies(self) -> int:
+        """How many components of a value are here; a program is the same for all workers."""
+        if scopes.program() is not None:
+            return self._replicas
+        return len(self._place.layout.local_replicas)
 
     def _components_of(self, variable: Any) -> DistributedValues:
         scope, program = replica_scope.current(), scopes.program()
@@ -313,8 +298,8 @@ class JaxRunner(Runner):
             return PerReplica(
                 Stacked(components.derived(variable, value, self._replicas), self._replicas)
             )
-        stack = jnp.copy(components.stack_on(variable, self._place))  # the next run consumes it
-        return PerReplica(Stacked(stack, self._replicas))
+        # Whoever asks fetches at once what it needs: the next run consumes the array.
+        return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
     def read(self, variable: Any) -> Any:
         """Returns the variable's value, which is always the aggregate.
@@ -341,7 +326,9 @@ class JaxRunner(Runner):
         if isinstance(value, keras.Variable):
             value = self._components_of(value)
         if not is_distributed(value):
-            return Equal(keras_seam.ops.convert_to_tensor(value), self._replicas)
+            return Equal(self._everywhere(value), self._replicas)
+        if scopes.program() is None:
+            value = self._maker.entering(value)
         source = joined(value, self._replicas)
         if source is None:
             raise unlike(value)
@@ -353,7 +340,7 @@ class JaxRunner(Runner):
             return function(source, *how)
         result = self._small(function, type(source), source.layout, how, source.array)
         self._place.flow.after_launch(result, None)
-        return result
+        return self._place.result(result)
 
     @cached_property
     def _small(self) -> Callable[..., Any]:
@@ -365,10 +352,19 @@ class JaxRunner(Runner):
     def _mirrored(self, tensor: Any) -> Any:
         if isinstance(tensor, DistributedValues):
             return tensor
+        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
+
+    def _everywhere(self, tensor: Any) -> Any:
         tensor = keras_seam.ops.convert_to_tensor(tensor)
-        if not is_traced(tensor):
-            tensor = jax.device_put(tensor, self._place.whole)
-        return Mirrored(Equal(tensor, self._replicas))
+        return tensor if is_traced(tensor) else self._place.everywhere(tensor)
+
+    def _whole(self, structure: Any) -> Any:
+        """Returns a structure with the one array that the components of each value are."""
+        return jax.tree.map(
+            lambda leaf: self._place.result(leaf.source.array) if is_distributed(leaf) else leaf,
+            structure,
+            is_leaf=is_distributed,
+        )
 
 
 def _as_copies(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
@@ -380,14 +376,5 @@ def _per_own(result: Any, replicas: int) -> Any:
     return jax.tree.map(
         lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
         result,
-        is_leaf=is_distributed,
-    )
-
-
-def _whole(structure: Any) -> Any:
-    """Returns a structure with the one array that the components of each value are."""
-    return jax.tree.map(
-        lambda leaf: leaf.source.array if is_distributed(leaf) else leaf,
-        structure,
         is_leaf=is_distributed,
     )

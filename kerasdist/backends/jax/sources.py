@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, final, overload
+from typing import Any, cast, final, overload
 
 import jax
 import jax.core
@@ -13,6 +13,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kerasdist.backends.jax.layout import AXIS
+from kerasdist.backends.jax.parcels import Slot
 from kerasdist.errors import UnsupportedError
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
@@ -20,32 +21,48 @@ from kerasdist.values import DistributedValues, Mirrored, PerReplica
 class Source(Sequence[Any]):
     """The components of a value, kept as one array; a component is fetched when it is asked for.
 
+    On a mesh of several workers the array has the components of all replicas. Those of this worker
+    are the elements of the sequence; in the code of a program, which all workers run, all are.
+
     Attributes:
         layout: The number of components; where they differ in shape, their shapes.
+        packed: The parcel that the array lies in, and where; None if it lies alone.
     """
 
-    def __init__(self, array: Any, layout: Any) -> None:
+    def __init__(
+        self,
+        array: Any,
+        layout: Any,
+        sharding: Any = None,
+        packed: tuple[np.ndarray, Slot] | None = None,
+    ) -> None:
         """Makes the source.
 
         Args:
-            array: The array.
+            array: The array, None if it is packed.
             layout: The number of components; where they differ in shape, their shapes.
+            sharding: Where an array that waits on the host goes in the end.
+            packed: The parcel that the array lies in, and where; None if it lies alone.
         """
         self._array = array
-        self._sharding: Any = None
+        self._sharding = sharding
         self.layout = layout
+        self.packed = packed
 
     @property
     def array(self) -> Any:
         """The array, on the devices."""
         if self._sharding is not None:
             with jax.ensure_compile_time_eval():  # it outlives the program that asks for it
-                self.put(jax.device_put(self._array, self._sharding))
+                self.put(jax.device_put(self.entering, self._sharding))
         return self._array
 
     @property
     def entering(self) -> Any:
         """The array as a program takes it: on the host, if it waits there."""
+        if self._array is None and self.packed is not None:
+            parcel, slot = self.packed
+            self._array = slot.cut(parcel)
         return self._array
 
     def put(self, array: Any) -> None:
@@ -54,7 +71,7 @@ class Source(Sequence[Any]):
         Args:
             array: The copy.
         """
-        self._array, self._sharding = array, None
+        self._array, self._sharding, self.packed = array, None, None
 
     def wait_on_host(self, sharding: Any) -> None:
         """Leaves an array of NumPy's where it is until something but a program asks for it.
@@ -65,8 +82,25 @@ class Source(Sequence[Any]):
         dtype = jax.dtypes.canonicalize_dtype(self._array.dtype)
         self._array, self._sharding = self._array.astype(dtype, copy=False), sharding
 
-    def __len__(self) -> int:
+    @property
+    def replicas(self) -> int:
+        """How many components there are, on all workers."""
         return self.layout
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Which of them are here."""
+        array = self._array
+        if is_traced(array) or not isinstance(array, jax.Array) or array.is_fully_addressable:
+            return range(self.replicas)
+        return self._numbers_here(array.addressable_shards)
+
+    @abc.abstractmethod
+    def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
+        """Returns which components some shards of the array hold."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -102,6 +136,17 @@ class Source(Sequence[Any]):
 class Stacked(Source):
     """Components along the first axis of a global array, one a device."""
 
+    @classmethod
+    def in_parcel(cls, parcel: np.ndarray, slot: Slot, sharding: Any) -> Stacked:
+        """Returns components that wait on the host (see `kerasdist.backends.jax.parcels`).
+
+        Args:
+            parcel: What they lie in.
+            slot: Where they lie.
+            sharding: Where they go if something but a program asks for them.
+        """
+        return cls(None, slot.shape[0], sharding, (parcel, slot))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a component."""
@@ -111,10 +156,13 @@ class Stacked(Source):
         """Returns the array."""
         return self.array
 
+    def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
+        return sorted(map(_first_row, shards))
+
     def _fetched(self) -> Sequence[Any]:
         if is_traced(self.array):
-            return [self.array[index] for index in range(len(self))]
-        shards = sorted(self.array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+            return [self.array[index] for index in range(self.replicas)]
+        shards = sorted(self.array.addressable_shards, key=_first_row)
         return [_without_axis(shard.data) for shard in shards]
 
 
@@ -122,7 +170,9 @@ class Stacked(Source):
 class Padded(Source):
     """Components of different shapes, padded to one, along the first axis of a global array."""
 
-    def __len__(self) -> int:
+    @property
+    def replicas(self) -> int:
+        """How many components there are, on all workers."""
         return len(self.layout)
 
     @property
@@ -138,12 +188,13 @@ class Padded(Source):
             "gather them."
         )
 
+    def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
+        return sorted(map(_first_row, shards))
+
     def _fetched(self) -> Sequence[Any]:
-        if is_traced(self.array):
-            parts: Sequence[Any] = [self.array[index] for index in range(len(self))]
-        else:
-            parts = Stacked(self.array, len(self))
-        return [cut(part, shape) for part, shape in zip(parts, self.layout, strict=True)]
+        parts = Stacked(self.array, self.replicas)
+        shapes = [self.layout[number] for number in self.numbers]
+        return [cut(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @final
@@ -157,11 +208,14 @@ class Equal(Source):
 
     def stacked(self) -> Any:
         """Returns the array as often as there are components."""
-        return jnp.broadcast_to(self.array, (len(self), *self.shape))
+        return jnp.broadcast_to(self.array, (self.replicas, *self.shape))
+
+    def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
+        return range(len(shards))
 
     def _fetched(self) -> Sequence[Any]:
         if is_traced(self.array):
-            return [self.array] * len(self)
+            return [self.array] * self.replicas
         shards = [shard.data for shard in self.array.addressable_shards]
         return shards if len(shards) == len(self) else [self.array] * len(self)
 
@@ -179,10 +233,19 @@ class Own(Source):
         """Gathers the components of all replicas."""
         return jax.lax.all_gather(self.array, AXIS)
 
+    def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
+        raise AssertionError("a replica's own component is always traced")
+
     def _fetched(self) -> Sequence[Any]:
         everyone = self.stacked()
-        return [everyone[index] for index in range(len(self))]
+        return [everyone[index] for index in range(self.replicas)]
 
+
+def _first_row(shard: Any) -> int:
+    return shard.index[0].start or 0
+
+
+_SOURCES = frozenset((Stacked, Padded, Equal, Own))
 
 _without_axis = jax.jit(lambda shard: shard[0])
 
@@ -195,6 +258,15 @@ def cut(array: Any, shape: Sequence[int]) -> Any:
         shape: The shape of that part.
     """
     return array[tuple(slice(size) for size in shape)]
+
+
+def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Returns the shape that arrays of some shapes fit in.
+
+    Args:
+        shapes: Shapes of one number of axes.
+    """
+    return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def padded(array: Any, shape: Sequence[int]) -> Any:
@@ -232,7 +304,7 @@ def is_distributed(leaf: Any) -> bool:
     Args:
         leaf: Anything.
     """
-    return isinstance(leaf, DistributedValues)
+    return type(leaf) in _KINDS  # much faster than to ask an abstract class
 
 
 def flatten(structure: Any) -> tuple[list[Any], Any]:
@@ -277,7 +349,7 @@ def own(structure: Any) -> Any:
             return leaf
         if isinstance(leaf.source, Own | Equal):
             return leaf.source.array
-        source = joined(leaf, len(leaf.source))
+        source = joined(leaf)
         if source is None:
             raise unlike(leaf)
         return source.stacked()[jax.lax.axis_index(AXIS)]
@@ -285,36 +357,38 @@ def own(structure: Any) -> Any:
     return jax.tree.map(component, structure, is_leaf=is_distributed)
 
 
-def joined(value: DistributedValues, replicas: int) -> Source | None:
+def joined(value: DistributedValues, replicas: int | None = None) -> Source | None:
     """Returns the components of a value in one array; None if their types or ranks differ.
 
     Args:
         value: The value.
-        replicas: How many components there must be.
+        replicas: How many components there must be, on all workers; None: as many as there are.
 
     Raises:
         ValueError: If it has another number of components.
     """
     source = value.source
-    if len(source) != replicas:
+    if replicas is None and type(source) in _SOURCES:  # much faster than to ask an abstract class
+        return cast("Source", source)
+    count = source.replicas if isinstance(source, Source) else len(source)
+    if replicas is not None and count != replicas:
         raise ValueError(
             f"Expected a distributed value of {replicas} components, one a replica. Received: "
-            f"{type(value).__name__} of {len(source)}. Make it with the strategy that it is used "
-            "with."
+            f"{type(value).__name__} of {count}. Make it with the strategy that it is used with."
         )
     if isinstance(source, Source):
         return source
     parts = list(source)
     if _are_alike_on_host(parts):  # as most batches are; what follows asks JAX, for much more
-        return Stacked(np.stack(parts), replicas)
+        return Stacked(np.stack(parts), count)
     if not all(is_array(part) or isinstance(part, bool | int | float) for part in parts):
         return None
     if len({(np.ndim(part), jnp.result_type(part)) for part in parts}) > 1:
         return None
     shapes = tuple(np.shape(part) for part in parts)
     if len(set(shapes)) == 1:
-        return Stacked(_stack(parts), replicas)
-    largest = tuple(map(max, zip(*shapes, strict=True)))
+        return Stacked(_stack(parts), count)
+    largest = largest_of(shapes)
     return Padded(_stack([padded(part, largest) for part in parts]), shapes)
 
 
@@ -375,5 +449,7 @@ def _register(kind: type[DistributedValues]) -> None:
     jax.tree_util.register_pytree_node(kind, children, unflattened)
 
 
-for _kind in (PerReplica, Mirrored):
+_KINDS = frozenset((PerReplica, Mirrored))
+
+for _kind in _KINDS:
     _register(_kind)

@@ -47,9 +47,10 @@ class StepFunction:
         self._execution = execution
         self._user_step = step
         compiled = execution.compiled
-        self._step: Step = arrays.compile(self._divided_step) if compiled else self._whole_step
+        self._step: Step = (
+            arrays.compile(self._divided_step) if compiled else arrays.eager(self._whole_step)
+        )
         self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
-        self._stacked = jax.jit(_stacked)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution.
@@ -94,7 +95,7 @@ class StepFunction:
     def _stack(self, run: Sequence[Any]) -> Any:
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(run)):
             return jax.tree.map(lambda *leaves: np.stack(leaves), *run)
-        return self._arrays.batch(self._stacked(*run), axis=1)
+        return self._arrays.stack(run)
 
     def _combined(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1 or not self._execution.keeps_outputs:
@@ -126,10 +127,6 @@ def _form(batch: Any) -> Hashable:
     """What two batches must have in common to be stacked."""
     leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-
-
-def _stacked(*batches: Any) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
 
 
 def _joined(outputs: Any) -> Any:

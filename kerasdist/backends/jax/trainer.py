@@ -39,8 +39,8 @@ class JaxTrainer(ReplicatedTrainer):
         jit_compile: bool
         run_eagerly: bool
         steps_per_execution: int
-        jax_state_sync: Callable[[], None]
-        _jax_state: dict[str, Any]
+        _jax_state: dict[str, Any] | None
+        _jax_state_synced: bool
         _purge_model_variables: Callable[..., None]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -106,6 +106,7 @@ class JaxTrainer(ReplicatedTrainer):
         run = StepFunction(step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+            self.replica_set.begin_step()
             try:
                 return run(state, iterator)
             except BaseException:
@@ -117,10 +118,18 @@ class JaxTrainer(ReplicatedTrainer):
 
         return function
 
+    def jax_state_sync(self) -> None:
+        """Gives the variables their values, as they rest between programs."""
+        state = vars(self).get("_jax_state")  # there is none before the first step
+        if state and not self._jax_state_synced:
+            self._jax_state = self.replica_set.arrays.at_rest(state)
+        super().jax_state_sync()  # type: ignore[misc]
+
     def _get_jax_state(
         self, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
+        self.replica_set.equal_start.ensure()
         values = super()._get_jax_state(**which)  # type: ignore[misc]
         state = self.replica_set.arrays.state(values, self._state_variables(which))
         if purge_model_variables:

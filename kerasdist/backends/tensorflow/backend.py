@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
-from kerasdist.backends.tensorflow import datasets, engine_seam, functions, values
-from kerasdist.backends.tensorflow.replicas import MirroredReplicas, SoleDevice
+from kerasdist.backends.tensorflow import datasets, engine_seam, functions, values, workers_seam
+from kerasdist.backends.tensorflow.replicas import (
+    SoleDevice,
+    mirrored_replicas,
+    worker_replicas,
+)
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError, KerasdistError, UnsupportedError
+from kerasdist.errors import DeviceError, JobError, KerasdistError, UnsupportedError
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 
 @final
@@ -72,7 +80,34 @@ class TensorFlowBackend(Backend):
             )
         if len(devices) == 1 and options.parameter_device in (None, devices[0]):
             return SoleDevice(devices, options)
-        return MirroredReplicas(devices, options)
+        return mirrored_replicas(devices, options)
+
+    def connect(self, job: Job) -> None:
+        """Starts TensorFlow's runtime as one of the job's."""
+        if workers_seam.has_started():
+            raise JobError(
+                "Expected TensorFlow not to have started, so that it can join the other workers. "
+                f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
+                "strategy at the top of the script, before the first model, tensor or random seed."
+            )
+        try:
+            workers_seam.start_server(job.addresses, job.rank)
+        except tf.errors.OpError as error:
+            raise JobError(
+                "Expected the workers' TensorFlow runtimes to find each other. Received: "
+                f"addresses={job.addresses}, of which TensorFlow says: {error.message!r:.300}. See "
+                "to it that each worker can reach all of them."
+            ) from error
+
+    def worker_replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job,
+        communication: CommunicationOptions,
+    ) -> ReplicaSet:
+        """Returns ``tf.distribute.MultiWorkerMirroredStrategy`` over the workers' devices."""
+        return worker_replicas(devices, options, job, communication)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function``."""

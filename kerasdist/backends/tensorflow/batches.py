@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist.errors import InputError
 from kerasdist.input import sharding
-from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import BatchShare
 
 # The name of the operation that divides a batch, by which its errors are recognised.
@@ -27,13 +26,15 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     unequal steps (TRAPS, 2), shards it by file, and warns about that.
     """
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
+    def __init__(self, dataset: tf.data.Dataset, spec: Any) -> None:
         """Wraps a dataset.
 
         Args:
-            dataset: Yields global batches.
+            dataset: Yields global batches, or what a worker needs of them.
+            spec: The types and shapes of a batch.
         """
         self._dataset = dataset
+        self._spec = spec
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._dataset)
@@ -41,16 +42,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """The types and shapes of a global batch."""
-        return self._dataset.element_spec
-
-
-@final
-class GlobalBatchAdapter(WrappedAdapter):
-    """A Keras data adapter whose batches the replicas divide among themselves."""
-
-    def get_tf_dataset(self) -> GlobalBatchDataset:
-        """Returns the inner adapter's batches, undivided."""
-        return GlobalBatchDataset(super().get_tf_dataset())
+        return self._spec
 
 
 @dataclass(frozen=True)
@@ -79,12 +71,57 @@ def pieces(batch: Any, replicas: int) -> list[Piece]:
         the step only, shares are tensors, and the static size of a piece is unknown.
     """
     leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
-    division = _division(leaves, replicas)
-    parts = [division.parts(leaf) for leaf in leaves]
-    return [
-        Piece(keras.tree.pack_sequence_as(batch, [part[replica] for part in parts]), share)
-        for replica, share in enumerate(division.shares)
-    ]
+    return _pieces(batch, leaves, _division(leaves, replicas))
+
+
+class OwnRows(NamedTuple):
+    """What a worker needs of a global batch.
+
+    Attributes:
+        rows: The rows of its own replicas, in the structure of the batch.
+        total: Number of examples in the batch.
+    """
+
+    rows: Any
+    total: tf.Tensor
+
+
+def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
+    """Takes a worker's rows out of a global batch.
+
+    Args:
+        batch: Tensors in any structure, as `pieces` takes them.
+        replicas: How many replicas there are on all workers.
+        own: The worker's own.
+    """
+    leaves = keras.tree.flatten(batch)
+    batched = _batched([_none_for_optional(leaf) for leaf in leaves])
+    total = _rows(batched[0])
+    sizes, begins = _bounds(total, replicas)
+    begin, size = begins[own.start], tf.reduce_sum(sizes[own.start : own.stop])
+    # Three replicas of which the second one's piece is meant.
+    division = _Division([begin, size, total - begin - size], [0, begin, begin + size], [None] * 3)
+
+    def rows(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, tf.experimental.Optional) else division.parts(leaf)[1]
+
+    return OwnRows(keras.tree.pack_sequence_as(batch, [rows(leaf) for leaf in leaves]), total)
+
+
+def pieces_of_own(batch: OwnRows, replicas: int, own: range) -> list[Piece]:
+    """Divides a worker's rows into the pieces of its replicas.
+
+    Args:
+        batch: What `own_rows` returned.
+        replicas: How many replicas there are on all workers.
+        own: The worker's own.
+    """
+    leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
+    whole = _dynamic_division(batch.total, replicas)
+    begins = whole.begins[own.start : own.stop] - whole.begins[own.start]
+    here = slice(own.start, own.stop)
+    division = _Division(whole.sizes[here], begins, whole.shares[here])
+    return _pieces(batch.rows, leaves, division)
 
 
 @contextmanager
@@ -105,6 +142,14 @@ def division_errors() -> Iterator[None]:
             f"number than in the first tensor, of which TensorFlow says: {said!r}. Let the data "
             "source yield as many targets and weights as inputs."
         ) from error
+
+
+def _pieces(batch: Any, leaves: list[Any], division: _Division) -> list[Piece]:
+    parts = [division.parts(leaf) for leaf in leaves]
+    return [
+        Piece(keras.tree.pack_sequence_as(batch, [part[index] for part in parts]), share)
+        for index, share in enumerate(division.shares)
+    ]
 
 
 def _none_for_optional(leaf: Any) -> Any:
@@ -146,25 +191,34 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: Any, size: Any) -> tf.SparseTen
 
 
 def _division(leaves: list[Any], replicas: int) -> _Division:
-    batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
-    if not batched:
-        raise InputError(
-            "Expected a batch with at least one tensor that has a batch dimension. Received: "
-            f"batch={leaves}. Let the data source yield batches of examples."
-        )
-    static = {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
-    if len(static - {None}) > 1:
-        raise InputError(
-            "Expected tensors with the same number of examples in a batch. Received: "
-            f"shapes={[tuple(leaf.shape) for leaf in batched]}. Let the data source yield as many "
-            "targets and weights as inputs."
-        )
+    batched = _batched(leaves)
+    static = _static_sizes(batched)
     [size] = static if len(static) == 1 else [None]
     # Eagerly every size is known; in a graph a piece without rows must not look like one for good:
     # Keras reads losses of the static shape (0,) as something else than a batch.
     if size is not None and (size >= replicas or tf.executing_eagerly()):
         return _static_division(size, replicas)
     return _dynamic_division(_rows(batched[0]), replicas)
+
+
+def _batched(leaves: list[Any]) -> list[Any]:
+    batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
+    if not batched:
+        raise InputError(
+            "Expected a batch with at least one tensor that has a batch dimension. Received: "
+            f"batch={leaves}. Let the data source yield batches of examples."
+        )
+    if len(_static_sizes(batched) - {None}) > 1:
+        raise InputError(
+            "Expected tensors with the same number of examples in a batch. Received: "
+            f"shapes={[tuple(leaf.shape) for leaf in batched]}. Let the data source yield as many "
+            "targets and weights as inputs."
+        )
+    return batched
+
+
+def _static_sizes(batched: list[Any]) -> set[int | None]:
+    return {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
 
 
 def _rows(leaf: Any) -> Any:
@@ -188,11 +242,7 @@ def _static_division(total: int, replicas: int) -> _Division:
 
 
 def _dynamic_division(total: Any, replicas: int) -> _Division:
-    """The arithmetic of `sharding.piece_bounds`, on tensors."""
-    index = tf.range(replicas)
-    rest = total % replicas
-    sizes = total // replicas + tf.cast(index < rest, tf.int32)
-    begins = index * (total // replicas) + tf.minimum(index, rest)
+    sizes, begins = _bounds(total, replicas)
     dtype = _weight_dtype()
     weights = tf.math.divide_no_nan(tf.cast(sizes, dtype), tf.cast(total, dtype))
     shares = [
@@ -200,6 +250,14 @@ def _dynamic_division(total: Any, replicas: int) -> _Division:
         for size, weight in zip(tf.unstack(sizes), tf.unstack(weights), strict=True)
     ]
     return _Division(sizes, begins, shares)
+
+
+def _bounds(total: Any, replicas: int) -> tuple[Any, Any]:
+    """The arithmetic of `sharding.piece_bounds`, on tensors: sizes and begins."""
+    index = tf.range(replicas)
+    rest = total % replicas
+    sizes = total // replicas + tf.cast(index < rest, tf.int32)
+    return sizes, index * (total // replicas) + tf.minimum(index, rest)
 
 
 def _scalar(weight: float) -> tf.Tensor:

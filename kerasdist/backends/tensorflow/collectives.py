@@ -10,7 +10,7 @@ import tensorflow as tf
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
-from kerasdist.backends.tensorflow.components import check_alike, concat
+from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import (
     converted_as_here,
     cross_replica_code_without_merge_call,
@@ -19,7 +19,7 @@ from kerasdist.backends.tensorflow.engine_seam import (
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.values import regrouped, to_native
 from kerasdist.backends.tensorflow.variables import check_mirrored, gradient_replaces
-from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import UnsupportedError
 from kerasdist.replica_context import BatchShare
 from kerasdist.structures import map_leaves
@@ -35,21 +35,19 @@ class TensorFlowCollectives(Collectives):
 
     weighs_scaled_losses = True
 
-    def __init__(
-        self, exchange: Exchange, replica: int, share: BatchShare | None, shares_memory: bool
-    ) -> None:
+    def __init__(self, exchange: Exchange, replica: int, share: BatchShare | None) -> None:
         """Makes one replica's side.
 
         Args:
             exchange: Where the replicas meet.
             replica: This replica's number.
             share: Its part of the batch; None where gradients are summed as they are.
-            shares_memory: Whether one replica's tensor costs nothing to read in another.
         """
         self._exchange = exchange
         self._replica = replica
         self._share = share
-        self._shares_memory = shares_memory
+        self._group = exchange.group
+        self._engine = exchange.group.engine
 
     def merge_call(
         self,
@@ -59,7 +57,7 @@ class TensorFlowCollectives(Collectives):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls the function once, in the thread that the engine runs cross-replica code in."""
-        engine = self._exchange.engine
+        engine = self._engine
         function = converted_as_here(function)
 
         def merged(parts: list[tuple[Any, ...]]) -> Any:
@@ -87,7 +85,7 @@ class TensorFlowCollectives(Collectives):
         sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
         if any(sparse):
             slices = [one for one, is_sparse in zip(tensors, sparse, strict=True) if is_sparse]
-            all_slices = iter(self._combine("all_reduce of slices", slices, _summed))
+            all_slices = iter(self._combine("all_reduce of slices", slices, self._group.sums))
             dense = [one for one, is_sparse in zip(tensors, sparse, strict=True) if not is_sparse]
             sums = iter(self.all_sum(dense, options) if dense else [])
             return [next(all_slices if is_sparse else sums) for is_sparse in sparse]
@@ -106,12 +104,8 @@ class TensorFlowCollectives(Collectives):
                 "with tf.convert_to_tensor, or gather its values and its indices."
             )
 
-        def concatenated(parts: tuple[Any, ...]) -> Any:
-            check_alike(parts, axis)
-            return concat(parts, axis)
-
         def together(parts: list[tuple[Any, ...]]) -> Any:
-            return concatenated(parts[0])
+            return self._concatenation(parts, axis)[0]
 
         if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
             return _own(self._combine("all_gather", [tensor], together))
@@ -123,9 +117,7 @@ class TensorFlowCollectives(Collectives):
         def gathered(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             size = tf.shape(given)[axis]
             whole, sizes = self._combine(
-                "all_gather",
-                [given, size],
-                lambda parts: (concatenated(parts[0]), list(parts[1])),
+                "all_gather", [given], lambda parts: self._concatenation(parts, axis)
             )
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
@@ -154,7 +146,7 @@ class TensorFlowCollectives(Collectives):
             if not optimizer.built:
                 with tf.init_scope():
                     optimizer.build(known)
-            check_mirrored(optimizer.variables, self._exchange.engine, "the optimizer")
+            check_mirrored(optimizer.variables, self._engine, "the optimizer")
             reduced = self._reduced(optimizer, parts, known, replaces)
             with cross_replica_code_without_merge_call():
                 keras_seam.apply_combined_gradients(optimizer, reduced, variables)
@@ -168,7 +160,7 @@ class TensorFlowCollectives(Collectives):
         sum up what it was before, and a mean would forget who has how many examples. Where no
         share of the batch is known, that is what users of ``tf.distribute`` expect.
         """
-        if keeps_one_copy(self._exchange.engine):
+        if keeps_one_copy(self._engine):
             return self._assign_to_the_copy(variable, value, write)
         if self._share is None:
             return write(variable, value)
@@ -192,11 +184,12 @@ class TensorFlowCollectives(Collectives):
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
-            replicas = self._exchange.engine.num_replicas_in_sync
+            replicas = self._engine.num_replicas_in_sync
             change = change / replicas if self._share is None else self._weighted(change)
 
         def update(parts: list[tuple[Any, ...]]) -> None:
-            write(variable, before + tf.add_n(parts[0]))
+            [total] = self._group.sums(parts)
+            write(variable, before + total)
 
         return self._combine("assign", [change], update)
 
@@ -207,13 +200,27 @@ class TensorFlowCollectives(Collectives):
         variables: list[Any],
         replaces: list[bool],
     ) -> list[Any]:
-        if self._shares_memory or any(replaces) or keras_seam.computes_on_gradients(optimizer):
-            # The optimizer computes on the first device, what it computed goes to the others.
-            return [
-                gradient_sums.largest(part) if replaced else gradient_sums.summed(part)
-                for part, replaced in zip(parts, replaces, strict=True)
-            ]
-        return gradient_sums.all_reduced(self._exchange.engine, parts, variables)
+        # The optimizer then computes on the first device; what it computed goes to the others.
+        here = any(replaces) or keras_seam.computes_on_gradients(optimizer)
+        largest = [
+            self._group.largest(part) if replaced else None
+            for part, replaced in zip(parts, replaces, strict=True)
+        ]
+        added = [
+            (None,) * len(part) if replaced else part
+            for part, replaced in zip(parts, replaces, strict=True)
+        ]
+        sums = self._group.sums_of_gradients(added, variables, here=here)
+        return [
+            one if replaced else total
+            for one, total, replaced in zip(largest, sums, replaces, strict=True)
+        ]
+
+    def _concatenation(self, parts: list[tuple[Any, ...]], axis: int) -> tuple[Any, list[Any]]:
+        # In a graph of `fit` a size that is known does not depend on the batch.
+        known = self._share is not None and not tf.executing_eagerly()
+        equal_sizes = known and parts[0][0].shape[axis] is not None
+        return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
 
     def _combine(
         self, call: str, given: Sequence[Any], function: Callable[[list[tuple[Any, ...]]], Any]
@@ -226,10 +233,8 @@ class TensorFlowCollectives(Collectives):
         def sums(parts: list[tuple[Any, ...]]) -> list[Any]:
             for part in parts:
                 check_alike(part)
-            if self._shares_memory or self._share is not None:  # there they are few and small
-                return _summed(parts)
-            engine = self._exchange.engine
-            return gradient_sums.reduced_everywhere(engine, ReduceOp.SUM, parts, options)
+            # Where a share is known they are few and small.
+            return self._group.sums(parts, options, here=self._share is not None)
 
         return self._combine("all_reduce", given, sums)
 
@@ -259,7 +264,3 @@ def _own(structure: Any) -> Any:
         return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
 
     return map_leaves(own, structure)
-
-
-def _summed(parts: list[tuple[Any, ...]]) -> list[Any]:
-    return [gradient_sums.summed(part) for part in parts]

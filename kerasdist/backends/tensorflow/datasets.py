@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.engine_seam import keeping_input_devices
+from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.errors import UnsupportedError
-from kerasdist.input.distributed import DistributedDataset
+from kerasdist.input.distributed import DistributedDataset, equivalent
 from kerasdist.input.options import InputOptions, InputReplicationMode
 
 
@@ -18,11 +21,11 @@ def register() -> None:
     DistributedDataset.register(tf.distribute.DistributedDataset)
 
 
-def distribute(engine: tf.distribute.Strategy, dataset: Any, options: InputOptions) -> Any | None:
+def distribute(group: Group, dataset: Any, options: InputOptions) -> Any | None:
     """Returns a dataset of global batches distributed, or None if it is not of ``tf.data``.
 
     Args:
-        engine: The strategy.
+        group: The replicas.
         dataset: Anything.
         options: How to distribute it.
 
@@ -36,7 +39,7 @@ def distribute(engine: tf.distribute.Strategy, dataset: Any, options: InputOptio
             "Expected InputReplicationMode.PER_WORKER: one dataset has one pipeline. Received: "
             f"options={options}. Use strategy.distribute_datasets_from_function."
         )
-    return engine.experimental_distribute_dataset(dataset, _native_options(options))
+    return _sized(group.distributed(dataset, _native_options(options)))
 
 
 def distribute_pipelines(
@@ -46,15 +49,39 @@ def distribute_pipelines(
 
     Args:
         engine: The strategy.
-        pipelines: One for all replicas, or one each.
+        pipelines: One for all replicas of this process, or one each.
         options: How to distribute them.
     """
     if not all(isinstance(pipeline, tf.data.Dataset) for pipeline in pipelines):
         return None
+    # The framework asks for one after another, by numbers of all workers' pipelines.
+    remaining = iter(pipelines)
     with keeping_input_devices(engine):
-        return engine.distribute_datasets_from_function(
-            lambda here: pipelines[here.input_pipeline_id], _native_options(options)
+        return _sized(
+            engine.distribute_datasets_from_function(
+                lambda _: next(remaining), _native_options(options)
+            )
         )
+
+
+def _sized(dataset: Any) -> Any:
+    """Lets a distributed dataset tell its length, which one of ``tf.distribute`` cannot.
+
+    It takes a subclass for that: to change the class would change what a user has from
+    ``tf.distribute`` itself, too.
+    """
+    dataset.__class__ = _sized_class(type(dataset))
+    return dataset
+
+
+@cache
+def _sized_class(own: type[Any]) -> type[Any]:
+    def describe(body: dict[str, Any]) -> None:
+        body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
+        body["__len__"] = lambda dataset: len(equivalent(dataset))
+        body["__bool__"] = lambda _: True  # as of a `tf.data.Dataset`, however long it is
+
+    return types.new_class(own.__name__, (own,), exec_body=describe)
 
 
 def _native_options(options: InputOptions) -> tf.distribute.InputOptions:

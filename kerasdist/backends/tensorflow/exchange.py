@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.errors import ReplicaError
 
 Result = TypeVar("Result")
@@ -18,21 +19,21 @@ class Exchange:
     """The meeting place of one run of the replicas.
 
     Attributes:
-        engine: The strategy that runs them.
-        given: What each replica laid down, by its number: the name of the call, and what it gives.
+        group: All replicas; those of this process meet.
+        given: What each of them laid down, in their order: the name of the call, and what it gives.
     """
 
-    engine: tf.distribute.Strategy
+    group: Group
     given: list[tuple[str, Sequence[Any]] | None]
 
     @classmethod
-    def of(cls, engine: tf.distribute.Strategy) -> Exchange:
+    def of(cls, group: Group) -> Exchange:
         """Makes an empty one.
 
         Args:
-            engine: The strategy that will run the replicas.
+            group: All replicas.
         """
-        return cls(engine, [None for _ in range(engine.num_replicas_in_sync)])
+        return cls(group, [None for _ in group.local])
 
     def combine(
         self,
@@ -44,11 +45,11 @@ class Exchange:
         """Computes one result from what all replicas give; all of them must call it.
 
         Args:
-            replica: The number of the replica that gives.
+            replica: The number of the replica that gives, of all replicas.
             call: What the replica does here; all must do the same.
             given: What it gives.
-            function: Takes a tuple for each thing given, with every replica's in it. It runs once,
-                in cross-replica context.
+            function: Takes a tuple for each thing given, with that of every replica of this process
+                in it. It runs once, in cross-replica context.
 
         Returns:
             What `function` returned, the same for all but for distributed values, of which each
@@ -59,7 +60,7 @@ class Exchange:
         """
         # merge_call would group the arguments by itself, but values that are one Python object in
         # all replicas would lose their group.
-        self.given[replica] = call, given
+        self.given[replica - self.group.local.start] = call, given
 
         def merged(engine: tf.distribute.Strategy) -> Result:
             columns = self._collected()

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow.engine_seam import mirrored
 from kerasdist.backends.tensorflow.values import wrapped
 from kerasdist.backends.tensorflow.variables import native
-from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
+from kerasdist.collectives import CommunicationImplementation, CommunicationOptions
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
@@ -89,17 +90,15 @@ def all_reduced(
     return sums
 
 
-def reduced_everywhere(
+def summed_everywhere(
     engine: tf.distribute.Strategy,
-    op: ReduceOp,
     tensors: Sequence[Sequence[Any]],
     options: CommunicationOptions,
 ) -> list[Any]:
-    """Sums tensors, or takes their mean, by the engine's collectives, to every device.
+    """Sums tensors by the engine's collectives, to every device.
 
     Args:
         engine: The strategy, in cross-replica context.
-        op: The operation.
         tensors: The replicas' tensors, several times.
         options: How to communicate.
 
@@ -111,28 +110,16 @@ def reduced_everywhere(
     values = [wrapped(engine, tensors[index]) for index in on_device]
     if values:
         reduced = engine.extended.batch_reduce_to(
-            tf.distribute.ReduceOp[op.name],
+            tf.distribute.ReduceOp.SUM,
             [(value, value) for value in values],
-            _native_options(options),
+            native_options(options),
         )
         for index, value in zip(on_device, reduced, strict=True):
             results[index] = value
     return [
-        reduced_here(op, parts) if value is None else value
+        summed(parts) if value is None else value
         for parts, value in zip(tensors, results, strict=True)
     ]
-
-
-def reduced_here(op: ReduceOp, parts: Sequence[Any], count: Any = None) -> Any:
-    """Returns the sum or mean of tensors; a mean of integers is a float64.
-
-    Args:
-        op: The operation.
-        parts: The replicas' tensors, or ``tf.IndexedSlices``.
-        count: What a mean divides by, None for the number of tensors.
-    """
-    total = summed(parts)
-    return total if op is ReduceOp.SUM else _divided(total, len(parts) if count is None else count)
 
 
 def _lives_on_device(tensor: Any) -> bool:
@@ -140,14 +127,27 @@ def _lives_on_device(tensor: Any) -> bool:
     return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype != tf.int32
 
 
-def _divided(total: Any, count: Any) -> Any:
+def divided(total: Any, count: Any) -> Any:
+    """Returns a sum divided by a number; of integers a float64.
+
+    Args:
+        total: A tensor, ``tf.IndexedSlices``, or a distributed value of the framework's.
+        count: The number.
+    """
+    if isinstance(total, tf.distribute.DistributedValues):
+        return mirrored([divided(part, count) for part in total.values])
     if isinstance(total, tf.IndexedSlices):
-        values = _divided(total.values, count)
+        values = divided(total.values, count)
         return tf.IndexedSlices(values, total.indices, total.dense_shape)
     return total / tf.cast(count, total.dtype)
 
 
-def _native_options(options: CommunicationOptions) -> Any:
+def native_options(options: CommunicationOptions) -> Any:
+    """Returns the framework's options that say the same.
+
+    Args:
+        options: How to communicate.
+    """
     implementation = CommunicationImplementation(options.implementation)
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack,

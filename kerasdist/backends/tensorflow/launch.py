@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.engine_seam import error_with_own_type
+from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.errors import ReplicaError
 
 # What TensorFlow says, and what it means.
@@ -28,7 +29,7 @@ _MISFITS = {
 
 
 def in_replicas(
-    engine: tf.distribute.Strategy,
+    group: Group,
     code: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -36,19 +37,19 @@ def in_replicas(
     """Calls ``code(replica, *args, **kwargs)`` once a replica, in a graph or eagerly.
 
     Args:
-        engine: The strategy.
+        group: The replicas, and the engine that runs those of this process.
         code: What to do; AutoGraph leaves it as it is.
         args: Arguments; of the framework's distributed values each replica gets its component.
         kwargs: Keyword arguments, likewise.
 
     Returns:
-        What it returned in each replica.
+        What it returned in each replica of this process.
 
     Raises:
         ReplicaError: If the replicas do not all meet.
     """
-    replicas = engine.num_replicas_in_sync
-    results: list[Any] = [None] * replicas
+    engine, first = group.engine, group.local.start
+    results: list[Any] = [None] * len(group.local)
     thread_state = keras_seam.copy_thread_state()
     # A value that is another Python integer in each replica.
     ids = engine.experimental_distribute_values_from_function(
@@ -58,7 +59,7 @@ def in_replicas(
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         # tf.distribute starts a thread for each replica, in which Keras remembers nothing.
         keras_seam.paste_thread_state(thread_state)
-        results[replica] = code(replica, *args, **kwargs)
+        results[replica - first] = code(replica, *args, **kwargs)
 
     try:
         engine.run(

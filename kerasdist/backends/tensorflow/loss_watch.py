@@ -26,13 +26,21 @@ class LossWatch:
             engine: The strategy that runs the replicas.
             model: The model's name, for the warning.
         """
-        self._engine = engine
         self._model = model
         self._warned = False
         with engine.scope():
+            # A number for each replica, of which each writes its own.
             self._finite_steps = keras.Variable(
-                0, dtype="int64", trainable=False, aggregation="sum", synchronization="on_read"
+                keras.ops.zeros(engine.num_replicas_in_sync, "int64"),
+                trainable=False,
+                aggregation="sum",
+                synchronization="on_read",
             )
+
+    @property
+    def variables(self) -> list[Any]:
+        """The counters."""
+        return [self._finite_steps]
 
     def count(self, loss_tracker: Any) -> None:
         """Notes in a replica, after its step, whether its own losses are finite.
@@ -41,7 +49,9 @@ class LossWatch:
             loss_tracker: The model's mean of losses.
         """
         finite = tf.math.is_finite(tf.convert_to_tensor(loss_tracker.total))
-        native(self._finite_steps).assign_add(tf.cast(finite, tf.int64))
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        count = tf.one_hot(replica, self._finite_steps.shape[0], dtype=tf.int64)
+        native(self._finite_steps).assign_add(count * tf.cast(finite, tf.int64))
 
     def warn(self, loss: Any) -> None:
         """Warns, once, if some replicas lost their loss before the others.
@@ -51,8 +61,7 @@ class LossWatch:
         """
         if self._warned or tf.math.is_finite(loss):
             return
-        parts = self._engine.experimental_local_results(native(self._finite_steps))
-        counts = [int(part.numpy()) for part in parts]
+        counts = self._finite_steps.numpy().tolist()
         if min(counts) == max(counts):
             return
         self._warned = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,7 +15,7 @@ from kerasdist import context
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.tensorflow.batches import GlobalBatchAdapter, Piece, pieces
+from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
     EngineScope,
@@ -22,13 +23,20 @@ from kerasdist.backends.tensorflow.engine_seam import (
     mirrored_strategy,
 )
 from kerasdist.backends.tensorflow.exchange import Exchange
+from kerasdist.backends.tensorflow.gradients import native_options
+from kerasdist.backends.tensorflow.groups import Group, LocalGroup
 from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
+from kerasdist.backends.tensorflow.workers import WorkerGroup
+from kerasdist.backends.tensorflow.workers_seam import WorkersStrategy
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
+from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
+    from kerasdist.job.job import Job
     from kerasdist.strategy import Strategy
 
 
@@ -57,29 +65,29 @@ class SoleDevice(ReplicaSet):
 
 @final
 class MirroredReplicas(ReplicaSet):
-    """Several devices, with a copy of every variable on each.
+    """Several devices, of this process or of many workers, with a copy of every variable on each.
 
     Attributes:
-        engine: The framework's strategy that holds them together.
-        shares_memory: Whether one replica's tensor costs nothing to read in another.
+        group: The replicas, and the framework's strategy that holds them together.
     """
 
-    def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
-        """Starts the engine.
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        group: Group,
+        job: Job | None = None,
+    ) -> None:
+        """Makes the set.
 
         Args:
-            devices: Devices of this machine, none twice.
+            devices: Devices of this process, none twice.
             options: How to compute.
+            group: Their replicas, and those of other workers.
+            job: The job of this process, if there are other workers.
         """
-        super().__init__(devices, options)
-        self.shares_memory = all(device.kind == "cpu" for device in self.devices)
-        names = [_tensorflow_name(device) for device in self.devices]
-        home = options.parameter_device
-        self.engine = (
-            mirrored_strategy(names, share_memory=self.shares_memory)
-            if home is None
-            else central_storage_strategy(names, _tensorflow_name(home))
-        )
+        super().__init__(devices, options, job)
+        self.group = group
 
     @cached_property
     def runner(self) -> Runner:
@@ -93,11 +101,20 @@ class MirroredReplicas(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""
-        return GlobalBatchAdapter(adapter)
+        return GroupAdapter(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
-        return EngineScope(self.engine)
+        return EngineScope(self.group.engine)
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Returns a scope in which variables that other workers write to can be read alone."""
+        return self.group.calling()
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, whatever is compiled at the moment."""
+        with tf.init_scope(), self.placement():
+            self.group.equalize(variables)
 
     def run(
         self, strategy: Strategy, function: Callable[[Any], Any], batch: Any
@@ -107,29 +124,93 @@ class MirroredReplicas(ReplicaSet):
         Args:
             strategy: The strategy of these replicas.
             function: What each replica does with its rows.
-            batch: The global batch.
+            batch: A batch as the group takes it.
 
         Returns:
-            For each replica the rows it got, and what the function returned.
+            For each replica of this process the rows it got, and what the function returned.
         """
-        divided = pieces(batch, self.num_replicas)
-        exchange = Exchange.of(self.engine)
+        divided = self.group.pieces(batch)
+        exchange = Exchange.of(self.group)
 
         def replica_code(replica: int) -> Any:
-            piece = divided[replica]
+            piece = divided[replica - self.group.local.start]
             here = ReplicaContext(
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self.num_replicas,
-                collectives=TensorFlowCollectives(
-                    exchange, replica, piece.share, self.shares_memory
-                ),
+                collectives=TensorFlowCollectives(exchange, replica, piece.share),
                 share=piece.share,
             )
             with context.replica_scope(here), _after(piece.data):
                 return function(piece.data)
 
-        return list(zip(divided, in_replicas(self.engine, replica_code), strict=True))
+        return list(zip(divided, in_replicas(self.group, replica_code), strict=True))
+
+
+def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> MirroredReplicas:
+    """Returns replicas on devices of this process.
+
+    Args:
+        devices: Devices of this machine, none twice.
+        options: How to compute.
+    """
+    names = [_tensorflow_name(device) for device in devices]
+    home = options.parameter_device
+    shares_memory = _share_memory(devices)
+    engine = (
+        mirrored_strategy(names, share_memory=shares_memory)
+        if home is None
+        else central_storage_strategy(names, _tensorflow_name(home))
+    )
+    return MirroredReplicas(devices, options, LocalGroup(engine, shares_memory=shares_memory))
+
+
+def worker_replicas(
+    devices: Sequence[Device],
+    options: ReplicaOptions,
+    job: Job,
+    communication: CommunicationOptions,
+) -> MirroredReplicas:
+    """Returns replicas on devices of each worker.
+
+    Args:
+        devices: Devices of this worker, none twice.
+        options: How to compute.
+        job: The job of this process.
+        communication: How to communicate.
+    """
+    seconds = communication.timeout_seconds or job.timeouts.meeting
+    engine = WorkersStrategy(
+        job.addresses,
+        job.rank,
+        [_tensorflow_name(device) for device in devices],
+        native_options(replace(communication, timeout_seconds=seconds)),
+    )
+    group = WorkerGroup(engine, job.rank, seconds, shares_memory=_share_memory(devices))
+    return MirroredReplicas(devices, options, group, job)
+
+
+@final
+class GroupAdapter(WrappedAdapter):
+    """A Keras data adapter whose batches a group divides among its replicas."""
+
+    def __init__(self, inner: Any, group: Group) -> None:
+        """Wraps an adapter.
+
+        Args:
+            inner: The adapter that Keras made for the data of the call.
+            group: The replicas.
+        """
+        super().__init__(inner)
+        self._group = group
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the inner adapter's batches, as the group takes them."""
+        return self._group.batches(super().get_tf_dataset())
+
+
+def _share_memory(devices: Sequence[Device]) -> bool:
+    return all(device.kind == "cpu" for device in devices)
 
 
 @contextmanager

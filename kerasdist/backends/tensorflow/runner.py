@@ -13,7 +13,7 @@ from kerasdist.backends.runner import Runner
 from kerasdist.backends.tensorflow import datasets
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
-from kerasdist.backends.tensorflow.components import concat, fitting
+from kerasdist.backends.tensorflow.components import fitting
 from kerasdist.backends.tensorflow.engine_seam import (
     compiled_likewise,
     compiles_with_xla,
@@ -54,8 +54,10 @@ class TensorFlowRunner(Runner):
         Args:
             replica_set: The devices, and the engine that holds them together.
         """
-        self._engine = replica_set.engine
-        self._shares_memory = replica_set.shares_memory
+        self._replica_set = replica_set
+        self._group = replica_set.group
+        self._engine = replica_set.group.engine
+        self._shares_memory = replica_set.group.shares_memory
         # A function that is compiled already, compiled anew around all replicas.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -67,12 +69,14 @@ class TensorFlowRunner(Runner):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls a function once a replica, each in a thread of the engine's."""
+        self._group.note_loop()
         args, kwargs = to_native(self._engine, tuple(args)), to_native(self._engine, dict(kwargs))
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             # Replicas cannot meet in graphs of their own.
             return self._compiled_around(strategy, function)(*args, **kwargs)
         _refuse_xla()
-        exchange = Exchange.of(self._engine)
+        self._replica_set.begin_step()
+        exchange = Exchange.of(self._group)
         converted = converted_as_here(function)
 
         def replica_code(replica: int, *args: Any, **kwargs: Any) -> Any:
@@ -80,28 +84,29 @@ class TensorFlowRunner(Runner):
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self._engine.num_replicas_in_sync,
-                collectives=TensorFlowCollectives(exchange, replica, None, self._shares_memory),
+                collectives=TensorFlowCollectives(exchange, replica, None),
             )
             with context.replica_scope(here):
                 return converted(*args, **kwargs)
 
-        return regrouped(self._engine, in_replicas(self._engine, replica_code, args, kwargs))
+        return regrouped(self._engine, in_replicas(self._group, replica_code, args, kwargs))
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; a mean of integers is a float64, as always."""
         parts = self._tensors(value)
         if axis is None:
-            count = len(parts)
             # Slices of a variable's gradient are put together.
             dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
-            parts = fitting(parts) if dense else parts
+            columns = [fitting(parts) if dense else parts]
         else:
             axes = [checked_axis(parts[0], one) for one in _as_list(axis)]
+            reduced = [self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)]
             with tf.device(_HOST):
-                count = tf.add_n([_elements(part, axes) for part in parts])
-            parts = fitting([self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)])
+                columns = [fitting(reduced), [_elements(part, axes) for part in parts]]
         with tf.device(_HOST):
-            return gradient_sums.reduced_here(op, parts, count)
+            total, *counted = self._group.sums(columns)
+            count = counted[0] if counted else self._engine.num_replicas_in_sync
+            return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the components one after another, on the host."""
@@ -113,18 +118,18 @@ class TensorFlowRunner(Runner):
             )
         axis = checked_axis(parts[0], axis)
         with tf.device(_HOST):
-            return concat(fitting(parts, axis), axis)
+            return self._group.concatenation(fitting(parts, axis), axis)[0]
 
     def reduce_to(
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any]:
         """Returns the sum or mean of each value, with a copy on every device."""
         parts = [fitting(self._tensors(value)) for value in values]
-        if self._shares_memory:
-            reduced = [gradient_sums.reduced_here(op, one) for one in parts]
-        else:
-            reduced = gradient_sums.reduced_everywhere(self._engine, op, parts, options)
-        return [self.broadcast(one) for one in reduced]
+        sums = self._group.sums(parts, options, here=False)
+        if op is ReduceOp.MEAN:
+            count = self._engine.num_replicas_in_sync
+            sums = [gradient_sums.divided(one, count) for one in sums]
+        return [self.broadcast(one) for one in sums]
 
     def broadcast(self, tensor: Any) -> Any:
         """Returns a value with an equal component on every device."""
@@ -196,7 +201,7 @@ class TensorFlowRunner(Runner):
 
     def distribute(self, dataset: Any, options: InputOptions) -> Any | None:
         """Returns the engine's distributed dataset for one of ``tf.data``."""
-        return datasets.distribute(self._engine, dataset, options)
+        return datasets.distribute(self._group, dataset, options)
 
     def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
         """Returns the engine's dataset of replicas' batches for those of ``tf.data``."""

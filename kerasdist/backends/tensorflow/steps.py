@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import division_errors
+from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.training.logs import global_logs
 
 Step = Callable[[Any], Any]
@@ -32,15 +33,26 @@ def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., An
 class StepsOnIterator:
     """``train_function`` or ``test_function``: does one step, or several, and returns the logs."""
 
-    def __init__(self, step: Step, steps: int, *, eagerly: bool) -> None:
+    def __init__(
+        self,
+        step: Step,
+        steps: int,
+        *,
+        begin: Callable[[], None],
+        end: Callable[[Any], Any],
+        eagerly: bool,
+    ) -> None:
         """Prepares the function; it is compiled when it is called.
 
         Args:
-            step: Takes a global batch, returns the logs.
+            step: Takes a batch, returns what `end` takes.
             steps: How many steps a call does, at most.
+            begin: Called before the steps of a call.
+            end: Takes what the last step returned, returns the logs.
             eagerly: Whether not to compile.
         """
         self._steps = steps
+        self._begin, self._end = begin, end
         self._on_batch = compiled(step, eagerly=eagerly)
         if eagerly:
             self._on_iterator = self._eagerly
@@ -61,13 +73,17 @@ class StepsOnIterator:
         Raises:
             OutOfRangeError: If there is no batch left.
         """
+        self._begin()
         with division_errors():
-            if isinstance(iterator, tf.data.Iterator):
-                return self._on_iterator(iterator)
-            logs = None
-            for _, batch in zip(range(self._steps), iterator, strict=False):
-                logs = self._on_batch(as_tensors(batch))
-            return logs
+            return self._end(self._done(iterator))
+
+    def _done(self, iterator: Any) -> Any:
+        if isinstance(iterator, tf.data.Iterator):
+            return self._on_iterator(iterator)
+        done = None
+        for _, batch in zip(range(self._steps), iterator, strict=False):
+            done = self._on_batch(as_tensors(batch))
+        return done
 
     def _eagerly(self, iterator: Any) -> Any:
         logs = self._on_batch(iterator.get_next())
@@ -99,16 +115,25 @@ class StepsOnIterator:
 class PredictionOnBatches:
     """``predict_function``: the outputs for a list of global batches, one after another."""
 
-    def __init__(self, build: Callable[[Any], None], step: Step, *, eagerly: bool) -> None:
+    def __init__(
+        self,
+        build: Callable[[Any], None],
+        step: Step,
+        *,
+        begin: Callable[[], None],
+        eagerly: bool,
+    ) -> None:
         """Prepares the function; it is compiled when it is called.
 
         Args:
             build: Takes the first batch, and makes what the step needs.
-            step: Takes a global batch, returns the outputs.
+            step: Takes a batch, returns the outputs.
+            begin: Called before the steps of a call.
             eagerly: Whether not to compile.
         """
         self._build = build
         self._is_built = False
+        self._begin = begin
         self._step = compiled(step, eagerly=eagerly)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
@@ -123,6 +148,7 @@ class PredictionOnBatches:
         if not self._is_built:
             self._build(batches[0])
             self._is_built = True
+        self._begin()
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
         return outputs[0] if len(outputs) == 1 else concatenated(outputs)
@@ -162,20 +188,25 @@ def _concat(parts: Sequence[Any]) -> Any:
     return tf.concat(parts, 0)
 
 
-def outputs_of_replicas(outputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+def outputs_of_replicas(group: Group, outputs: Sequence[Any], weights: Sequence[Any]) -> Any:
     """Puts together what the replicas predicted.
 
     Args:
-        outputs: The same structure of tensors from each replica.
-        weights: Each replica's share of the batch.
+        group: All replicas.
+        outputs: The same structure of tensors from each replica of this process.
+        weights: Each one's share of the batch.
 
     Returns:
         The rows of the global batch; for a scalar the mean over its examples.
     """
 
     def together(*parts: Any) -> Any:
-        if parts[0] is not None and parts[0].shape.rank == 0:
-            return global_logs(parts, [{}] * len(parts), {}, weights)
-        return _concat(parts)
+        if parts[0] is None:
+            return None
+        if parts[0].shape.rank != 0:
+            return group.concatenation(parts, 0)[0]
+        everyone = group.everyones(list(zip(parts, weights, strict=True)))
+        values, shares = zip(*everyone, strict=True)
+        return global_logs(values, [{}] * len(values), {}, shares)
 
     return keras.tree.map_structure(together, *outputs)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.batches import OwnRows
 from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
     PredictionOnBatches,
     StepsOnIterator,
     outputs_of_replicas,
 )
-from kerasdist.backends.tensorflow.variables import adopt, adopt_metric, check_mirrored
+from kerasdist.backends.tensorflow.variables import (
+    adopt,
+    adopt_metric,
+    averaged,
+    check_mirrored,
+    statistics_of,
+)
 from kerasdist.training.logs import global_logs
 from kerasdist.training.metrics import metrics_of, settle
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.groups import Group
     from kerasdist.backends.tensorflow.replicas import MirroredReplicas
 
 # The name under which a model holds its watch.
@@ -41,6 +49,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         replica_set: MirroredReplicas
         name: str
         variables: list[Any]
+        non_trainable_variables: list[Any]
         metrics: list[Any]
         optimizer: Any
         train_step: Callable[[Any], Any]
@@ -49,11 +58,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
         jit_compile: bool
         run_eagerly: bool
         steps_per_execution: int
+        _flatten_layers: Callable[[], Iterable[Any]]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""
+        self._leave_loops()
         if self.train_function is None or force:
-            watch = LossWatch(self.replica_set.engine, self.name)
+            watch = LossWatch(self._group.engine, self.name)
             object.__setattr__(self, _LOSS_WATCH, watch)  # past Keras's tracking of attributes
 
             def watched_step(batch: Any) -> Any:
@@ -66,15 +77,20 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that `evaluate` calls for each step."""
+        self._leave_loops()
         if self.test_function is None or force:
             self.test_function = self._step_function(self.test_step)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that `predict` calls for each step."""
+        self._leave_loops()
         if self.predict_function is None or force:
             self.predict_function = PredictionOnBatches(
-                self._build_for_prediction, self._predict_batch, eagerly=self.run_eagerly
+                self._build_for_prediction,
+                self._predict_batch,
+                begin=self.replica_set.begin_step,
+                eagerly=self.run_eagerly,
             )
         return self.predict_function
 
@@ -90,15 +106,26 @@ class TensorFlowTrainer(ReplicatedTrainer):
             watch.warn(results.get("loss", 0.0))
         return results
 
+    @property
+    def _group(self) -> Group:
+        return self.replica_set.group
+
+    def _leave_loops(self) -> None:
+        if self._group.runs_loops:
+            self._group.average(averaged(self.non_trainable_variables))
+
     def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
         self._prepare()
         return StepsOnIterator(
             lambda batch: self._step_on_batch(step, batch),
             self.steps_per_execution,
+            begin=self.replica_set.begin_step,
+            end=self._end_step,
             eagerly=self.run_eagerly,
         )
 
-    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any) -> Any:
+    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+        """Does a step; returns its logs, and what was read for them."""
         own = self.runs_kerass_own_steps
 
         def replica_step(data: Any) -> Any:
@@ -106,33 +133,51 @@ class TensorFlowTrainer(ReplicatedTrainer):
             return logs, {} if own else self.get_metrics_result()
 
         done = self.replica_set.run(self.bound_strategy, replica_step, batch)
-        results = self.get_metrics_result()
+        with self._group.reading(self._parts_of_replicas()) as values:
+            results = self.get_metrics_result()
         if own:
-            return results
-        return global_logs(
-            [logs for _, (logs, _) in done],
-            [local for _, (_, local) in done],
-            results,
-            [piece.share.weight for piece, _ in done],
+            return results, values
+        everyone = self._group.everyones(
+            [(logs, local, piece.share.weight) for piece, (logs, local) in done]
         )
+        return global_logs(
+            [logs for logs, _, _ in everyone],
+            [local for _, local, _ in everyone],
+            results,
+            [weight for _, _, weight in everyone],
+        ), values
+
+    def _end_step(self, done: tuple[Any, Any]) -> Any:
+        logs, values = done
+        self._group.note(self._parts_of_replicas(), values)
+        return logs
+
+    def _parts_of_replicas(self) -> list[Any]:
+        """The variables that replicas write for themselves."""
+        watch = vars(self).get(_LOSS_WATCH)
+        known = [v for metric in metrics_of(self) for v in metric.variables]
+        known += [*self.variables, *(watch.variables if watch is not None else [])]
+        return [v for v in {id(v): v for v in known}.values() if v.synchronization == "on_read"]
 
     def _predict_batch(self, batch: Any) -> Any:
         done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
         return outputs_of_replicas(
-            [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
+            self._group, [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
         )
 
     def _build_for_prediction(self, batch: Any) -> None:
+        batch = batch.rows if isinstance(batch, OwnRows) else batch
         x, _, _ = keras_seam.unpack_x_y_sample_weight(batch)
         self.ensure_built(x)
         self._prepare()
 
     def _prepare(self) -> None:
-        engine = self.replica_set.engine
+        engine = self._group.engine
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
         for metric in metrics_of(self):
             adopt_metric(metric, engine)
             settle(metric, self.bound_strategy)
+        self._group.note_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
             warnings.warn(
                 f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
@@ -148,7 +193,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         would move the state of a shuffle.
         """
         if self.optimizer is not None:
-            adopt(self.optimizer, self.replica_set.engine)
+            adopt(self.optimizer, self._group.engine)
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))

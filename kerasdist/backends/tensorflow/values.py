@@ -26,11 +26,11 @@ def wrapped(engine: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
 
     Args:
         engine: The strategy whose replicas they are for.
-        parts: One component a replica; no structures.
+        parts: One component for each replica of this process; no structures.
     """
-    return engine.experimental_distribute_values_from_function(
-        lambda replica: parts[replica.replica_id_in_sync_group]
-    )
+    # The framework asks for one component after another, by numbers of all workers' replicas.
+    remaining = iter(parts)
+    return engine.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
 def mirrored_on(engine: tf.distribute.Strategy, tensor: Any) -> Any:
@@ -77,14 +77,14 @@ def to_native(engine: tf.distribute.Strategy, structure: Any) -> Any:
     Raises:
         ValueError: If a value is for another number of replicas.
     """
-    replicas = engine.num_replicas_in_sync
+    replicas = len(engine.extended.worker_devices)
 
     def converted(leaf: Any) -> Any:
         if not isinstance(leaf, values.DistributedValues):
             return leaf
         if len(leaf.values) != replicas:
             raise ValueError(
-                f"Expected distributed values of the strategy's {replicas} replicas. Received: a "
+                f"Expected distributed values of the {replicas} replicas here. Received: a "
                 f"value of {len(leaf.values)}: {leaf!r:.300}. Make it with this strategy."
             )
         if isinstance(leaf, tf.distribute.DistributedValues):
@@ -106,7 +106,7 @@ def components(engine: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
     value = to_native(engine, native(value))
     if isinstance(value, tf.distribute.DistributedValues):
         return tuple(value.values)
-    return (value,) * engine.num_replicas_in_sync
+    return (value,) * len(engine.extended.worker_devices)
 
 
 def tensor_of_array(leaf: Any) -> Any:

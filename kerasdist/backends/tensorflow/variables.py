@@ -59,6 +59,29 @@ def adopt_metric(metric: Any, engine: tf.distribute.Strategy) -> None:
                 keras_seam.make_anew(variable)
 
 
+def averaged(variables: Iterable[Any]) -> list[Any]:
+    """Returns those variables of which each replica has a part, and that are read as the mean.
+
+    Args:
+        variables: Keras variables.
+    """
+    read_as_mean = (
+        v for v in variables if v.synchronization == "on_read" and v.aggregation == "mean"
+    )
+    # Central storage has one copy for all replicas.
+    return [v for v in read_as_mean if isinstance(native(v), tf.distribute.DistributedValues)]
+
+
+def statistics_of(layers: Iterable[Any]) -> list[Any]:
+    """Returns the moving statistics of those layers that normalise by the global batch in `fit`.
+
+    Args:
+        layers: Keras layers that are built.
+    """
+    norms = (one for one in layers if isinstance(one, keras.layers.BatchNormalization))
+    return averaged(v for norm in norms for v in (norm.moving_mean, norm.moving_variance))
+
+
 def _are_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy) -> bool:
     return all(engine.extended.variable_created_in_scope(native(v)) for v in variables)
 

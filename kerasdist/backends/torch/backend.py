@@ -10,8 +10,12 @@ import torch
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
 from kerasdist.backends.torch import creation, functions
 from kerasdist.backends.torch.replicas import TorchReplicaSet
+from kerasdist.backends.torch.workers.group import connect
+from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.job.job import Job
 
 
 @final
@@ -41,6 +45,14 @@ class TorchBackend(Backend):
             count: How many there should be, at least 1. Devices that exist stay.
         """
         self._cpu_devices = max(self._cpu_devices, count)
+
+    def random_state(self) -> str:
+        """Returns the state of torch's generator on the host, from which samplers draw."""
+        return torch.get_rng_state().numpy().tobytes().hex()
+
+    def set_random_state(self, state: str) -> None:
+        """Lets torch's generator go on from a state."""
+        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8))
 
     def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
         """Raises: PyTorch reaches TPUs by torch_xla alone, on which Keras does not run.
@@ -75,6 +87,37 @@ class TorchBackend(Backend):
                 "The slowest replica would set the pace: use the GPUs alone."
             )
         return TorchReplicaSet(devices, options)
+
+    def connect(self, job: Job) -> None:
+        """Makes torch's process group of all workers.
+
+        Args:
+            job: The job of this process.
+
+        Raises:
+            JobError: If there is another process group already.
+        """
+        connect(job)
+
+    def worker_replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job,
+        communication: CommunicationOptions,
+    ) -> ReplicaSet:
+        """Returns the means to compute on one device of each worker.
+
+        Args:
+            devices: This worker's device.
+            options: How to compute.
+            job: The job of this process.
+            communication: How to communicate.
+
+        Raises:
+            UnsupportedError: If there are several devices.
+        """
+        return WorkerReplicaSet(devices, options, job, communication)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns the function as a step, which ``torch.compile`` may compile.

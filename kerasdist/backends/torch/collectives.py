@@ -13,6 +13,7 @@ import torch
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch.components import aggregated
+from kerasdist.backends.torch.differentiable import as_tensor, check_summable, gathered, summed
 from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum
 from kerasdist.backends.torch.rendezvous import Rendezvous
 from kerasdist.backends.torch.variables import FIT, ReplicaScope
@@ -62,7 +63,7 @@ class TorchCollectives(Collectives):
         self._device = device
         self._number = 0
         self.count = 0
-        self.weight = 1.0
+        self.weight = self.gradient_weight = 1.0
         self.loss: torch.Tensor | None = None  # of this step, for `LossWatch`
 
     def begin(self, count: int, weight: float) -> None:
@@ -73,9 +74,13 @@ class TorchCollectives(Collectives):
             weight: This replica's weight in a mean over the examples.
         """
         self.count = count
-        self.weight = weight
+        self.weight = self.gradient_weight = weight
         self.loss = None
         self._number = 0
+
+    def loss_is_weighed(self) -> None:
+        """Notes that the loss has this replica's weight, which its gradients then have, too."""
+        self.gradient_weight = 1.0
 
     def merge_call(
         self,
@@ -134,18 +139,18 @@ class TorchCollectives(Collectives):
         tensors: Sequence[torch.Tensor],
         options: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> list[torch.Tensor]:
-        """Returns each tensor summed over the replicas, with its gradient (see `_Sum`).
+        """Returns each tensor summed over the replicas, with its gradient (see `summed`).
 
         Args:
             tensors: Tensors of this replica.
             options: Not needed: the tensors are summed where they are.
         """
         del options
-        tensors = [_tensor(tensor) for tensor in tensors]
+        tensors = [as_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []
         check_summable(tensors)
-        return list(_Sum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
+        return summed(self, self._label("all_sum"), tensors)
 
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """Returns the replicas' tensors one after another along an axis, with their gradient.
@@ -154,7 +159,7 @@ class TorchCollectives(Collectives):
             tensor: A tensor of this replica, of at least one dimension.
             axis: The axis, from 0.
         """
-        return _Gather.apply(self, self._label("all_gather"), _tensor(tensor), axis)
+        return gathered(self, self._label("all_gather"), as_tensor(tensor), axis)
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
@@ -258,70 +263,6 @@ class TorchCollectives(Collectives):
         return f"{name} number {self._number}"
 
 
-class _Sum(torch.autograd.Function):
-    """Replica r's ``outer * (sum over s of inner_s * x_s)``.
-
-    The gradients that reach the optimizer are weighted by each replica's share w of the batch
-    (contract C1), so the gradient that replica s sends to replica r counts with ``w_s / w_r`` here.
-    With equal shares that is an all-sum again.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        replica: TorchCollectives,
-        label: str,
-        outer: float,
-        inner: float,
-        *tensors: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        # Kept in ctx: on a GPU the backward pass runs in a thread of torch's.
-        ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
-        ctx.weight = replica.weight
-        scaled = tensors if inner == 1.0 else [tensor * inner for tensor in tensors]
-        sums = replica.exchange(label, scaled)
-        return tuple(sums if outer == 1.0 else [tensor * outer for tensor in sums])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        label = f"gradient of {ctx.label}"
-        outer, inner = ctx.inner / ctx.weight, ctx.outer * ctx.weight
-        return (None, None, None, None, *_Sum.apply(ctx.replica, label, outer, inner, *gradients))
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor, axis: int
-    ) -> torch.Tensor:
-        gathered, begin = replica.collect(label, tensor, axis)
-        ctx.replica, ctx.label, ctx.weight = replica, label, replica.weight
-        ctx.part = axis, begin, tensor.shape[axis]
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        label = f"gradient of {ctx.label}"
-        [total] = _Sum.apply(ctx.replica, label, 1.0 / ctx.weight, ctx.weight, gradient)
-        return None, None, total.narrow(*ctx.part), None
-
-
-def check_summable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses booleans, of which torch makes something else than their number.
-
-    Args:
-        tensors: What is to be added.
-
-    Raises:
-        TypeError: If one of them is boolean.
-    """
-    if any(tensor.dtype == torch.bool for tensor in tensors):
-        raise TypeError(
-            "Expected numbers to add over the replicas. Received: a tensor of dtype bool. Cast it "
-            'first, with keras.ops.cast(x, "int32").'
-        )
-
-
 def _sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
     """Each replica's own sums, on the device of what it brought."""
     return [
@@ -345,7 +286,3 @@ def _concatenated(
     for tensor in brought:
         begins.append(begins[-1] + tensor.shape[axis])
     return [torch.cat([part.to(mine.device) for part in brought], axis) for mine in brought], begins
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else keras_seam.ops.convert_to_tensor(value)

@@ -88,7 +88,7 @@ class Components:
         if not is_on_read(variable):
             return None
         with torch.no_grad():
-            part = _share(own, rank, self.replicas) if is_sum(variable) else own
+            part = equal_share(own, rank, self.replicas) if is_sum(variable) else own
             part = part.detach().to(device or own.device, copy=True)
         return part.requires_grad_(own.requires_grad)
 
@@ -151,13 +151,7 @@ class LoopRules(Rules):
         ownership.require_own(variable)
         if is_on_read(variable) or variable.aggregation == "none":
             return False
-        if variable.aggregation == "mean" and not value.is_floating_point():
-            raise ValueError(
-                "Expected a variable of floats to be assigned to in replica code, as its "
-                f"aggregation is the mean. Received: variable={variable.path!r}, "
-                f"dtype={variable.dtype}. Make it a variable of floats, or assign to it in "
-                "cross-replica context (see ReplicaContext.merge_call)."
-            )
+        require_floats_for_mean(variable, value)
         context.replica().collectives.assign_together(variable, value)  # type: ignore[union-attr]
         scope.settle(())
         return True
@@ -197,6 +191,43 @@ def is_on_read(variable: Any) -> bool:
     return variable.synchronization == "on_read"
 
 
+def require_aggregate(variable: Any) -> None:
+    """Refuses to read a variable outside of replicas that has a component on each and no aggregate.
+
+    Args:
+        variable: A Keras variable.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if is_on_read(variable) and variable.aggregation == "none":
+        raise ValueError(
+            "Expected a variable with an aggregation, as its replicas' components are aggregated "
+            f"when it is read. Received: variable={variable.path!r}, synchronization='on_read', "
+            "aggregation='none'. Read its components, with strategy.local_results(variable), or "
+            "make it with an aggregation."
+        )
+
+
+def require_floats_for_mean(variable: Any, value: torch.Tensor) -> None:
+    """Refuses an assignment in replica code whose mean over the replicas cannot be stored.
+
+    Args:
+        variable: A Keras variable.
+        value: What is assigned to it.
+
+    Raises:
+        ValueError: If its aggregation is the mean, of numbers that are not floats.
+    """
+    if variable.aggregation == "mean" and not value.is_floating_point():
+        raise ValueError(
+            "Expected a variable of floats to be assigned to in replica code, as its "
+            f"aggregation is the mean. Received: variable={variable.path!r}, "
+            f"dtype={variable.dtype}. Make it a variable of floats, or assign to it in "
+            "cross-replica context (see ReplicaContext.merge_call)."
+        )
+
+
 def aggregated(variable: Any, values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the replicas' values combined by a variable's aggregation.
 
@@ -213,8 +244,14 @@ def aggregated(variable: Any, values: Sequence[torch.Tensor]) -> torch.Tensor:
     return total if is_sum(variable) else (total / len(values)).to(first.dtype)
 
 
-def _share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:
-    """A replica's equal share of a sum; of integers the first replica gets the rest, too."""
+def equal_share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:
+    """Returns a replica's equal share of a sum; of integers the first gets the rest, too.
+
+    Args:
+        total: The sum.
+        rank: The replica's number.
+        replicas: How many replicas there are.
+    """
     if total.is_floating_point() or total.is_complex():
         return total / replicas
     share = torch.div(total, replicas, rounding_mode="trunc")

@@ -20,6 +20,8 @@ from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import is_on_read
 from kerasdist.backends.torch.reads import ReadRecorder
 from kerasdist.backends.torch.variables import FIT, ReplicaScope, is_sum
+from kerasdist.backends.torch.workers.collectives import WorkerCollectives
+from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
 
 
 @cache
@@ -31,6 +33,10 @@ def install() -> None:
 
 def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
     _make(original, variable, *args, **kwargs)
+    replica = context.replica()
+    if replica is not None and isinstance(replica.collectives, WorkerCollectives):
+        replica.collectives.loops.note(variable)  # made by each worker: it is the component
+        return
     strategy = context.scoped_strategy()
     if (
         strategy is not None
@@ -42,6 +48,8 @@ def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **k
         # Its components start with the value, each of them.
         with torch.no_grad():
             keras_seam.stored_value(variable).mul_(strategy.num_replicas_in_sync)
+    if strategy is not None and isinstance(strategy.replica_set, WorkerReplicaSet):
+        strategy.replica_set.loops.note(variable)
 
 
 def _make(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:

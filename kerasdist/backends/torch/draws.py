@@ -18,6 +18,7 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.torch.collectives import TorchCollectives
+from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 
 
 @final
@@ -102,7 +103,7 @@ def _dropout(
 ) -> Any:
     collectives = getattr(context.replica(), "collectives", None)
     if (
-        not isinstance(collectives, TorchCollectives)
+        not isinstance(collectives, TorchCollectives | WorkerCollectives)
         or inputs.device.type != "cpu"
         or keras_seam.is_seeded(seed)
         or noise_shape is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -16,8 +16,14 @@ _LOOK_AFTER_STEPS = 1000
 class LossWatch:
     """Collects the replicas' losses and looks at them from time to time; warns once."""
 
-    def __init__(self) -> None:
-        """Starts with no loss."""
+    def __init__(self, everyone: Callable[[list[bool]], list[list[bool]]] | None = None) -> None:
+        """Starts with no loss.
+
+        Args:
+            everyone: Where the other replicas are in other processes: returns what each of them
+                has found, of what this one has.
+        """
+        self._everyone = everyone
         self._steps: list[Sequence[torch.Tensor]] = []
         self._warned = False
 
@@ -41,13 +47,7 @@ class LossWatch:
         steps, self._steps = self._steps, []
         if not steps:
             return
-        ranks = range(max(len(losses) for losses in steps))
-        finite = [
-            iter(_are_finite([losses[rank] for losses in steps if rank < len(losses)]))
-            for rank in ranks
-        ]
-        for losses in steps:
-            good = [next(finite[rank]) for rank in range(len(losses))]
+        for good in self._finite(steps):
             if any(good) and not all(good):
                 self._warned = True
                 bad = [str(rank) for rank, well in enumerate(good) if not well]
@@ -60,6 +60,20 @@ class LossWatch:
                 return
             if not all(good):
                 return  # everywhere, as one device would show it
+
+    def _finite(self, steps: list[Sequence[torch.Tensor]]) -> Iterator[list[bool]]:
+        """Whether each replica's loss is finite, step by step."""
+        if self._everyone is not None:
+            here = _are_finite([loss for [loss] in steps])
+            yield from map(list, zip(*self._everyone(here), strict=True))
+            return
+        ranks = range(max(len(losses) for losses in steps))
+        finite = [
+            iter(_are_finite([losses[rank] for losses in steps if rank < len(losses)]))
+            for rank in ranks
+        ]
+        for losses in steps:
+            yield [next(finite[rank]) for rank in range(len(losses))]
 
 
 def _are_finite(losses: Sequence[torch.Tensor]) -> list[bool]:

@@ -38,6 +38,12 @@ def install() -> None:
     _lead(keras.layers.Layer, "zero_grad", _zero_grad)
     _lead(keras.layers.TorchModuleWrapper, "parameters", _wrapped_parameters)
     _lead(keras.layers.TorchModuleWrapper, "call", _call_module)
+    refuse_torch_optimizers()
+
+
+@cache
+def refuse_torch_optimizers() -> None:
+    """Refuses torch's own optimizers in a replica, once in a process."""
     register_optimizer_step_pre_hook(_refuse_torch_optimizer)
 
 
@@ -105,21 +111,30 @@ def _call_module(
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The replica's buffers of a module: in training copies, which the module may change."""
-    replicas = context.replica().strategy.replica_set  # type: ignore[union-attr]
+    refuse_own_batch_norm(module)
+    return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
+
+
+def refuse_own_batch_norm(module: torch.nn.Module) -> None:
+    """Refuses torch's own batch normalization where the batch to normalize is the global one.
+
+    Args:
+        module: A module that a replica calls.
+
+    Raises:
+        UnsupportedError: If it has one, in training, and the one-device contract holds.
+    """
+    replica = one_device_replica()
+    if replica is None or replica.strategy.options.batch_norm == "per_replica":
+        return
     for inner in module.modules():
-        if (
-            isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
-            and inner.training
-            and one_device_replica() is not None
-            and replicas.options.batch_norm == "synchronized"  # type: ignore[union-attr]
-        ):
+        if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) and inner.training:
             raise UnsupportedError(
                 f"Expected layers that can see the global batch. Received: {type(inner).__name__} "
                 "inside a torch module, which sees its replica's rows only. Use "
                 "keras.layers.BatchNormalization, torch.nn.GroupNorm, or "
                 'MirroredStrategy(batch_norm="per_replica").'
             )
-    return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
 
 
 def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Tensor]:
@@ -133,7 +148,8 @@ def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Ten
 
 
 def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if isinstance(getattr(context.replica(), "collectives", None), TorchCollectives):
+    replica = context.replica()
+    if replica is not None and replica.num_replicas_in_sync > 1:
         raise UnsupportedError(
             "Expected a Keras optimizer in the step of a model on several replicas. Received: "
             f"optimizer={type(optimizer).__name__} of torch.optim, which knows nothing of the "

@@ -23,7 +23,8 @@ import torch
 from kerasdist import keras_seam
 from kerasdist.backends.torch import creation
 from kerasdist.backends.torch.draws import StepDraws
-from kerasdist.backends.torch.pieces import Part, arrays
+from kerasdist.backends.torch.pieces import Part
+from kerasdist.input.dividing import arrays
 
 # Rows of a replica times the numbers that meet each of them (parameters, and the row itself) from
 # which on replicas run at the same time. Below, they cost each other more than they save: with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -10,7 +10,7 @@ import keras
 import torch
 
 from kerasdist import keras_seam
-from kerasdist.errors import InputError
+from kerasdist.input.dividing import examples, has_rows, rows
 from kerasdist.input.sharding import piece_bounds
 from kerasdist.replica_context import BatchShare
 
@@ -79,15 +79,7 @@ def divide(batch: Any, replicas: int) -> Division | None:
     Raises:
         InputError: If the arrays differ in their number of examples.
     """
-    sizes = {leaf.shape[0] for leaf in arrays(batch)}
-    if len(sizes) > 1:
-        shapes = [tuple(leaf.shape) for leaf in arrays(batch)]
-        raise InputError(
-            "Expected all arrays of a batch to have as many rows, one an example. "
-            f"Received: shapes={shapes}. Hand a table that is not part of the batch to the model "
-            "itself, or repeat it a row an example."
-        )
-    total = next(iter(sizes), 0)
+    total = examples(batch)
     bounds = piece_bounds(total, min(replicas, total)) if total > 1 else ()
     if len(bounds) < 2:
         return None
@@ -95,39 +87,37 @@ def divide(batch: Any, replicas: int) -> Division | None:
     return Division(pieces, tuple(end - begin for begin, end in bounds), total)
 
 
-def arrays(structure: Any) -> Iterator[Any]:
-    """Yields the arrays of a batch.
-
-    Not by `keras.tree`, whose walk costs a tenth of a small step.
+def piece_of(batch: Any, replica: int, replicas: int) -> Part | None:
+    """Returns one replica's piece of a batch, without cutting the others'.
 
     Args:
-        structure: Arrays or tensors, in any structure.
+        batch: Arrays or tensors with the examples along axis 0, in any structure.
+        replica: The replica's number.
+        replicas: How many replicas there are.
+
+    Returns:
+        The piece and its share, or None where there are fewer examples than replicas.
+
+    Raises:
+        InputError: If the arrays differ in their number of examples.
     """
-    if isinstance(structure, dict):
-        structure = structure.values()
-    elif not isinstance(structure, tuple | list):
-        if _has_rows(structure):
-            yield structure
-        return
-    for inner in structure:
-        yield from arrays(inner)
+    total = examples(batch)
+    if total < replicas:
+        return None
+    begin, end = piece_bounds(total, replicas)[replica]
+    size = end - begin
+    return Part(_cut(batch, begin, end), BatchShare(size, total, size / total))
 
 
-def _cut(structure: Any, begin: int, end: int) -> Any:
-    """The rows from `begin` to `end` of every array."""
-    if isinstance(structure, dict):
-        return {key: _cut(inner, begin, end) for key, inner in structure.items()}
-    if isinstance(structure, tuple | list):
-        parts = [_cut(inner, begin, end) for inner in structure]
-        if isinstance(structure, list):
-            return parts
-        return type(structure)(*parts) if type(structure) is not tuple else tuple(parts)
-    if not _has_rows(structure):
-        return structure
-    rows = structure[begin:end]
+def _cut(batch: Any, begin: int, end: int) -> Any:
+    """The examples from `begin` to `end`."""
+    return rows(batch, begin, end, _with_own_counter)
+
+
+def _with_own_counter(piece: Any) -> Any:
     # Slices of one tensor share the counter by which torch notices changes in place, such as Keras
     # makes in a mask, and one replica's would spoil another's backward pass. `data` has its own.
-    return rows.data if isinstance(rows, torch.Tensor) and not rows.requires_grad else rows
+    return piece.data if isinstance(piece, torch.Tensor) and not piece.requires_grad else piece
 
 
 def join(outputs: Sequence[Any]) -> Any:
@@ -141,13 +131,8 @@ def join(outputs: Sequence[Any]) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    if not _has_rows(parts[0]):
+    if not has_rows(parts[0]):
         return parts[0]  # None, or a scalar that belongs to no example
     if all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part.to(parts[0].device) for part in parts])
     return keras_seam.ops.concatenate(parts)
-
-
-def _has_rows(leaf: Any) -> bool:
-    """Whether a leaf is an array with an axis of examples."""
-    return len(getattr(leaf, "shape", ())) > 0

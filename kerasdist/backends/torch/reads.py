@@ -9,6 +9,7 @@ import keras
 import torch
 
 from kerasdist import keras_seam
+from kerasdist.errors import ScopeError
 
 
 @final
@@ -113,3 +114,20 @@ class ReadRecorder(keras.StatelessScope):
         if known is not None and known.data_ptr() == value.data_ptr():
             return known
         return value.detach().requires_grad_(True)
+
+
+def require_outside(scope: Any) -> None:
+    """Refuses to let replicas run in a function that is differentiated.
+
+    Args:
+        scope: The stateless scope that is open, or None.
+
+    Raises:
+        ScopeError: If it is that of such a function.
+    """
+    if isinstance(scope, ReadRecorder):
+        raise ScopeError(
+            "Expected value_and_grad in the function that strategy.run runs. Received: "
+            "strategy.run in the function that value_and_grad differentiates. Let each replica "
+            "differentiate its own loss; optimizer.apply sums the gradients."
+        )

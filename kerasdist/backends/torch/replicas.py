@@ -34,6 +34,7 @@ from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
+    from kerasdist.backends.torch.steps import Steps
     from kerasdist.strategy import Strategy
 
 
@@ -82,6 +83,16 @@ class TorchReplicaSet(ReplicaSet):
         from kerasdist.backends.torch.trainer import TorchTrainer  # it needs this file
 
         return TorchTrainer
+
+    def steps(self, model: Any) -> Steps:
+        """Returns how a model's steps run on the devices.
+
+        Args:
+            model: A model with the trainer of `trainer_class`.
+        """
+        from kerasdist.backends.torch.steps import SoleSteps, ThreadSteps  # they need this file
+
+        return SoleSteps() if self.num_replicas == 1 else ThreadSteps(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns the adapter itself: global batches are divided when a step begins.

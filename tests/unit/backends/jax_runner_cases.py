@@ -134,6 +134,61 @@ def per_replica_values_stay_on_the_devices(strategy):
 
 
 @case
+def arrays_of_a_batch_enter_together_and_come_out_apart(strategy):
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.normal(size=(4, 3, 2)).astype("float32"),
+        "double": rng.normal(size=(4, 1)),
+        "n": rng.integers(9, size=4).astype("int32"),
+        "rest": [rng.integers(9, size=(4, 2)).astype("int32"), rng.normal(size=(4, 5))],
+        "large": rng.normal(size=(4, 4096)).astype("float32"),
+    }
+    expected = jax.tree.map(np.array, batch)
+
+    @function
+    def whole(batch):
+        return strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)
+
+    for used in (batch, {"n": batch["n"]}, batch["rest"]):  # the second leaves a place empty
+        [divided] = strategy.distribute_dataset([used])
+        part = strategy.local_results(divided)[1]
+        for leaf, found in zip(jax.tree.leaves(used), jax.tree.leaves(part), strict=True):
+            np.testing.assert_allclose(found, leaf[2:], rtol=1e-6)
+        assert jax.tree.structure(whole(divided)) == jax.tree.structure(used)
+    [divided] = strategy.distribute_dataset([batch])
+    for leaf in jax.tree.leaves(batch):
+        leaf[:] = 0  # what waits for a program is a copy
+    some = {"rest": divided["rest"][1], "again": divided["rest"][1], "double": divided["double"]}
+    found = whole(some)
+    np.testing.assert_allclose(found["rest"], expected["rest"][1], rtol=1e-6)
+    np.testing.assert_allclose(found["again"], expected["rest"][1], rtol=1e-6)
+    np.testing.assert_allclose(found["double"], expected["double"], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole(divided), expected)
+
+
+@case
+def batches_of_one_form_are_compiled_for_once(strategy):
+    traces = []
+
+    @function
+    def total(batch):
+        traces.append(batch)
+        x, y = batch
+        return strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y.sum(), (x, y)), None)
+
+    batches = [(np.full((4, 2), n, "float32"), np.full(4, n, "float32")) for n in range(3)]
+    found = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
+    assert found == [0.0, 12.0, 24.0]
+    once = len(traces)
+    wider = [(np.ones((4, 3), "float32"), np.ones(4, "float32"))]
+    assert [float(total(batch)) for batch in strategy.distribute_dataset(wider)] == [16.0]
+    assert len(traces) > once
+    again = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
+    assert again == found
+    assert len(traces) == 2 * once
+
+
+@case
 def distributed_values_are_pytrees(strategy):
     value = numbered(strategy)
     doubled = jax.tree.map(lambda x: x * 2, value)

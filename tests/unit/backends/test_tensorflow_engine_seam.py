@@ -5,13 +5,10 @@ A failure here means that TensorFlow moved something, and
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-TIME_LIMIT_S = 90
+from tests.fresh import run_fresh
 
 PROBE = """
 import inspect, json
@@ -87,16 +84,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def probe():
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        env=os.environ | {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"tensorflow is missing or broken:\n{done.stderr}"
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_fresh(PROBE, KERAS_BACKEND="tensorflow").splitlines()[-1])
 
 
 def test_the_private_names_take_what_they_are_given(probe):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.packaging.fresh import run_fresh
+from tests.fresh import run_fresh
 
 SCRIPT = """
 import json

@@ -4,13 +4,10 @@ What holds on every backend alike is in tests/facade.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-TIME_LIMIT_S = 100
+from tests.fresh import run_fresh
 
 SCRIPT = """
 import gc, json, threading, traceback, warnings
@@ -241,16 +238,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def told():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch").splitlines()[-1])
 
 
 @pytest.mark.parametrize("case", EXPECTED)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.distributed import DividedDataset, distributed, divided, from_function
+from kerasdist.input.distributed import DividedDataset, distributed, from_function
+from kerasdist.input.dividing import divided
 from kerasdist.input.options import InputOptions, InputReplicationMode
 from kerasdist.input.sources import batches_of
 from kerasdist.input.whole import whole

@@ -43,7 +43,15 @@ def trained(d, strategy, make, optimizer, steps=4, build=True, rows=(4, 4, 3, 4)
     with strategy.scope():
         optimizer.finalize_variable_values(model.trainable_variables)
         result = metric.result()
-    return [model.get_weights(), losses, [v.numpy() for v in optimizer.variables], result]
+    # Moving statistics differ by replica: of Keras the first one's count, of ours the mean.
+    weights = [
+        np.mean(parts, 0) for parts in map(strategy.experimental_local_results, values(model))
+    ]
+    return [weights, losses, [v.numpy() for v in optimizer.variables], result]
+
+
+def values(model):
+    return [variable.value for variable in model.variables]
 
 
 def dense():

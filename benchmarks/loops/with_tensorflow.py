@@ -1,0 +1,60 @@
+"""By hand on TensorFlow: a custom loop under `tf.distribute.MultiWorkerMirroredStrategy`.
+
+After https://www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import tensorflow as tf
+from loops import Place
+from networks import Task
+
+
+def keras_model(task: Task, place: Place):
+    addresses = [f"localhost:{port}" for port in place.ports]
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": place.rank}}
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    import keras
+
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = task.network()
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+
+    def replica_step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            errors = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            errors = tf.reduce_mean(tf.reshape(errors, (tf.shape(errors)[0], -1)), axis=-1)
+            loss = tf.nn.compute_average_loss(errors, global_batch_size=task.batch)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    arrays = task.data()
+
+    def own_rows(context):
+        size = context.get_per_replica_batch_size(task.batch)
+        rows = [tf.concat([a[each] for each in place.rows_of(task)], axis=0) for a in arrays]
+        return tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(size).prefetch(2)
+
+    dataset = strategy.distribute_datasets_from_function(own_rows)
+
+    def work():
+        for batch in dataset:
+            loss = step(batch)
+        return float(loss)
+
+    return work

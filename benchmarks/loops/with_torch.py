@@ -1,0 +1,122 @@
+"""By hand on PyTorch: DistributedDataParallel around the Keras model, and around an equal module.
+
+Loss and optimizer are PyTorch's, as in https://keras.io/guides/distributed_training_with_torch/.
+"""
+
+from __future__ import annotations
+
+import networks
+import torch
+from loops import Place
+from networks import BLOCKS, CLASSES, DROPOUT, HEADS, SEQUENCE, STAGES, VOCABULARY, WIDTH, Task
+from torch import nn
+
+
+def keras_module(task: Task, place: Place):
+    return _loop(task, place, task.network(), training=True)
+
+
+def plain_module(task: Task, place: Place):
+    return _loop(task, place, MODULES[task.name]())
+
+
+def _loop(task: Task, place: Place, module: nn.Module, **call: bool):
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://localhost:{place.ports[0]}",
+        rank=place.rank,
+        world_size=place.workers,
+    )
+    model = nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(module.parameters())
+    entropy = nn.CrossEntropyLoss()
+    x, y = map(torch.from_numpy, task.data())
+    if isinstance(module, Cnn):
+        x = x.permute(0, 3, 1, 2).contiguous()
+    y = y.long()
+    batches = [(x[rows], y[rows]) for rows in place.rows_of(task)]
+
+    def work():
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loss = entropy(model(inputs, **call).flatten(0, -2), labels.flatten())
+            loss.backward()
+            optimizer.step()
+        return float(loss)
+
+    return work
+
+
+class Mlp(nn.Sequential):
+    def __init__(self) -> None:
+        layers = []
+        for inputs, outputs in zip(networks.MLP_WIDTHS, networks.MLP_WIDTHS[1:], strict=False):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        super().__init__(*layers[:-1])
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, filters: int) -> None:
+        super().__init__()
+        strides = 1 if filters == STAGES[0] else 2
+        self.first = _convolution(inputs, filters, strides)
+        self.second = _convolution(filters, filters)
+        self.shortcut = (
+            nn.Identity() if strides == 1 else _convolution(inputs, filters, strides, size=1)
+        )
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
+def _convolution(inputs: int, outputs: int, strides: int = 1, size: int = 3) -> nn.Module:
+    convolution = nn.Conv2d(inputs, outputs, size, strides, padding=size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class Cnn(nn.Sequential):
+    def __init__(self) -> None:
+        widths = zip((STAGES[0], *STAGES), STAGES, strict=False)
+        super().__init__(
+            _convolution(networks.IMAGE[-1], STAGES[0]),
+            nn.ReLU(),
+            *(Block(inputs, filters) for inputs, filters in widths),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(STAGES[-1], CLASSES),
+        )
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_attention, self.before_thought = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.thought = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.ReLU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(4 * WIDTH, WIDTH),
+            nn.Dropout(DROPOUT),
+        )
+
+    def forward(self, x):
+        seen = self.before_attention(x)
+        x = x + self.dropout(self.attention(seen, seen, seen, need_weights=False)[0])
+        return x + self.thought(self.before_thought(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Parameter(0.02 * torch.randn(SEQUENCE, WIDTH))
+        blocks = [TransformerBlock() for _ in range(BLOCKS)]
+        self.rest = nn.Sequential(*blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+
+    def forward(self, x):
+        return self.rest(self.embedding(x) + self.positions)
+
+
+MODULES = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}

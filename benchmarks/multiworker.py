@@ -1,0 +1,115 @@
+"""Samples a second of two workers of one thread each, against the frameworks' own loops by hand.
+
+    python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 7]
+
+Every contender is two processes, one pinned to each core, which train together; the contenders
+take turns, a round each, so that noise hits all alike (see alternating.py). The loops by hand train
+the same Keras model; on PyTorch another one trains an equal plain module. See loops/ and
+networks.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import socket
+import sys
+
+from alternating import Contender, Team, measure, median, ratio, serve
+from loops import Place
+from networks import TASKS
+from rich.console import Console
+from rich.table import Table
+
+WORKERS = 2
+BY_HAND = "by hand"
+PLAIN_TORCH = "plain torch"
+OURS = {"kerasdist fit": "with_kerasdist.fit", "kerasdist loop": "with_kerasdist.loop"}
+CONTENDERS = {
+    "tensorflow": {**OURS, BY_HAND: "with_tensorflow.keras_model"},
+    "jax": {**OURS, BY_HAND: "with_jax.keras_model"},
+    "torch": {
+        **OURS,
+        BY_HAND: "with_torch.keras_module",
+        PLAIN_TORCH: "with_torch.plain_module",
+    },
+}
+
+
+def _free_ports(number: int) -> list[int]:
+    probes = [socket.create_server(("localhost", 0)) for _ in range(number)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _team(backend: str, task: str, loop: str) -> Team:
+    meeting, *ports = _free_ports(1 + WORKERS)
+    common = {
+        "BENCHMARK_PORTS": ",".join(map(str, ports)),
+        "KERASDIST_COORDINATOR": f"localhost:{meeting}",
+        "KERASDIST_WORKERS": str(WORKERS),
+        "OMP_NUM_THREADS": "1",
+    }
+    return Team(
+        [
+            Contender(
+                __file__,
+                backend,
+                task,
+                loop,
+                environment={**common, "KERASDIST_RANK": str(rank)},
+            )
+            for rank in range(WORKERS)
+        ]
+    )
+
+
+def _work(task: str, loop: str):
+    """In the child: one core for all of the worker's threads, then the loop."""
+    place = Place.of_environment()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[place.rank % len(cores)]})
+    module, _, function = loop.partition(".")
+    return getattr(importlib.import_module(f"loops.{module}"), function)(TASKS[task], place)
+
+
+def main() -> None:
+    """Prints one table a backend."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backends", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds of each (at least 5)")
+    options = parser.parse_args()
+    console = Console(width=110)
+    for backend in options.backends:
+        table = Table(title=f"{backend}: {WORKERS} workers of one thread, {os.cpu_count()} cores")
+        table.add_column("task")
+        table.add_column("contender")
+        for column in ("samples/s", f"÷ {BY_HAND}", f"÷ {PLAIN_TORCH}"):
+            table.add_column(column, justify="right")
+        for name in options.tasks:
+            task = TASKS[name]
+            contenders = CONTENDERS[backend].items()
+            teams = {label: _team(backend, name, loop) for label, loop in contenders}
+            figures = measure(teams, options.rounds)
+            plain = figures.get(PLAIN_TORCH)
+            for label, seconds in figures.items():
+                # Ratios are of speeds, so the reference's seconds are above.
+                table.add_row(
+                    name,
+                    label,
+                    f"{task.batch * task.steps / median(seconds):,.1f}",
+                    f"{ratio(figures[BY_HAND], seconds):.2f}",
+                    f"{ratio(plain, seconds):.2f}" if plain else "—",
+                )
+        console.print(table)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5 and sys.argv[1] == "--child":
+        serve(lambda: _work(*sys.argv[3:]))
+    else:
+        main()

@@ -1,0 +1,141 @@
+"""The training run that the soak interrupts; the launcher starts it, again and again.
+
+    python training.py FOLDER EPOCHS SEED
+
+It draws random numbers wherever a run does: initial weights, the order of the data, dropout. What
+has become of it, each worker writes to `FOLDER/result-RANK.npz` and `.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from marks import END, Teller
+
+FOLDER = Path(sys.argv[1])
+EPOCHS, SEED = int(sys.argv[2]), int(sys.argv[3])
+TELLER = Teller(FOLDER / "marks")
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+import kerasdist as kd  # noqa: E402
+
+ROWS, VALIDATION_ROWS, BATCH, FEATURES, CLASSES = 300, 70, 16, 20, 4
+SAVE_EVERY = 5  # batches
+
+STEP_SECONDS = 0.02
+"""What a batch takes at least, so that strikes fall between all of them."""
+
+DISK_SECONDS = 0.05
+"""What the disk takes to flush: the time in which a strike finds a backup half done."""
+
+
+class Pace(keras.callbacks.Callback):
+    """Tells what is being done, and slows it down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began_at: int | None = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._began_at is None:
+            self._began_at = self._updates()
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Batches that a restored run skips are no steps: nothing is compiled yet.
+        if self._began_at != self._updates():
+            self._began_at = -1
+            TELLER.tell("epoch")
+            time.sleep(STEP_SECONDS)
+
+    def on_test_begin(self, logs=None):
+        TELLER.tell("validation")
+
+    def on_test_batch_end(self, batch, logs=None):
+        time.sleep(STEP_SECONDS)
+
+    def on_test_end(self, logs=None):
+        TELLER.tell("epoch")
+
+    def _updates(self) -> int:
+        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+
+
+def slow_down_the_disk() -> None:
+    """Makes a backup's two flushes slow: of the file before it has its name, and of the folder."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        with TELLER.during("backup"):
+            time.sleep(DISK_SECONDS)
+            flush(descriptor)
+
+    os.fsync = fsync
+
+
+def rows(number: int, seed: int):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(number, FEATURES)).astype("float32")
+    y = np.argmax(x[:, :CLASSES] + generator.normal(size=(number, CLASSES)), axis=1)
+    return x, y.astype("int32")
+
+
+def network():
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(32, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(32, activation="relu"),
+            layers.Dropout(0.3),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+
+
+def keep(model, history) -> None:
+    """Writes what a run is for: weights, the optimizer's state, seeds, metrics, the history."""
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    arrays = {
+        f"{index:03d} {variable.path}": keras.ops.convert_to_numpy(variable)
+        for index, variable in enumerate(variables)
+    }
+    path = FOLDER / f"result-{os.environ['KERASDIST_RANK']}"
+    np.savez(path.with_suffix(".npz"), **arrays)
+    facts = {"history": history.history, "epochs": history.epoch, "longest": TELLER.longest}
+    path.with_suffix(".json").write_text(json.dumps(facts, default=float), encoding="utf-8")
+
+
+def main() -> None:
+    slow_down_the_disk()
+    strategy = kd.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(SEED)
+    with strategy.scope():
+        model = network()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    TELLER.tell("compile")
+    history = model.fit(
+        *rows(ROWS, 1),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        validation_data=rows(VALIDATION_ROWS, 2),
+        callbacks=[
+            Pace(),
+            keras.callbacks.ReduceLROnPlateau(factor=0.7, patience=1, min_delta=0.01),
+            kd.callbacks.BackupAndRestore(FOLDER / "backups", save_freq=SAVE_EVERY),
+        ],
+        verbose=0,
+    )
+    TELLER.tell(END)
+    keep(model, history)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""One start of a job on Ray: where its workers are, and how the driver holds them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from kerasdist.cluster import ports
+from kerasdist.errors import JobError
+from kerasdist.launch import environment
+from kerasdist.launch.attempt import Attempt
+from kerasdist.launch.placement import Seat
+from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
+from kerasdist.launch.worker import Event, Exited
+from kerasdist_ray.process import Answer
+from kerasdist_ray.seat import Node, SeatActor
+
+SECONDS_TO_START = 120.0
+"""How long Ray may take to start the actors, once there is room for them."""
+
+# An actor is told to stop its worker while it waits for it.
+_CALLS_AT_ONCE = 4
+
+
+def run_once(
+    spec: JobSpec, number: int, group: PlacementGroup, call: Any
+) -> tuple[AttemptResult, list[Answer]]:
+    """Starts a job, and returns how it has ended and what the workers' functions came to.
+
+    Args:
+        spec: The job.
+        number: How often it has been started before.
+        group: A bundle of resources for each worker.
+        call: Ray's reference to the pickle of what the workers do.
+
+    Raises:
+        JobError: If Ray does not start the actors.
+    """
+    actors = [_actor(group, index) for index in range(group.bundle_count)]
+    held: list[_Held] = []
+    try:
+        nodes = _nodes_of(actors)
+        actors, nodes = _by_machine(actors, nodes)
+        # A worker with GPUs of its own sees no others, and must not divide them again.
+        seats = _seats(nodes, own_devices="GPU" in group.bundle_specs[0])
+        coordinator = _meeting_point(nodes)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+        def begin() -> Iterator[_Held]:
+            for seat, actor in zip(seats, actors, strict=True):
+                variables = {
+                    **environment.for_another_machine(os.environ),
+                    **environment.of_worker(spec, seat, len(seats), coordinator, number),
+                }
+                name = f"worker {seat.rank}/{len(seats)}"
+                ending = actor.run.remote(seat, name, variables, spec.stop_seconds, call)
+                held.append(_Held(seat.rank, actor, ending, events))
+                yield held[-1]
+
+        result = Attempt(begin(), events, spec.stop_seconds).run()
+        return result, [worker.answer for worker in held]
+    finally:
+        # A worker whose actor is gone is ended by its guard.
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _actor(group: PlacementGroup, index: int) -> Any:
+    bundle = group.bundle_specs[index]
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {"num_cpus": 0}
+    options |= {named[name]: amount for name, amount in bundle.items() if name in named}
+    options["resources"] = {name: amount for name, amount in bundle.items() if name not in named}
+    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    actor_class = ray.remote(SeatActor)
+    return actor_class.options(
+        **options, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy=place
+    ).remote()
+
+
+def _nodes_of(actors: Sequence[Any]) -> list[Node]:
+    try:
+        return ray.get([actor.node.remote() for actor in actors], timeout=SECONDS_TO_START)
+    except (RayActorError, GetTimeoutError) as error:
+        raise JobError(
+            f"Expected Ray to start {len(actors)} actors within {SECONDS_TO_START:g} s. Received: "
+            f"{type(error).__name__}: {error}. Ray's own logs say more."
+        ) from error
+
+
+def _by_machine(actors: Sequence[Any], nodes: Sequence[Node]) -> tuple[list[Any], list[Node]]:
+    """Orders the actors such that the ranks of a machine follow each other."""
+    machines = list(dict.fromkeys(node.number for node in nodes))
+    order = sorted(range(len(nodes)), key=lambda index: machines.index(nodes[index].number))
+    return [actors[index] for index in order], [nodes[index] for index in order]
+
+
+def _seats(nodes: Sequence[Node], *, own_devices: bool) -> list[Seat]:
+    seats: list[Seat] = []
+    for rank, node in enumerate(nodes):
+        mates = [other for other, each in enumerate(nodes) if each.number == node.number]
+        place = (0, 1) if own_devices else (mates.index(rank), len(mates))
+        seats.append(Seat(node.address, rank, *place))
+    return seats
+
+
+def _meeting_point(nodes: Sequence[Node]) -> str:
+    alone = len({node.number for node in nodes}) == 1
+    return ports.join("127.0.0.1" if alone else nodes[0].address, nodes[0].port)
+
+
+@final
+class _Held:
+    """A worker as the driver holds it; see `kerasdist.launch.attempt.Held`."""
+
+    def __init__(
+        self, rank: int, actor: Any, ending: Any, events: queue.SimpleQueue[Event]
+    ) -> None:
+        self.rank = rank
+        self.answer = Answer()
+        self._actor = actor
+        self._stopped = self._killed = False
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._ending: Ending
+        threading.Thread(target=self._wait, args=(ending, events), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._over.is_set()
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, once it has ended."""
+        self._over.wait()
+        return self._ending.exit_code
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on."""
+        self._stopped = True
+        self._actor.stop.remote(number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._stopped = self._killed = True
+        self._actor.kill.remote()
+
+    def kill_guard(self) -> None:
+        """Ends the actor, and the worker with it."""
+        ray.kill(self._actor)
+
+    def ending(self, deadline: float) -> Ending:
+        """Returns how it has ended; the actor has waited for its output."""
+        del deadline
+        return self._ending
+
+    def _wait(self, ending: Any, events: queue.SimpleQueue[Event]) -> None:
+        try:
+            self._ending, self.answer = ray.get(ending)
+        except RayError as error:
+            self._ending = self._without_actor(error)
+        self._over.set()
+        events.put(Exited(self.rank))
+
+    def _without_actor(self, error: RayError) -> Ending:
+        """Returns how a worker has ended whose actor is gone, for example with its machine."""
+        return Ending(
+            rank=self.rank,
+            exit_code=128 + signal.SIGKILL if isinstance(error, RayActorError) else 1,
+            seconds=time.monotonic() - self._began,
+            stopped=self._stopped,
+            killed=self._killed,
+            last_lines=tuple(str(error).splitlines()),
+        )

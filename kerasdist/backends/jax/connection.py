@@ -1,0 +1,47 @@
+"""How the workers' JAX processes become one: `jax.distributed`, with our time-outs."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from kerasdist.backends.jax.relay import Relay
+from kerasdist.errors import JobError
+from kerasdist.job.job import Job
+
+# Our watch notices a lost worker first, and names it; JAX would end all processes without a name.
+_LATER = 20
+
+
+def connect(job: Job) -> None:
+    """Starts JAX's coordination between the workers. All workers must call it.
+
+    Args:
+        job: The job of this process.
+
+    Raises:
+        JobError: If JAX has started, or the chief cannot be reached.
+    """
+    # It would take SIGTERM for itself, by which schedulers and users end a process.
+    jax.config.update("jax_enable_preemption_service", False)
+    service = job.addresses[0]
+    way = service if job.is_chief else Relay(service, job.timeouts.join).address
+    try:
+        jax.distributed.initialize(
+            coordinator_address=way,
+            num_processes=job.num_workers,
+            process_id=job.rank,
+            cluster_detection_method="deactivate",  # kerasdist has found the workers
+            coordinator_bind_address=f"[::]:{service.rpartition(':')[2]}",
+            initialization_timeout=math.ceil(job.timeouts.join),
+            heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
+            shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat),
+        )
+    except RuntimeError as error:
+        raise JobError(
+            f"[worker {job.rank}/{job.num_workers}] Expected to connect JAX with the chief at "
+            f"{service}, before JAX starts. Received: {error}. Make the strategy at the top of the "
+            "script, before arrays, models and random seeds, and let the chief's port be reached."
+        ) from error
+    job.at_leave(jax.distributed.shutdown)

@@ -1,0 +1,86 @@
+"""A way to the chief that does not break when the chief dies.
+
+JAX's coordination client polls the chief's service over one connection, and aborts the process in
+the moment that the connection closes: before anybody can say which worker was lost, and with a
+stack of C++ in place of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if process
+0 fails, every process will fail"). Its callback for this case cannot be used: jaxlib fails to hand
+a status to Python, with ``std::bad_cast`` (seen with 0.10.2). So the client talks to a relay in its
+own process. When the chief goes, the relay keeps the client's side open, and it is kerasdist's own
+watch that notices and explains. Only the small messages of JAX's coordination go this way; the
+collectives have connections of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+_CHUNK_BYTES = 1 << 16
+_RETRY_SECONDS = 0.1
+
+
+@final
+class Relay:
+    """Passes bytes between this process and a server, for as long as the process lives.
+
+    Attributes:
+        address: ``host:port`` to connect to in place of the server's.
+    """
+
+    def __init__(self, server: str, patience: float) -> None:
+        """Starts to listen.
+
+        Args:
+            server: The server's ``host:port``.
+            patience: How many seconds to wait for a server that is not there yet.
+        """
+        host, _, port = server.rpartition(":")
+        self._server = host.strip("[]"), int(port)
+        self._patience = patience
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        _start(self._listen)
+
+    def _listen(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            _start(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        server = self._connected()
+        if server is None:
+            client.close()
+            return
+        # What the server says is passed on until it closes. Then the client waits, and so it may.
+        _start(_pass_on, server, client)
+        _pass_on(client, server)
+        with contextlib.suppress(OSError):
+            server.shutdown(
+                socket.SHUT_RDWR
+            )  # a thread waits for its words, so closing says nothing
+
+    def _connected(self) -> socket.socket | None:
+        end = time.monotonic() + self._patience
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection(self._server, timeout=self._patience)
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+            time.sleep(_RETRY_SECONDS)
+        return None
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    """Passes bytes on until one side is gone."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK_BYTES):
+            target.sendall(data)
+
+
+def _start(function: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=function, args=args, name="kerasdist-relay", daemon=True).start()

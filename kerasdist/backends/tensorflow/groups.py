@@ -1,0 +1,258 @@
+"""The replicas in sync: which of them are in this process, and how their values come together."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, final
+
+import tensorflow as tf
+
+from kerasdist.backends.base import DEFAULT_COMMUNICATION
+from kerasdist.backends.tensorflow import gradients
+from kerasdist.backends.tensorflow.batches import GlobalBatchDataset, Piece, pieces
+from kerasdist.backends.tensorflow.components import check_alike, concat
+from kerasdist.collectives import CommunicationOptions
+
+# The parts of one value that the replicas of this process hold, by replica.
+Parts = Sequence[Any]
+
+
+class Group(abc.ABC):
+    """All replicas of an engine.
+
+    What takes `Parts` is called in cross-replica context, on all workers alike.
+
+    Attributes:
+        engine: The framework's strategy that holds them together.
+        shares_memory: Whether one replica's tensor costs nothing to read in another one of this
+            process.
+        runs_loops: Whether a custom loop has run, in which replicas may come to differ.
+    """
+
+    def __init__(self, engine: tf.distribute.Strategy, *, shares_memory: bool) -> None:
+        """Makes the group.
+
+        Args:
+            engine: The framework's strategy.
+            shares_memory: Whether the devices of this process share their memory.
+        """
+        self.engine = engine
+        self.shares_memory = shares_memory
+        self.runs_loops = False
+
+    def note_loop(self) -> None:
+        """Notes that a custom loop runs, in which what replicas hold may come to differ."""
+        self.runs_loops = True
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Returns a context for a call of `fit`, `evaluate` or `predict`."""
+        return nullcontext()
+
+    @property
+    @abc.abstractmethod
+    def local(self) -> range:
+        """The numbers of the replicas in this process."""
+
+    @abc.abstractmethod
+    def batches(self, dataset: tf.data.Dataset) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of batches as `pieces` takes them.
+
+        Args:
+            dataset: Yields global batches.
+        """
+
+    @abc.abstractmethod
+    def distributed(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+    ) -> tf.distribute.DistributedDataset:
+        """Returns a dataset that yields a distributed value for each global batch.
+
+        Args:
+            dataset: Yields global batches.
+            options: How to distribute them.
+        """
+
+    @abc.abstractmethod
+    def pieces(self, batch: Any) -> list[Piece]:
+        """Divides a batch.
+
+        Args:
+            batch: A global batch, or what `batches` yields.
+
+        Returns:
+            One piece for each replica of this process.
+        """
+
+    @abc.abstractmethod
+    def sums(
+        self,
+        columns: Sequence[Parts],
+        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+        *,
+        here: bool = True,
+    ) -> list[Any]:
+        """Returns the sum over all replicas of each of several values.
+
+        Args:
+            columns: The parts of each value: tensors, ``tf.IndexedSlices``, or None in all.
+            options: How to communicate.
+            here: Whether the sums are needed on the first device alone; else, where collectives
+                pay, each is a distributed value with a component on every device.
+        """
+
+    @abc.abstractmethod
+    def sums_of_gradients(
+        self, columns: Sequence[Parts], variables: Sequence[Any], *, here: bool
+    ) -> list[Any]:
+        """Returns the sums of gradients, as `sums`.
+
+        Args:
+            columns: The parts of each gradient.
+            variables: The Keras variables that they belong to.
+            here: Whether something is computed on the sums before they update the variables.
+        """
+
+    @abc.abstractmethod
+    def concatenation(
+        self, parts: Parts, axis: int, *, equal_sizes: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Returns tensors of all replicas one after another, and the size of each.
+
+        Args:
+            parts: Tensors; also sparse and ragged ones, along axis 0.
+            axis: The axis along which they may differ in size.
+            equal_sizes: Whether they are known not to, on all workers.
+        """
+
+    def largest(self, parts: Parts) -> Any:
+        """Returns the elementwise maximum over all replicas, None where there is nothing.
+
+        Args:
+            parts: Tensors, or None in all.
+        """
+        if parts[0] is None:
+            return None
+        rows, _ = self.concatenation([part[tf.newaxis] for part in parts], 0, equal_sizes=True)
+        return tf.reduce_max(rows, 0)
+
+    @contextmanager
+    def reading(self, variables: Sequence[Any]) -> Iterator[list[tf.Tensor]]:
+        """Lets variables that are summed on reading be read inside.
+
+        Args:
+            variables: Keras variables.
+
+        Yields:
+            Their values, if reading them costs a collective; else nothing.
+        """
+        del variables
+        yield []
+
+    def everyones(self, structures: Sequence[Any]) -> list[Any]:
+        """Returns what each replica has.
+
+        Args:
+            structures: The same structure of tensors from each replica of this process.
+
+        Returns:
+            The structure from each replica of all.
+        """
+        return list(structures)
+
+    def note_equal(self, variables: Sequence[Any]) -> None:
+        """Notes that in `fit` all replicas write the same to variables that are read as the mean.
+
+        Args:
+            variables: Keras variables.
+        """
+        del variables  # all of them are here
+
+    def note(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+        """Notes, after a step, what `reading` found out in it.
+
+        Args:
+            variables: Keras variables.
+            values: Their values.
+        """
+        del variables, values  # reading them costs nothing
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values.
+
+        Args:
+            variables: Keras variables.
+        """
+        del variables  # all of them are here
+
+    @abc.abstractmethod
+    def average(self, variables: Sequence[Any]) -> None:
+        """Gives all replicas the mean of variables that are averaged on reading.
+
+        Args:
+            variables: Keras variables.
+        """
+
+
+@final
+class LocalGroup(Group):
+    """All replicas are in this process."""
+
+    @property
+    def local(self) -> range:
+        """The numbers of all replicas."""
+        return range(self.engine.num_replicas_in_sync)
+
+    def batches(self, dataset: tf.data.Dataset) -> tf.distribute.DistributedDataset:
+        """Returns the dataset of global batches."""
+        return GlobalBatchDataset(dataset, dataset.element_spec)
+
+    def distributed(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+    ) -> tf.distribute.DistributedDataset:
+        """Returns the engine's own."""
+        return self.engine.experimental_distribute_dataset(dataset, options)
+
+    def pieces(self, batch: Any) -> list[Piece]:
+        """Divides a global batch."""
+        return pieces(batch, len(self.local))
+
+    def sums(
+        self,
+        columns: Sequence[Parts],
+        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+        *,
+        here: bool = True,
+    ) -> list[Any]:
+        """Returns sums, by the engine's collectives where they pay."""
+        if here or self.shares_memory:
+            return [gradients.summed(parts) for parts in columns]
+        return gradients.summed_everywhere(self.engine, columns, options)
+
+    def sums_of_gradients(
+        self, columns: Sequence[Parts], variables: Sequence[Any], *, here: bool
+    ) -> list[Any]:
+        """Returns sums, by the engine's collectives where they pay."""
+        if here or self.shares_memory:
+            return [gradients.summed(parts) for parts in columns]
+        return gradients.all_reduced(self.engine, columns, variables)
+
+    def concatenation(
+        self, parts: Parts, axis: int, *, equal_sizes: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Returns the tensors one after another."""
+        del equal_sizes
+        check_alike(parts, axis)
+        return concat(parts, axis), [_size(part, axis) for part in parts]
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Averages those of which the replicas differ."""
+        for variable in variables:
+            parts = [part.numpy() for part in variable.value.values]
+            if any((part != parts[0]).any() for part in parts[1:]):
+                variable.assign(variable.value)
+
+
+def _size(part: Any, axis: int) -> Any:
+    return 0 if isinstance(part, tf.SparseTensor | tf.RaggedTensor) else tf.shape(part)[axis]

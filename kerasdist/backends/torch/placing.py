@@ -1,0 +1,51 @@
+"""Values that come from outside, as tensors on a replica's device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from kerasdist import keras_seam
+
+# Types that Keras takes over as they are.
+_KNOWN_TO_TORCH = frozenset(
+    {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
+    | {np.float16, np.float32, np.float64}
+)
+
+
+def required_tensor(value: Any) -> torch.Tensor:
+    """Returns a tensor of what a replica brings to a reduction.
+
+    Args:
+        value: A number, array or tensor.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if value is None or isinstance(value, str | bytes):
+        raise ValueError(
+            f"Expected a tensor from every replica. Received: {value!r:.100}. Let the function "
+            "return a number or a tensor."
+        )
+    return keras_seam.ops.convert_to_tensor(value)
+
+
+def on_device(device: torch.device, leaf: Any) -> Any:
+    """Returns an array or tensor as a tensor on a device, anything else as it is.
+
+    Args:
+        device: The device.
+        leaf: A leaf of a structure.
+    """
+    if isinstance(leaf, np.ndarray | np.generic):
+        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's way takes ten times as long
+            return torch.as_tensor(leaf, device=device)
+        with keras.device(str(device)):
+            leaf = keras_seam.ops.convert_to_tensor(leaf)
+    return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,1 @@
+"""PyTorch on many workers: one replica a process, joined by `torch.distributed`."""

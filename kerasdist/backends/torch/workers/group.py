@@ -1,0 +1,244 @@
+"""The workers as torch knows them: a process group, and the few things asked of it.
+
+Tensors travel in as few messages as can be, since a message costs more than the small numbers in
+it. Whatever is summed travels in its own type; whatever is only copied travels as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, final
+
+import torch
+import torch.distributed as dist
+
+from kerasdist.errors import JobError, ReplicaError
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+# As which type Gloo and NCCL add up what neither of them knows.
+_SUMMED_AS = {
+    torch.int16: torch.int32,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+# What stands for a type in the header of a message.
+_TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+# More dimensions than a tensor of a model has.
+_MOST_AXES = 10
+
+
+def connect(job: Job) -> None:
+    """Makes torch's process group of all workers. All workers must call it.
+
+    Args:
+        job: The job of this process.
+
+    Raises:
+        JobError: If there is a process group already, and it is another one.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.num_workers):
+            raise JobError(
+                f"Expected torch's process group to be that of the job: rank {job.rank} of "
+                f"{job.num_workers}. Received: rank={dist.get_rank()}, "
+                f"world_size={dist.get_world_size()}. Leave torch.distributed.init_process_group "
+                "to kerasdist.MultiWorkerMirroredStrategy."
+            )
+        return
+    host, _, port = job.addresses[0].rpartition(":")
+    store = dist.TCPStore(
+        host.strip("[]"),
+        int(port),
+        job.num_workers,
+        is_master=job.is_chief,
+        timeout=timedelta(seconds=job.timeouts.join),
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=job.rank,
+        world_size=job.num_workers,
+        timeout=timedelta(seconds=job.timeouts.meeting),
+    )
+    # While all workers are still there: at the end of the process a worker may wait for one that
+    # has gone.
+    job.at_leave(dist.destroy_process_group)
+
+
+@final
+class Group:
+    """Sums, copies and gathers over the workers. All workers must call the same, in one order."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        """Makes the group; `connect` has been called.
+
+        Args:
+            job: The job of this process.
+            device: The device of this worker's replica.
+        """
+        self.rank = job.rank
+        self.size = job.num_workers
+        self.device = device
+
+    @torch.no_grad()
+    def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers; one message a type.
+
+        Args:
+            tensors: Numbers of this worker.
+        """
+        packs: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            packs.setdefault(_SUMMED_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+        results: list[torch.Tensor] = list(tensors)
+        for dtype, members in packs.items():
+            parts = [_numbers(tensors[index], dtype, self.device) for index in members]
+            flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            dist.all_reduce(flat)
+            pieces = flat.split([part.numel() for part in parts])
+            for index, piece in zip(members, pieces, strict=True):
+                like = tensors[index]
+                total = piece.view(like.dtype) if like.is_complex() else piece
+                results[index] = total.view(like.shape).to(like.device, like.dtype)
+        return results
+
+    @torch.no_grad()
+    def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the chief's tensors, in one message.
+
+        Args:
+            tensors: Tensors of this worker, of the chief's shapes and types.
+        """
+        if not tensors:
+            return []
+        parts = [_bytes(tensor, self.device) for tensor in tensors]
+        flat = torch.cat(parts)
+        dist.broadcast(flat, src=0)
+        return [
+            _of_bytes(piece, like.dtype, like.shape).to(like.device)
+            for piece, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, stacked along a new axis 0.
+
+        Args:
+            tensor: A tensor, of the same shape and type on all workers.
+        """
+        own = _bytes(tensor, self.device)
+        every = own.new_empty(self.size * len(own))
+        dist.all_gather(list(every.chunk(self.size)), own)
+        shape = (self.size, *tensor.shape)
+        return _of_bytes(every, tensor.dtype, torch.Size(shape)).to(tensor.device)
+
+    @torch.no_grad()
+    def gather(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int
+    ) -> list[list[torch.Tensor]]:
+        """Returns what all workers bring, in two messages, however many tensors there are.
+
+        Args:
+            label: What this is for, for a message.
+            tensors: Tensors of this worker; others' may differ in size along the axis.
+            axis: The axis, of those tensors that have it.
+
+        Returns:
+            The tensors of each worker.
+
+        Raises:
+            ReplicaError: If the workers' tensors do not fit each other.
+        """
+        shapes = self.shapes(label, tensors, axis)
+        sizes = [
+            [shape.numel() * t.element_size() for shape, t in zip(one, tensors, strict=True)]
+            for one in shapes
+        ]
+        longest = max(map(sum, sizes))
+        own = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        parts = [_bytes(tensor, self.device) for tensor in tensors]
+        torch.cat(parts, out=own[: sum(map(len, parts))])
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        if longest:
+            dist.all_gather(every, own)
+        return [
+            [
+                _of_bytes(piece, like.dtype, shape).to(like.device)
+                for piece, shape, like in zip(
+                    received[: sum(size)].split(size), shape_of, tensors, strict=True
+                )
+            ]
+            for received, size, shape_of in zip(every, sizes, shapes, strict=True)
+        ]
+
+    def shapes(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
+    ) -> list[list[torch.Size]]:
+        """Returns the shapes that all workers bring, after a look whether they fit.
+
+        Args:
+            label: What this is for, for a message.
+            tensors: Tensors of this worker.
+            axis: The axis along which sizes may differ, None for none.
+
+        Raises:
+            ReplicaError: If they do not.
+        """
+        rows = [_header(tensor) for tensor in tensors]
+        own = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        every: list[list[list[int]]] = self.gather_alike(own).tolist()
+        for number, row in enumerate(rows):
+            fixed = {_without(one[number], axis) for one in every}
+            if len(fixed) > 1 or _without(row, axis) not in fixed:
+                received = [tuple(one[number][2 : 2 + one[number][1]]) for one in every]
+                but = "" if axis is None else f", but for their size along axis {axis}"
+                raise ReplicaError(
+                    f"Expected every worker to bring tensors of one type and shape{but} to "
+                    f"{label}. Received: shapes={received}, by worker. Workers differ in their "
+                    "part of the batch only."
+                )
+        return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
+
+
+def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    flat = tensor.detach().to(device).reshape(-1)
+    return flat.view(dtype) if flat.is_complex() else flat.to(dtype)
+
+
+def _bytes(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.detach().to(device).reshape(-1).view(torch.uint8)
+
+
+def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    # A copy, as the bytes may begin where a number of that type may not.
+    whole = torch.empty(shape.numel(), dtype=dtype, device=row.device)
+    whole.view(torch.uint8).copy_(row)
+    return whole.view(shape)
+
+
+def _header(tensor: torch.Tensor) -> list[int]:
+    shape = [*tensor.shape]
+    return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
+
+
+def _without(header: list[int], axis: int | None) -> tuple[int, ...]:
+    if axis is None or axis >= header[1]:
+        return tuple(header)
+    return (*header[: 2 + axis], *header[3 + axis :])

@@ -1,0 +1,165 @@
+"""Which batches a worker reads, where the workers do not all read the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.errors import InputError, UnsupportedError
+from kerasdist.input.dividing import examples, rows
+from kerasdist.input.loaders import EveryNthBatch, every_nth_of_loader, tell_epoch
+from kerasdist.input.options import AutoShardPolicy
+from kerasdist.input.sharding import piece_bounds
+from kerasdist.input.sources import batches_of
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OwnSource:
+    """What a worker reads.
+
+    Attributes:
+        dataset: Its batches, for whoever can read them better than `start`.
+        start: Starts an iteration over the worker's rows, step by step.
+        length: How many steps they last, None if that is not known.
+        steps_a_batch: How many steps a batch lasts.
+        everything: Starts an iteration over what it has them from; for the form of a batch, where
+            the worker has none.
+    """
+
+    dataset: Any
+    start: Callable[[], Iterator[Any]]
+    length: int | None
+    steps_a_batch: int
+    everything: Callable[[], Iterator[Any]]
+
+
+def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
+    """Returns how a dataset is sharded.
+
+    Args:
+        dataset: Anything.
+        said: What the user's `InputOptions` say.
+
+    Raises:
+        UnsupportedError: If the dataset's own ``tf.data.Options`` say something else.
+    """
+    if said is not None:
+        return said
+    own = keras_seam.auto_shard_policy(dataset)
+    if own is None:
+        return AutoShardPolicy.AUTO
+    if own not in AutoShardPolicy.__members__:
+        raise UnsupportedError(
+            f"Expected a policy among {', '.join(AutoShardPolicy.__members__)}. Received: "
+            f"auto_shard_policy={own} in the dataset's tf.data.Options. Shard it by hand, and use "
+            "OFF."
+        )
+    return AutoShardPolicy[own]
+
+
+def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
+    """Returns what this worker reads of a dataset. All workers must call it.
+
+    Args:
+        dataset: What `batches_of` takes.
+        policy: `DATA`, `FILE` or `OFF`.
+        job: The job of this process.
+
+    Raises:
+        InputError: If it cannot be sharded that way.
+    """
+    everything = batches_of(dataset)
+    if policy is AutoShardPolicy.OFF:
+        return OwnSource(dataset, _epochs(dataset, dataset), _length(dataset), 1, everything)
+    workers = job.num_workers
+    shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
+    own = shard(dataset, job)
+    start, length = _epochs(own, dataset), _length(own)
+
+    def steps() -> Iterator[Any]:
+        for batch in start():
+            for bounds in piece_bounds(examples(batch), workers):
+                yield rows(batch, *bounds)
+
+    steps_in_all = None if length is None else length * workers
+    return OwnSource(own, steps, steps_in_all, workers, everything)
+
+
+def _by_batch(dataset: Any, job: Job) -> Any:
+    step, first = job.num_workers, job.rank
+    if keras_seam.is_tf_dataset(dataset):
+        return dataset.shard(step, first)
+    if isinstance(dataset, keras.utils.PyDataset):
+        return EveryNthBatch(dataset, step, first)
+    if keras_seam.is_torch_dataloader(dataset):
+        own = every_nth_of_loader(dataset, step, first)
+        if own is not None:
+            return own
+    return _EveryNth(dataset, step, first)
+
+
+def _by_file(dataset: Any, job: Job) -> Any:
+    if keras_seam.is_tf_dataset(dataset):
+        own, why = keras_seam.every_nth_file(dataset, job.num_workers, job.rank)
+    else:
+        own, why = None, f"it is of type {type(dataset).__name__}"
+    # A worker whose file is there does not see that another's is not.
+    reasons = [one for one in job.exchange("files of a dataset", why) if one is not None]
+    if reasons:
+        raise InputError(
+            f"[worker {job.rank}/{job.num_workers}] Expected a tf.data pipeline that reads at "
+            f"least {job.num_workers} files, one a worker, for AutoShardPolicy.FILE. Received: "
+            f"dataset={dataset!r:.100}: {reasons[0]}. Write more files, or use "
+            "AutoShardPolicy.AUTO or DATA."
+        )
+    return own
+
+
+@final
+class _EveryNth:
+    """Some batches of something that can only be read one after another."""
+
+    def __init__(self, dataset: Any, step: int, first: int) -> None:
+        self._dataset = dataset
+        self._step, self._first = step, first
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(batches_of(self._dataset)(), self._first, None, self._step)
+
+    def __len__(self) -> int:
+        length = _length(self._dataset)
+        if length is None:
+            raise TypeError(f"the length of {self._dataset!r:.100} is not known")
+        return len(range(self._first, length, self._step))
+
+
+def _epochs(own: Any, dataset: Any) -> Callable[[], Iterator[Any]]:
+    """What starts an iteration, each one an epoch of its own."""
+    epochs = itertools.count()
+
+    def start() -> Iterator[Any]:
+        epoch = next(epochs)
+        if keras_seam.is_torch_dataloader(dataset):
+            tell_epoch(dataset, epoch)
+        known = keras_seam.is_dataset(own)
+        return iter(keras_seam.own_batches(own) if known else own)
+
+    return start
+
+
+def _length(dataset: Any) -> int | None:
+    if keras_seam.is_dataset(dataset):
+        return keras_seam.get_data_adapter(dataset).num_batches
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

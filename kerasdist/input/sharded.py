@@ -1,0 +1,133 @@
+"""Datasets of which each worker reads its own part, and tells the others how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, final
+
+from kerasdist import keras_seam
+from kerasdist.errors import InputError
+from kerasdist.input.dividing import arrays, examples, has_rows
+from kerasdist.input.shares import WorkerRows
+from kerasdist.structures import map_leaves
+
+if TYPE_CHECKING:
+    from kerasdist.input.autoshard import OwnSource
+    from kerasdist.job.job import Job
+
+_NONE = object()
+
+
+@final
+class WorkerBatches:
+    """A worker's batches, step by step with the other workers'.
+
+    Workers may have different numbers of batches, and batches of different sizes. So before each
+    step they tell each other what they have. One whose data have ended goes on without rows until
+    all have come to their end. It costs one exchange a step.
+    """
+
+    def __init__(self, source: OwnSource, job: Job) -> None:
+        """Notes the batches. All workers must call it.
+
+        Args:
+            source: What this worker reads.
+            job: The job of this process.
+        """
+        self.source = source
+        self._job = job
+        lengths = job.exchange("length of a dataset", source.length)
+        self._length = None if None in lengths else max(lengths)
+
+    @property
+    def length(self) -> int | None:
+        """The number of steps until all workers' data have ended, None if that is not known."""
+        return self._length
+
+    def __iter__(self) -> Iterator[WorkerRows]:
+        own, last = self.source.start(), _NONE
+        while True:
+            batch = next(own, _NONE)
+            everyone = self._job.exchange("the next batch of a dataset", _described(batch))
+            there = [one for one in everyone if one is not None]
+            if not there:
+                return
+            sizes = tuple(0 if one is None else one[0] for one in everyone)
+            if batch is _NONE:
+                batch = map_leaves(_without_rows, self._any_batch() if last is _NONE else last)
+                own = iter(())
+            last = batch
+            if sum(sizes):
+                alike = all(one[1] == there[0][1] for one in there)
+                yield WorkerRows(batch, sizes, self._job.rank, alike)
+
+    def _any_batch(self) -> Any:
+        batch = next(self.source.everything(), _NONE)
+        if batch is _NONE:
+            raise InputError(
+                f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
+                "every worker. Received: a dataset without any, while other workers have data. "
+                "Give each worker some."
+            )
+        return batch
+
+
+@final
+class ShardedAdapter(keras_seam.DataAdapter):
+    """Hands a worker's batches to the loops of Keras, for a backend that knows `WorkerRows`."""
+
+    def __init__(self, batches: WorkerBatches) -> None:
+        """Wraps the batches.
+
+        Args:
+            batches: The batches.
+        """
+        self.batches = batches
+
+    def get_numpy_iterator(self) -> Iterator[WorkerRows]:
+        """Returns the batches."""
+        return iter(self.batches)
+
+    def get_jax_iterator(self) -> Iterator[WorkerRows]:
+        """Returns the batches."""
+        return iter(self.batches)
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the batches."""
+        return self.batches
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the batches."""
+        return self.batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of steps until all workers' data have ended, None if that is not known."""
+        return self.batches.length
+
+    @property
+    def batch_size(self) -> int | None:
+        """Not known."""
+        return None
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """Not known."""
+        return None
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """Not known."""
+        return None
+
+
+def _described(batch: Any) -> tuple[int, list[Any]] | None:
+    """How many rows a batch has, and what else other workers' must be like on some backends."""
+    if batch is _NONE:
+        return None
+    forms = [[str(leaf.dtype), *map(str, leaf.shape[1:])] for leaf in arrays(batch)]
+    return examples(batch), forms
+
+
+def _without_rows(leaf: Any) -> Any:
+    return leaf[:0] if has_rows(leaf) else leaf

@@ -1,0 +1,109 @@
+"""Keras's adapter of arrays, with some rows of each batch left out.
+
+Keras draws the order of the examples for each framework in its own way. So it is asked for it: an
+adapter of its own over the numbers of the rows, with the same batches and the same shuffle, yields
+those numbers in the order in which the rows would come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.utils.module_utils import tensorflow as tf
+
+# Takes the numbers of a batch's rows, returns those that are wanted.
+Chosen = Callable[[Any], Any]
+
+
+def is_array_adapter(adapter: Any) -> bool:
+    """Returns whether this is Keras's adapter of arrays.
+
+    Args:
+        adapter: A data adapter.
+    """
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
+    """Yields the wanted rows of each batch as JAX takes them, and the size of the whole batch.
+
+    Args:
+        adapter: Keras's adapter of arrays.
+        chosen: Which rows are wanted.
+    """
+    taken = _taker(adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows))
+    for numbers in _numbers(adapter).get_jax_iterator():
+        yield taken(chosen(numbers)), len(numbers)
+
+
+def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
+    """Yields the wanted rows of each batch as tensors, and the size of the whole batch.
+
+    Args:
+        adapter: Keras's adapter of arrays.
+        chosen: Which rows are wanted.
+    """
+
+    def tensor(sliceable: Any, rows: Any) -> Any:
+        return keras.ops.convert_to_tensor(sliceable.convert_to_torch_compatible(rows))
+
+    taken = _taker(adapter, "torch", tensor)
+    for numbers in _numbers(adapter).get_torch_dataloader():
+        yield taken(chosen(numbers).tolist()), len(numbers)
+
+
+def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
+    """Returns a dataset of the wanted rows of each batch.
+
+    Args:
+        adapter: Keras's adapter of arrays.
+        chosen: Which rows are wanted.
+        made: Takes those rows and the numbers of all of the batch's, returns an element.
+    """
+    arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
+    options = tf.data.Options()
+    # As Keras does it: the arrays would be written down and read again.
+    options.experimental_optimization.apply_default_optimizations = False
+    if adapter._shuffle:
+        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+
+    def element(numbers: Any, data: Any) -> Any:
+        wanted = chosen(numbers)
+
+        def rows(leaf: Any) -> Any:
+            if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
+                return array_slicing.slice_tensorflow_sparse_wrapper(leaf, wanted)
+            if isinstance(leaf, list | tuple | dict):
+                return None  # go on to what it holds
+            return tf.gather(leaf, wanted, axis=0) if tf.is_tensor(leaf) else leaf
+
+        return made(keras.tree.traverse(rows, data), numbers)
+
+    pairs = tf.data.Dataset.zip((_numbers(adapter).get_tf_dataset(), data))
+    return pairs.map(element, num_parallel_calls=tf.data.AUTOTUNE).with_options(options)
+
+
+def _numbers(adapter: Any) -> Any:
+    return ArrayDataAdapter(
+        np.arange(adapter._num_samples), batch_size=adapter._batch_size, shuffle=adapter._shuffle
+    )
+
+
+def _taker(
+    adapter: Any, framework: str, converted: Callable[[Any, Any], Any]
+) -> Callable[[Any], Any]:
+    sliceables = array_slicing.convert_to_sliceable(adapter._inputs, target_backend=framework)
+
+    def taken(numbers: Any) -> Any:
+        def rows(sliceable: Any) -> Any:
+            return None if sliceable is None else converted(sliceable, sliceable[numbers])
+
+        return keras.tree.map_structure(rows, sliceables)
+
+    return taken

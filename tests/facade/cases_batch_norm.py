@@ -1,0 +1,244 @@
+"""BatchNormalization in custom loops: a replica's own rows, or the global batch."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from tests.conformance.compare import Tolerance
+from tests.facade.case import case
+from tests.facade.cases_training import Loop, batched, rows
+from tests.facade.lab import FLOAT32, fresh
+from tests.facade.lazy import kd, keras, ops
+
+NORMAL = Tolerance(
+    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
+)
+EPSILON = 1e-3
+MOMENTUM = 0.6
+
+
+def far_apart(count):
+    """Rows whose mean and spread change along the batch."""
+    x = np.random.default_rng(4).normal(size=(count, 3)) * np.linspace(1, 3, count)[:, None]
+    return (x + np.linspace(-5, 5, count)[:, None]).astype("float32")
+
+
+def normalised(part):
+    return (part - part.mean(0)) / np.sqrt(part.var(0) + EPSILON)
+
+
+def moved(before, new):
+    return MOMENTUM * before + (1 - MOMENTUM) * new
+
+
+def layer_in(strategy, shape=(None, 3), **options):
+    fresh()
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=MOMENTUM, **options)
+        layer.build(shape)
+    return layer
+
+
+def statistics(lab, layer):
+    return [lab.numpy(ops.convert_to_tensor(v)) for v in layer.non_trainable_variables]
+
+
+@case(replicas=(2, 3))
+def own_rows(lab):
+    """By default: a replica's own rows; the moving statistics are the mean over the replicas."""
+    strategy = lab.strategy()
+    layer = layer_in(strategy)
+    batches = [far_apart(8), far_apart(7) + 1.0]
+    function = lambda x: layer(x, training=True)  # noqa: E731
+    mean, variance = np.zeros(3), np.ones(3)
+    for count, batch in enumerate(strategy.distribute_dataset(batches)):
+        # Compiled in the second step, with rows of another number on each replica.
+        run = lambda x: strategy.run(function, args=(x,))  # noqa: E731
+        outputs = (kd.function(run) if count else run)(batch)
+        parts = np.array_split(batches[count], lab.replicas)
+        lab.equal([*map(normalised, parts)], lab.components(outputs, strategy), NORMAL)
+        mean = moved(mean, np.mean([part.mean(0) for part in parts], 0))
+        variance = moved(variance, np.mean([part.var(0) for part in parts], 0))
+        lab.equal([np.float32(mean), np.float32(variance)], statistics(lab, layer), NORMAL)
+
+
+@case
+def own_components(lab):
+    """Each replica keeps statistics of its own; assigning outside makes them one."""
+    strategy = lab.strategy()
+    layer = layer_in(strategy)
+    batch = far_apart(8)
+    [pieces] = strategy.distribute_dataset([batch])
+    strategy.run(lambda x: layer(x, training=True), args=(pieces,))
+    each = [moved(0, part.mean(0)) for part in np.split(batch, 2)]
+    lab.equal(each, lab.components(layer.moving_mean, strategy), NORMAL)
+    layer.set_weights([*map(np.float32, ([1] * 3, [0] * 3, [5] * 3, [4] * 3))])
+    lab.equal([[5.0] * 3] * 2, lab.components(layer.moving_mean, strategy))
+    lab.equal([[4.0] * 3] * 2, lab.components(layer.moving_variance, strategy))
+    outputs = strategy.run(lambda x: layer(x, training=False), args=(pieces,))
+    expected = [(part - 5.0) / np.float32(np.sqrt(4.0 + EPSILON)) for part in np.split(batch, 2)]
+    lab.equal(expected, lab.components(outputs, strategy), FLOAT32)
+
+
+@case(replicas=(3,))
+def a_replica_without_an_example(lab):
+    """It leaves its statistics as they are: no NaN."""
+    strategy = lab.strategy()
+    layer = layer_in(strategy)
+    batch = far_apart(2)
+    function = lambda x: layer(x, training=True)  # noqa: E731
+    step = kd.function(lambda x: strategy.run(function, args=(x,)))
+    for pieces in strategy.distribute_dataset([batch]):
+        step(pieces)
+    means = [moved(0, batch[0]), moved(0, batch[1]), np.zeros(3)]
+    lab.equal(np.float32(np.mean(means, 0)), statistics(lab, layer)[0], FLOAT32)
+
+
+def convolution():
+    return normalising(keras.layers.Reshape((2, 2, 1)), keras.layers.Conv2D(4, 2, padding="same"))
+
+
+def normalising(*layers):
+    """In the scope of a strategy the layer is synchronized; plain Keras needs nothing for it."""
+    norm = keras.layers.BatchNormalization(
+        momentum=MOMENTUM, synchronized=kd.has_strategy() and kd.get_strategy() in SYNCHRONIZING
+    )
+    layers = layers or (keras.layers.Dense(8, activation="tanh"),)
+    return keras.Sequential(
+        [keras.Input((4,)), *layers, norm, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+
+
+SYNCHRONIZING: list = []  # strategies whose layers say it themselves
+
+
+def trained_as_on_one_device(lab, strategy, loop, batches):
+    plain, plain_losses = loop.plain(batches)
+    ours, losses = loop.under(strategy, batches)
+    lab.equal(plain, ours, NORMAL)
+    lab.equal(np.float32(plain_losses), np.float32(losses), NORMAL)
+
+
+@case(replicas=(2, 3))
+def synchronized(lab):
+    """`synchronized=True`: one device's numbers, with gradient; ragged batches too."""
+    strategy = lab.strategy()
+    SYNCHRONIZING.append(strategy)
+    trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(17), 8))
+
+
+@case(replicas=(3,))
+def synchronized_after_a_convolution(lab):
+    """The same with more axes, not compiled, batches of which none divides evenly."""
+    strategy = lab.strategy()
+    SYNCHRONIZING.append(strategy)
+    loop = Loop(build=convolution, compiled=False)
+    trained_as_on_one_device(lab, strategy, loop, batched(rows(14), 7))
+
+
+@case
+def synchronized_by_the_strategy(lab):
+    """`MirroredStrategy(batch_norm="synchronized")`: all layers, in custom loops too."""
+    strategy = kd.MirroredStrategy(lab.devices, batch_norm="synchronized")
+    trained_as_on_one_device(lab, strategy, Loop(build=normalising), batched(rows(14), 7))
+
+
+@case(replicas=(2, 3))
+def synchronized_with_a_mask(lab):
+    """Only what the mask leaves counts, on whichever replica it is."""
+    strategy = lab.strategy()
+    layer = layer_in(strategy, (None, 2, 3), synchronized=True)
+    x = far_apart(8).reshape(4, 2, 3)
+    mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1]], bool)
+    function = lambda x, mask: layer(x, training=True, mask=mask)  # noqa: E731
+    [pieces] = strategy.distribute_dataset([(x, mask)])
+    outputs = strategy.gather(strategy.run(function, args=pieces), axis=0)
+    there = x[mask]
+    expected = (x - there.mean(0)) / np.sqrt(there.var(0) + EPSILON)
+    lab.equal(expected, outputs, NORMAL)
+    lab.equal(np.float32(moved(0, there.mean(0))), statistics(lab, layer)[0], NORMAL)
+
+
+@case
+def fit_after_a_loop(lab):
+    """`predict`, `evaluate` and `fit` go on from the mean of the replicas' statistics."""
+    (x, y), batches = rows(16), batched(rows(12, 3), 6)
+
+    def made():
+        model = normalising()
+        model.compile(keras.optimizers.SGD(0.1), "mean_squared_error")
+        return model
+
+    strategy = lab.strategy()
+    fresh()
+    with strategy.scope():
+        model = made()
+    run = lambda x, y: model(x, training=True)  # noqa: E731
+    for batch in strategy.distribute_dataset(batches):
+        strategy.run(run, args=batch)
+    fresh()
+    plain = made()
+    plain.set_weights(model.get_weights())
+    lab.equal(plain.predict(x, verbose=0), model.predict(x, verbose=0), FLOAT32)
+    lab.equal(
+        plain.evaluate(x, y, verbose=0, batch_size=5),
+        model.evaluate(x, y, verbose=0, batch_size=5),
+        FLOAT32,
+    )
+    for one in (plain, model):
+        one.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    lab.equal(plain.get_weights(), model.get_weights(), NORMAL)
+
+
+@case
+def on_central_storage(lab):
+    """`CentralStorageStrategy`: the one copy is the mean, in the loop and in `predict`."""
+    strategy = kd.CentralStorageStrategy(lab.devices, lab.devices[0])
+    batch = far_apart(8)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=MOMENTUM)
+        model = keras.Sequential([keras.Input((3,)), layer])
+    for pieces in strategy.distribute_dataset([batch]):
+        strategy.run(lambda x: model(x, training=True), args=(pieces,))
+    parts = np.split(batch, 2)
+    mean = moved(0, np.mean([part.mean(0) for part in parts], 0))
+    variance = moved(1, np.mean([part.var(0) for part in parts], 0))
+    lab.equal([np.float32(mean), np.float32(variance)], statistics(lab, layer), NORMAL)
+    expected = (batch - mean) / np.sqrt(variance + EPSILON)
+    lab.equal(np.float32(expected), model.predict(batch, verbose=0), NORMAL)
+
+
+@case
+def saved_and_loaded(lab):
+    """A synchronized layer says so when it is saved, and is one when it is loaded in a scope."""
+    strategy = lab.strategy()
+    SYNCHRONIZING.append(strategy)
+    with strategy.scope():
+        model = normalising()
+    x = rows(8)[0]
+    for batch in strategy.distribute_dataset([x]):
+        strategy.run(lambda x: model(x, training=True), args=(batch,))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        with strategy.scope():
+            again = keras.models.load_model(path)
+        weights = Path(folder) / "model.weights.h5"
+        model.save_weights(weights)
+        fresh()
+        SYNCHRONIZING.remove(strategy)
+        plain = normalising()
+        plain.load_weights(weights)
+    lab.check(again.layers[1].synchronized, "it is synchronized")
+    lab.equal(model.get_weights(), again.get_weights())
+    lab.equal(model.get_weights(), plain.get_weights())
+    lab.equal(plain.predict(x, verbose=0), again.predict(x, verbose=0), FLOAT32)
+
+
+@case(backends=("jax", "torch"))
+def synchronized_outside(lab):
+    """Outside of every scope Keras refuses `synchronized=True` here, as ever."""
+    lab.strategy()
+    with lab.raises(ValueError, "synchronized=True is only supported with the TensorFlow"):
+        keras.layers.BatchNormalization(synchronized=True)
