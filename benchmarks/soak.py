@@ -20,12 +20,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from soaking.killer import Killer, plan
+from soaking.killer import Killer
 from soaking.marks import PHASES, read
 from soaking.verdict import differences, result
 
@@ -60,13 +61,13 @@ class Run:
     seconds: float
 
 
-def run(folder: Path, options: argparse.Namespace, strikes, longest) -> Run:
+def run(folder: Path, options: argparse.Namespace, kills: int, lengths: Mapping[str, float]) -> Run:
     (folder / "marks").mkdir(parents=True)
-    arguments = (str(folder), str(options.epochs or options.kills + 5), str(options.seed))
+    arguments = (str(folder), str(options.epochs or 2 * options.kills + 5), str(options.seed))
     spec = JobSpec(
         python_command(str(TRAINING), arguments),
         workers=options.workers,
-        max_restarts=len(strikes) + SPARE_RESTARTS if strikes else 0,
+        max_restarts=kills + SPARE_RESTARTS if kills else 0,
         logs=folder / "logs",
         stop_seconds=STOP_SECONDS,
         environment={**ENVIRONMENT, "KERAS_BACKEND": options.backend},
@@ -74,7 +75,7 @@ def run(folder: Path, options: argparse.Namespace, strikes, longest) -> Run:
     launcher = Launcher(spec)
     began = time.monotonic()
     with (folder / "launcher.log").open("w", encoding="utf-8") as log:
-        killer = Killer(folder / "marks", strikes, longest, launcher.stop)
+        killer = Killer(folder / "marks", kills, lengths, options.seed, launcher.stop)
         with killer, contextlib.redirect_stderr(log):
             job = launcher.run()
     return Run(folder, job, killer, time.monotonic() - began)
@@ -90,7 +91,7 @@ def running(interrupted: Run) -> list[int]:
 def losses(expected: Run, interrupted: Run, options: argparse.Namespace) -> list[str]:
     """Returns all that is not as in the run without a disturbance."""
     lost = list(interrupted.killer.hung)
-    if (kills := len(interrupted.killer.struck)) < options.kills:
+    if (kills := len(interrupted.killer.strikes)) < options.kills:
         lost.append(f"only {kills} of {options.kills} kills happened; raise --epochs")
     if (restarts := interrupted.job.restarts) > kills:
         lost.append(f"the job failed {restarts - kills} times by itself")
@@ -106,8 +107,8 @@ def losses(expected: Run, interrupted: Run, options: argparse.Namespace) -> list
 
 
 def report(interrupted: Run, lost: list[str], options: argparse.Namespace) -> dict[str, object]:
-    struck = interrupted.killer.struck
-    phases = Counter(one.victim.phase for one in struck)
+    struck = interrupted.killer.strikes
+    phases = Counter(one.phase for one in struck)
     signals = Counter(one.number.name for one in struck)
     longest = {
         name: max((one.seconds for one in struck if one.number.name == name), default=0.0)
@@ -151,21 +152,23 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the plan and of the training")
-    parser.add_argument("--epochs", type=int, help="of the training; default: kills + 5")
+    parser.add_argument(
+        "--epochs", type=int, help="of the training; default: twice the kills, and five"
+    )
     parser.add_argument("--folder", type=Path, help="keeps logs and results in a new folder")
     parser.add_argument("--json", type=Path, help="writes the figures to this file")
     options = parser.parse_args()
     if options.backend is None:
         parser.error("name a --backend, or set KERAS_BACKEND")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="kerasdist-soak-"))
-    expected = run(folder / "undisturbed", options, [], {})
+    expected = run(folder / "undisturbed", options, 0, {})
     if expected.job.exit_code:
-        print(f"The run without a disturbance failed; its logs are in {expected.folder}")
+        print((expected.folder / "launcher.log").read_text(encoding="utf-8"))
         return 1
     results = [result(expected.folder, rank) for rank in range(options.workers)]
-    longest = {phase: max(one.longest.get(phase, 0.0) for one in results) for phase in PHASES}
-    strikes = plan(options.kills, options.workers, options.seed)
-    interrupted = run(folder / "interrupted", options, strikes, longest)
+    # A phase that is on some workers alone, as that of the backups, has no length on the others.
+    lengths = {phase: max(one.lengths.get(phase, 0.0) for one in results) for phase in PHASES}
+    interrupted = run(folder / "interrupted", options, options.kills, lengths)
     lost = losses(expected, interrupted, options)
     facts = report(interrupted, lost, options)
     show(facts)

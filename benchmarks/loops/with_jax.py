@@ -6,8 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from loops import Place
 from networks import Task
+
+from loops import Place
 
 
 def keras_model(task: Task, place: Place):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from loops import Place
 from networks import Task
+
+from loops import Place
 
 
 def _strategy():
@@ -13,7 +14,9 @@ def _strategy():
 
     # As the loops by hand have it. On JAX it is always that of the global batch.
     batch_norm = None if keras.backend.backend() == "jax" else "per_replica"
-    return kd.MultiWorkerMirroredStrategy(batch_norm=batch_norm)
+    strategy = kd.MultiWorkerMirroredStrategy(batch_norm=batch_norm)
+    keras.utils.set_random_seed(0)
+    return strategy
 
 
 def fit(task: Task, place: Place):
@@ -41,6 +44,7 @@ def loop(task: Task, place: Place):
 
     import kerasdist as kd
 
+    ops = keras.ops
     with strategy.scope():
         model = task.network()
         optimizer = keras.optimizers.Adam()
@@ -53,6 +57,7 @@ def loop(task: Task, place: Place):
             errors = keras.losses.sparse_categorical_crossentropy(
                 y, model(x, training=True), from_logits=True
             )
+            errors = ops.mean(ops.reshape(errors, (ops.shape(errors)[0], -1)), axis=-1)
             return kd.compute_average_loss(errors, global_batch_size=task.batch)
 
         value, gradients = kd.value_and_grad(loss, model.trainable_variables)

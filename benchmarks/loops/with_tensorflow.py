@@ -9,8 +9,9 @@ import json
 import os
 
 import tensorflow as tf
-from loops import Place
 from networks import Task
+
+from loops import Place
 
 
 def keras_model(task: Task, place: Place):

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import networks
 import torch
-from loops import Place
 from networks import BLOCKS, CLASSES, DROPOUT, HEADS, SEQUENCE, STAGES, VOCABULARY, WIDTH, Task
 from torch import nn
 
+from loops import Place
+
 
 def keras_module(task: Task, place: Place):
+    import keras
+
+    keras.utils.set_random_seed(0)
     return _loop(task, place, task.network(), training=True)
 
 
@@ -42,7 +46,7 @@ def _loop(task: Task, place: Place, module: nn.Module, **call: bool):
             loss = entropy(model(inputs, **call).flatten(0, -2), labels.flatten())
             loss.backward()
             optimizer.step()
-        return float(loss)
+        return loss.item()
 
     return work
 

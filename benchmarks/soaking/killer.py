@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,65 +27,45 @@ _LOOK_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class Strike:
-    """What is planned: a signal to a worker, once one is in a phase and a part of it is over."""
+    """What was done, in which phase of the job, and how long it took until the job started again.
+
+    A job is in a phase if any worker is: one that is killed while the chief writes a backup is as
+    good as the chief.
+    """
 
     phase: str
-    part: float
     number: signal.Signals
-    victim: int
-
-
-@dataclass(frozen=True)
-class Struck:
-    """What has been done, and how long it took until the job started again."""
-
     victim: Mark
-    number: signal.Signals
     seconds: float
 
 
-def plan(strikes: int, workers: int, seed: int) -> list[Strike]:
-    """Returns strikes in all phases alike, in random order."""
-    generator = random.Random(seed)
-    phases = list(itertools.islice(itertools.cycle(PHASES), strikes))
-    stopping = [index % STOPS_EVERY == STOPS_EVERY - 1 for index in range(strikes)]
-    generator.shuffle(phases)
-    generator.shuffle(stopping)
-    return [
-        Strike(
-            phase,
-            generator.random(),
-            signal.SIGSTOP if stops else signal.SIGKILL,
-            generator.randrange(workers),
-        )
-        for phase, stops in zip(phases, stopping, strict=True)
-    ]
-
-
 class Killer:
-    """A thread that carries out a plan, one strike a start of the job.
+    """A thread that strikes each start of a job once, in all phases alike, until it has enough.
 
     Args:
         marks: Where the workers tell what they do.
-        strikes: The plan.
-        longest: How long each phase lasts.
+        kills: How often to strike.
+        lengths: How long each phase lasts: a strike comes at a random part of it.
+        seed: Of all that is random here.
         give_up: Ends the job when it hangs.
     """
 
     def __init__(
         self,
         marks: Path,
-        strikes: Sequence[Strike],
-        longest: Mapping[str, float],
+        kills: int,
+        lengths: Mapping[str, float],
+        seed: int,
         give_up: Callable[[], None],
     ) -> None:
         self._marks = marks
-        self._strikes = strikes
-        self._longest = longest
+        self._kills = kills
+        self._lengths = lengths
+        self._random = random.Random(seed)
         self._give_up = give_up
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.struck: list[Struck] = []
+        self.strikes: list[Strike] = []
         self.hung: list[str] = []
 
     def __enter__(self) -> Killer:
@@ -98,33 +79,35 @@ class Killer:
     def _run(self) -> None:
         attempt = 0
         try:
-            for strike in self._strikes:
-                victim = self._strike(strike, attempt)
+            while len(self.strikes) < self._kills and not self._over.is_set():
+                phase = self._next_phase()
+                self._wait(functools.partial(self._is_in, phase, attempt), f"phase {phase!r}")
+                self._over.wait(self._random.random() * self._lengths[phase])
+                marks = self._newest(attempt)
+                if not marks or any(mark.phase == END for mark in marks):
+                    continue
+                victim = self._random.choice(marks)
+                stops = len(self.strikes) % STOPS_EVERY == STOPS_EVERY - 1
+                number = signal.SIGSTOP if stops else signal.SIGKILL
+                try:
+                    os.kill(victim.pid, number)
+                except ProcessLookupError:  # the job has failed by itself
+                    continue
                 began = time.monotonic()
-                if victim is None:
-                    return
+                hit = phase if any(mark.phase == phase for mark in marks) else victim.phase
                 attempt = victim.attempt + 1
-                self._await_start(victim.attempt + 1, strike)
-                self.struck.append(Struck(victim, strike.number, time.monotonic() - began))
+                what = f"a start after {number.name} to {victim}"
+                self._wait(functools.partial(self._newest, attempt), what)
+                self.strikes.append(Strike(hit, number, victim, time.monotonic() - began))
         except TimeoutError as error:
             self.hung.append(str(error))
             self._give_up()
 
-    def _strike(self, strike: Strike, attempt: int) -> Mark | None:
-        """Strikes, in this start or a later one; None if the job has ended before."""
-        while not self._over.is_set():
-            self._wait(lambda: self._in(strike.phase, attempt), f"{strike}")
-            self._over.wait(strike.part * self._longest[strike.phase])
-            marks = self._newest(attempt)
-            marks = [each for each in marks if each.rank == strike.victim] or marks
-            if not marks or marks[0].phase == END:
-                continue
-            try:
-                os.kill(marks[0].pid, strike.number)
-            except ProcessLookupError:
-                continue
-            return marks[0]
-        return None
+    def _next_phase(self) -> str:
+        """One of those that were struck least; a strike that comes late hits another one."""
+        struck = Counter(strike.phase for strike in self.strikes)
+        least = min(struck[phase] for phase in PHASES)
+        return self._random.choice([phase for phase in PHASES if struck[phase] == least])
 
     def _newest(self, attempt: int) -> list[Mark]:
         """The marks of the newest start of the job, none if that is before `attempt`."""
@@ -133,7 +116,7 @@ class Killer:
             found, attempt = marks, attempt + 1
         return found
 
-    def _in(self, phase: str, attempt: int) -> bool:
+    def _is_in(self, phase: str, attempt: int) -> bool:
         return any(mark.phase == phase for mark in self._newest(attempt))
 
     def _wait(self, condition: Callable[[], object], what: str) -> None:

@@ -6,6 +6,7 @@ It imports no framework: a worker's first mark is its first deed.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,21 +33,26 @@ class Mark:
 
 
 class Teller:
-    """Writes this worker's marks, and keeps how long each phase has lasted at most."""
+    """Writes this worker's marks, and keeps how long each phase has lasted."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{os.environ[own.RESTART]}-{os.environ[own.RANK]}"
         self._phase, self._since = "start", time.monotonic()
-        self.longest: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
         self.tell("start")
 
     def tell(self, phase: str) -> None:
         now = time.monotonic()
-        self.longest[self._phase] = max(self.longest[self._phase], now - self._since)
-        self._phase, self._since = phase, now
+        if phase != self._phase:
+            self._seconds[self._phase].append(now - self._since)
+            self._phase, self._since = phase, now
         unfinished = self._path.with_suffix(".unfinished")
         unfinished.write_text(f"{os.getpid()} {phase}", encoding="utf-8")
         unfinished.replace(self._path)
+
+    def lengths(self) -> dict[str, float]:
+        """Returns how long each phase lasts, as a rule."""
+        return {phase: statistics.median(each) for phase, each in self._seconds.items()}
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

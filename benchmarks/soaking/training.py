@@ -109,7 +109,7 @@ def keep(model, history) -> None:
     }
     path = FOLDER / f"result-{os.environ['KERASDIST_RANK']}"
     np.savez(path.with_suffix(".npz"), **arrays)
-    facts = {"history": history.history, "epochs": history.epoch, "longest": TELLER.longest}
+    facts = {"history": history.history, "epochs": history.epoch, "lengths": TELLER.lengths()}
     path.with_suffix(".json").write_text(json.dumps(facts, default=float), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ class Result:
     arrays: Mapping[str, np.ndarray]
     history: Mapping[str, Any]
     epochs: list[int]
-    longest: Mapping[str, float]
+    lengths: Mapping[str, float]
 
 
 def result(folder: Path, rank: int) -> Result:

@@ -156,6 +156,17 @@ class Runner(abc.ABC):
         del dataset, options
         return None
 
+    def distribute_own(self, dataset: Any, pieces: int, options: InputOptions) -> Any | None:
+        """Returns the framework's own distributed dataset of a worker's own batches, else None.
+
+        Args:
+            dataset: What this worker reads.
+            pieces: In how many each batch is cut; a step takes one for each replica here.
+            options: How.
+        """
+        del dataset, pieces, options
+        return None
+
     def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
         """Returns the framework's own dataset of replicas' batches for its own datasets, else None.
 

@@ -16,26 +16,31 @@ from kerasdist.job.job import Job
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step, if one of them wants to stop.
 
-    It stands behind all other callbacks. Workers vote after each batch if a callback of the user's
-    acts on batches, or a worker may be asked to leave; else after each epoch: Keras's own callbacks
-    decide by the logs, which are equal.
+    It stands behind all other callbacks. Workers vote after each batch if on one of them a callback
+    of the user's acts on batches, or it may be asked to leave; else after each epoch: Keras's own
+    callbacks decide by the logs, which are equal.
     """
 
     def __init__(
         self, job: Job, others: Sequence[Any], backups: Sequence[BackupAndRestore]
     ) -> None:
-        """Makes the callback.
+        """Makes the callback. All workers must call it.
 
         Args:
             job: The job.
             others: The callbacks of the call.
-            backups: Those among them that back up.
+            backups: Those among them that back up, as many on every worker.
+
+        Raises:
+            DisagreementError: If they are not.
         """
         super().__init__()
         self._job = job
         self._epoch = 0
         self._backups = [one for one in backups if one.listens]
-        if self._backups or any(map(_acts_on_batches, others)):
+        job.agree("callbacks", {"number of BackupAndRestore that listen": len(self._backups)})
+        looks = bool(self._backups) or any(map(_acts_on_batches, others))
+        if any(job.exchange("callbacks that look at batches", looks)):
             # On the object: Keras runs callbacks beside the training if none looks at batches.
             self.on_train_batch_end = self._after_batch
 

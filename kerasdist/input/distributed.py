@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 from kerasdist import keras_seam
-from kerasdist.errors import UnsupportedError
+from kerasdist.errors import InputError, UnsupportedError
+from kerasdist.input.autoshard import own_source, policy_of
 from kerasdist.input.dividing import divided, has_rows
-from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
+from kerasdist.input.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+)
+from kerasdist.input.sharded import WorkerBatches
 from kerasdist.input.sources import batches_of
 from kerasdist.structures import map_leaves
 from kerasdist.values import per_replica
 
 if TYPE_CHECKING:
+    from kerasdist.job.job import Job
     from kerasdist.strategy import Strategy
 
 
@@ -36,7 +44,7 @@ class DistributedDataset(abc.ABC):
             options: How to distribute them.
         """
         self.source = source
-        self._strategy = strategy
+        self.strategy = strategy
         self._options = options
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,7 +82,7 @@ class DistributedDataset(abc.ABC):
 
     @abc.abstractmethod
     def _pieces(self) -> Iterator[Sequence[Any]]:
-        """Yields for each batch one structure a replica."""
+        """Yields for each batch one structure a replica of this process."""
 
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:
@@ -90,44 +98,91 @@ class DividedDataset(DistributedDataset):
         return len(self.source)
 
     def _pieces(self) -> Iterator[Sequence[Any]]:
-        replicas = self._strategy.num_replicas_in_sync
+        here, replicas = self.strategy.local_replicas, self.strategy.num_replicas_in_sync
         for batch in batches_of(self.source)():
-            yield divided(batch, replicas)
+            yield divided(batch, replicas)[here.start : here.stop]
 
     def _batches(self) -> Iterator[Any]:
-        divide, replicas = self._strategy.runner.divide, self._strategy.num_replicas_in_sync
+        divide, replicas = self.strategy.runner.divide, self.strategy.num_replicas_in_sync
         return (divide(batch, replicas) for batch in batches_of(self.source)())
 
 
 @final
-class GatheredDataset(DistributedDataset):
-    """Batches that each replica takes for itself, from one pipeline or one each."""
+class ShardedDataset(DistributedDataset):
+    """Batches of which each worker reads its own part, cut into its replicas' pieces."""
 
-    def rounds(self) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, as the pipelines gave them."""
-        return self._pieces()
+    source: WorkerBatches
 
     def __len__(self) -> int:
-        """Returns the number of rounds in which every replica gets a batch, or some do."""
+        """Returns the number of steps until all workers' data have ended."""
+        if self.source.length is None:
+            raise TypeError("The number of batches of this dataset is not known.")
+        return self.source.length
+
+    def _pieces(self) -> Iterator[Sequence[Any]]:
+        replicas = len(self.strategy.local_replicas)
+        return (divided(batch, replicas) for batch in self.source.source.everything())
+
+    def _batches(self) -> Iterator[Any]:
+        place, replicas = self.strategy.runner.per_replica, len(self.strategy.local_replicas)
+        return (place(divided(own.rows, replicas)) for own in self.source)
+
+
+@final
+class GatheredDataset(DistributedDataset):
+    """Batches that each replica takes for itself, from a worker's pipeline or one of its own."""
+
+    def rounds(self) -> Iterator[Sequence[Any]]:
+        """Yields the replicas' batches round by round, as the pipelines gave them.
+
+        Here only: other workers may have more rounds.
+        """
+        return self._rounds(job=None)
+
+    def __len__(self) -> int:
+        """Returns the number of rounds in which every replica here gets a batch, or some do."""
         if len(self.source) == 1:
-            return math.ceil(len(self.source[0]) / len(self._strategy.local_replicas))
+            return math.ceil(len(self.source[0]) / len(self.strategy.local_replicas))
         return max(len(pipeline) for pipeline in self.source)
 
     def _pieces(self) -> Iterator[Sequence[Any]]:
-        replicas = len(self._strategy.local_replicas)
+        return self._rounds(job=None)
+
+    def _rounds(self, job: Job | None) -> Iterator[Sequence[Any]]:
+        replicas = len(self.strategy.local_replicas)
         iterators = [batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
+        empty: Any = _NONE
         while True:
             batches = [next(taker, _NONE) for taker in takers]
             there = [batch for batch in batches if batch is not _NONE]
-            if not there:
+            if not _any_worker(job, has_batch=bool(there)):
                 return
-            # A replica whose data have ended gets a batch without an example.
-            empty = map_leaves(_without_rows, there[0])
+            if there:
+                # A replica whose data have ended gets a batch without an example.
+                empty = map_leaves(_without_rows, there[0])
+            elif empty is _NONE:
+                raise InputError(
+                    "Expected at least one batch on every worker. Received: a dataset without any, "
+                    "while other workers have data. Give each worker some."
+                )
             yield [empty if batch is _NONE else batch for batch in batches]
 
     def _batches(self) -> Iterator[Any]:
-        return map(self._strategy.runner.per_replica, self._pieces())
+        return map(self.strategy.runner.per_replica, self._rounds(job_of(self.strategy)))
+
+
+def job_of(strategy: Strategy) -> Job | None:
+    """Returns the job whose workers share a strategy, None if there are no others.
+
+    Args:
+        strategy: The strategy.
+    """
+    return None if strategy.replica_set is None else strategy.replica_set.job
+
+
+def _any_worker(job: Job | None, *, has_batch: bool) -> bool:
+    return has_batch if job is None else any(job.exchange("the next batch of a dataset", has_batch))
 
 
 def distributed(dataset: Any, strategy: Strategy, options: InputOptions) -> Any:
@@ -152,8 +207,32 @@ def distributed(dataset: Any, strategy: Strategy, options: InputOptions) -> Any:
     if strategy.num_replicas_in_sync == 1 and keras_seam.is_native_dataset(dataset):
         return dataset
     batches_of(dataset)  # complains now, not in the loop
+    job, policy = job_of(strategy), policy_of(dataset, options.auto_shard_policy)
+    if job is not None and not policy.keeps_global_batches:
+        return _sharded(dataset, policy, strategy, options, job)
     ours = DividedDataset(dataset, strategy, options)
     return _preferred(strategy.runner.distribute(dataset, options), ours)
+
+
+def _sharded(
+    dataset: Any, policy: AutoShardPolicy, strategy: Strategy, options: InputOptions, job: Job
+) -> Any:
+    source = own_source(dataset, policy, job)
+    ours = ShardedDataset(WorkerBatches(source, job), strategy, options)
+    pieces = source.steps_a_batch * len(strategy.local_replicas)
+    return _preferred(strategy.runner.distribute_own(source.dataset, pieces, options), ours)
+
+
+def shards_itself(dataset: Any, job: Job | None) -> bool:
+    """Returns whether a dataset's own options say that each worker reads a part of it.
+
+    Args:
+        dataset: Anything.
+        job: The job of this process.
+    """
+    if job is None or keras_seam.auto_shard_policy(dataset) is None:
+        return False
+    return not policy_of(dataset, None).keeps_global_batches
 
 
 def from_function(
@@ -205,7 +284,7 @@ def _preferred(own: Any | None, ours: DistributedDataset) -> Any:
 
 def _is_ours(dataset: Any) -> bool:
     # Not `isinstance` of the base: a framework's class may be registered there.
-    return isinstance(dataset, DividedDataset | GatheredDataset)
+    return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 
 
 _NONE = object()

@@ -54,14 +54,19 @@ class WorkerBatches:
                 return
             sizes = tuple(0 if one is None else one[0] for one in everyone)
             if batch is _NONE:
-                batch = map_leaves(_without_rows, self._any_batch() if last is _NONE else last)
+                batch = map_leaves(_without_rows, self.any_batch() if last is _NONE else last)
                 own = iter(())
             last = batch
             if sum(sizes):
                 alike = all(one[1] == there[0][1] for one in there)
                 yield WorkerRows(batch, sizes, self._job.rank, alike)
 
-    def _any_batch(self) -> Any:
+    def any_batch(self) -> Any:
+        """Returns some batch of the data, for its form.
+
+        Raises:
+            InputError: If there is none.
+        """
         batch = next(self.source.everything(), _NONE)
         if batch is _NONE:
             raise InputError(

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, final
 
 import numpy as np
 
 from kerasdist import keras_seam
 from kerasdist.errors import InputError
-from kerasdist.input.distributed import DividedDataset, GatheredDataset, equivalent
+from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.distributed import (
+    DividedDataset,
+    GatheredDataset,
+    ShardedDataset,
+    equivalent,
+    job_of,
+)
+from kerasdist.input.sharded import ShardedAdapter, WorkerBatches
 from kerasdist.structures import transpose
 
 
@@ -28,14 +36,46 @@ def whole(dataset: Any, **beside: Any) -> Any:
         InputError: If targets or weights stand beside a dataset that Keras does not know.
     """
     ours = equivalent(dataset)
+    if isinstance(ours, ShardedDataset):
+        _refuse(beside)
+        return ShardedAdapter(ours.source)
     if isinstance(ours, GatheredDataset):
         source: Any = _Rounds(ours)
+        job = job_of(ours.strategy)
+        if job is not None:
+            _refuse(beside)
+            own = OwnSource(ours, lambda: iter(source), source.length, 1, lambda: iter(source))
+            return ShardedAdapter(WorkerBatches(own, job))
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
         return dataset  # the user has it from the framework
     if keras_seam.is_dataset(source) or inspect.isgenerator(source):
         return source
+    _refuse(beside)
+    return _BatchesAdapter(source)
+
+
+def as_plain_keras(dataset: Any) -> Any:
+    """Returns what plain Keras takes in place of a distributed dataset, for a model of no strategy.
+
+    Args:
+        dataset: A `DistributedDataset`, or a framework's own that passes for one.
+
+    Raises:
+        InputError: If this process has only a part of the data.
+    """
+    source = whole(dataset)
+    if isinstance(source, ShardedAdapter):
+        raise InputError(
+            "Expected a model that was made in a strategy's scope, for a dataset of which each "
+            "worker reads a part. Received: a model of no strategy. Make the model in the scope, "
+            "or give it the dataset that you distributed."
+        )
+    return source
+
+
+def _refuse(beside: Mapping[str, Any]) -> None:
     named = ("y", "sample_weight", "class_weight")
     given = [name for name in named if beside.get(name) is not None]
     if given:
@@ -43,7 +83,6 @@ def whole(dataset: Any, **beside: Any) -> Any:
             "Expected nothing beside a distributed dataset, whose batches are (x, y) or "
             f"(x, y, sample_weight). Received: {', '.join(given)}. Put them into the batches."
         )
-    return _BatchesAdapter(source)
 
 
 @final
@@ -70,6 +109,13 @@ class _Rounds:
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
+
+    @property
+    def length(self) -> int | None:
+        try:
+            return len(self._dataset)
+        except TypeError:
+            return None
 
     def __len__(self) -> int:
         return len(self._dataset)

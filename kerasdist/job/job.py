@@ -175,9 +175,14 @@ class Job:
         """
         self._at_leave.append(callback)
 
-    def leave_at_exit(self) -> None:
-        """Lets the process wait for the others when its script ends, before frameworks go."""
+    def after_connecting(self) -> None:
+        """Comes before the framework, which is connected now, where the process ends.
+
+        When the script ends, workers wait for each other before the framework goes; and an error
+        that nobody catches is told to the others first.
+        """
         atexit.register(self.leave)
+        self._watch.come_first()
 
     def leave(self) -> None:
         """Waits until all workers have come to their end, then says goodbye."""

@@ -43,7 +43,8 @@ class Watch:
         self._hub = hub
         self._disarmed = threading.Event()
         self._main = threading.main_thread()
-        self._hook = sys.excepthook
+        self._original = self._shown_by = sys.excepthook
+        self._ending = False
         sys.excepthook = self._uncaught
         threading.Thread(target=self._wait, name="kerasdist-watch", daemon=True).start()
 
@@ -59,6 +60,14 @@ class Watch:
         """
         self.disarm()
         self._end_with(failure, f"{failure}\n")
+
+    def come_first(self) -> None:
+        """Hears of uncaught errors before a framework does that has put itself before us.
+
+        PyTorch's hook lets ours run with standard error redirected; nothing would be seen of it.
+        """
+        if sys.excepthook != self._uncaught:
+            self._shown_by, sys.excepthook = sys.excepthook, self._uncaught
 
     def _wait(self) -> None:
         failure = None
@@ -81,8 +90,12 @@ class Watch:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
+        if self._ending:  # the framework's hook, which ours has called, calls ours
+            self._original(kind, error, trace)
+            return
+        self._ending = True
         self.disarm()
-        self._hook(kind, error, trace)
+        self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._link.failure is not None:
             # Not by way of the interpreter's end: frameworks wait there for the lost worker.
             self._end_with(error, "")

@@ -17,6 +17,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.trainer import Trainer
 
 from kerasdist.keras_seam.array_rows import (
+    has_sparse,
     is_array_adapter,
     jax_rows,
     tensorflow_rows,
@@ -127,6 +128,7 @@ __all__ = [
     "get_data_adapter",
     "global_seed",
     "global_seed_generator",
+    "has_sparse",
     "initial_epoch",
     "initialize_waiting_variable",
     "initialize_waiting_variables",

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils as utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils.module_utils import tensorflow as tf
 
@@ -29,6 +30,17 @@ def is_array_adapter(adapter: Any) -> bool:
     return isinstance(adapter, ArrayDataAdapter)
 
 
+def has_sparse(adapter: Any) -> bool:
+    """Returns whether some of the arrays are sparse.
+
+    Args:
+        adapter: Keras's adapter of arrays.
+    """
+    kinds = utils.is_jax_sparse, utils.is_scipy_sparse, utils.is_tensorflow_sparse
+    leaves = keras.tree.flatten(adapter._inputs)
+    return any(kind(leaf) for leaf in leaves if leaf is not None for kind in kinds)
+
+
 def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Yields the wanted rows of each batch as JAX takes them, and the size of the whole batch.
 
@@ -36,25 +48,29 @@ def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         adapter: Keras's adapter of arrays.
         chosen: Which rows are wanted.
     """
-    taken = _taker(adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows))
+    taken = _taker(
+        adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
+    )
     for numbers in _numbers(adapter).get_jax_iterator():
         yield taken(chosen(numbers)), len(numbers)
 
 
 def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
-    """Yields the wanted rows of each batch as tensors, and the size of the whole batch.
+    """Returns the wanted rows of each batch as tensors, and the size of the whole batch.
 
     Args:
         adapter: Keras's adapter of arrays.
         chosen: Which rows are wanted.
     """
 
-    def tensor(sliceable: Any, rows: Any) -> Any:
-        return keras.ops.convert_to_tensor(sliceable.convert_to_torch_compatible(rows))
+    def tensor(kind: Any, rows: Any) -> Any:
+        return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
-    for numbers in _numbers(adapter).get_torch_dataloader():
-        yield taken(chosen(numbers).tolist()), len(numbers)
+    # Now, not when the first batch is asked for: a loader draws a number as soon as it is iterated,
+    # and Keras starts iterations of which it takes nothing.
+    numbers_of_batches = iter(_numbers(adapter).get_torch_dataloader())
+    return ((taken(chosen(numbers).tolist()), len(numbers)) for numbers in numbers_of_batches)
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:

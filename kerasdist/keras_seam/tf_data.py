@@ -64,4 +64,3 @@ def own_batches(dataset: Any) -> Iterator[Any]:
         dataset: What `is_dataset` knows.
     """
     return iter(dataset) if is_native_dataset(dataset) else batches(dataset)
-

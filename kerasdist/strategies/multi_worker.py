@@ -100,7 +100,7 @@ def _replicas(
     job.agree("number of devices a worker", {"devices": len(devices)})
     replicas = backend.worker_replica_set(devices, options, job, communication)
     if is_new:
-        job.leave_at_exit()
+        job.after_connecting()
     equal_randomness.ensure(job, backend)
     return replicas
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from kerasdist import context, keras_seam, ownership
 from kerasdist.callbacks import on_workers
-from kerasdist.input.distributed import DistributedDataset
-from kerasdist.input.whole import whole
+from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
+from kerasdist.input.options import InputOptions
+from kerasdist.input.whole import as_plain_keras, whole
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
     batch_norm,
@@ -141,7 +142,7 @@ def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str
     """Calls Keras's own function for a model of no strategy, on what was distributed over one."""
 
     def given(value: Any) -> Any:
-        return whole(value) if isinstance(value, DistributedDataset) else value
+        return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
     return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 
@@ -180,8 +181,8 @@ def _adapt(binding: Binding, given: dict[str, Any], steps: int | None) -> None:
 def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
     if isinstance(x, keras_seam.DataAdapter):
         return x
-    if isinstance(x, DistributedDataset):
-        x = whole(x, **arguments)
+    if isinstance(x, DistributedDataset) or shards_itself(x, binding.replicas.job):
+        x = whole(distributed(x, binding.strategy, InputOptions()), **arguments)
     return binding.replicas.data_adapter(keras_seam.get_data_adapter(x, **arguments))
 
 

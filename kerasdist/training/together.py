@@ -100,8 +100,10 @@ def _of_model(model: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {"model": f"{type(model).__name__} {model.name!r}"}
     optimizer = model.optimizer if model.compiled else None
     if optimizer is not None:
-        config = {k: v for k, v in optimizer.get_config().items() if isinstance(v, _PLAIN)}
-        facts["optimizer"] = {"class": type(optimizer).__name__, **config}
+        facts["optimizer"] = type(optimizer).__name__
+        for name, value in optimizer.get_config().items():
+            if isinstance(value, _PLAIN):
+                facts[f"optimizer.{name}"] = value
     return facts
 
 

@@ -42,7 +42,7 @@ class At(keras.callbacks.Callback):
         super().__init__()
         self._count = 0
         if RANK == 1:
-            setattr(self, event, lambda *_: self._strike(number))
+            setattr(self, event, lambda *_, **__: self._strike(number))
 
     def _strike(self, number):
         self._count += 1

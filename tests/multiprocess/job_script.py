@@ -19,7 +19,7 @@ HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
 def joined(rank: int, workers: int, port: int) -> Job:
     place = Membership("worker", rank, rank, workers, (), f"localhost:{port}", "a test")
     job = Job(place, {"keras": "1"}, Timeouts(JOIN, HEARTBEAT, MEETING))
-    job.leave_at_exit()
+    job.after_connecting()
     return job
 
 

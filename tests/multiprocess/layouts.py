@@ -5,6 +5,8 @@ every worker compares what it got with plain Keras. The others stand in the modu
 this folder.
 """
 
+import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,3 +61,22 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
             continue
         if layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
+
+
+def selected(backend: str, layout: Layout) -> Iterator[str]:
+    """Those of `keys` that a whole run of the tests takes.
+
+    Args:
+        backend: Each gets another part of what all backends have in common.
+        layout: The layout.
+    """
+    own = registry.load(OWN)
+    everything = os.environ.get("KERASDIST_MULTIPROCESS_FULL") == "1"
+    turn = registry.BACKENDS.index(backend)
+    for key in keys(backend, layout):
+        if everything or layout != PAIR or key in own or _part(key) == turn:
+            yield key
+
+
+def _part(key: str) -> int:
+    return zlib.crc32(key.encode()) % len(registry.BACKENDS)

@@ -22,7 +22,7 @@ LOSSES = {
 DISAGREEMENTS = {
     "batches": "number of batches of x=7 on worker 1, 5 on worker 0",
     "epochs": "argument epochs=3 on worker 1, 2 on worker 0",
-    "optimizer": "optimizer=.* on worker 1, .* on worker 0",
+    "optimizer": r"optimizer.learning_rate=0.2\d* on worker 1, 0.1\d* on worker 0",
 }
 
 

@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import ray
@@ -25,15 +25,15 @@ from kerasdist.launch.worker import Event, Exited
 from kerasdist_ray.process import Answer
 from kerasdist_ray.seat import Node, SeatActor
 
-SECONDS_TO_START = 120.0
-"""How long Ray may take to start the actors, once there is room for them."""
+# Ray takes a while to notice that a machine is gone, and to look for another.
+_SECONDS_TO_NEXT_TRY = 1.0
 
 # An actor is told to stop its worker while it waits for it.
 _CALLS_AT_ONCE = 4
 
 
 def run_once(
-    spec: JobSpec, number: int, group: PlacementGroup, call: Any
+    spec: JobSpec, number: int, group: PlacementGroup, call: Any, seconds: float
 ) -> tuple[AttemptResult, list[Answer]]:
     """Starts a job, and returns how it has ended and what the workers' functions came to.
 
@@ -42,15 +42,14 @@ def run_once(
         number: How often it has been started before.
         group: A bundle of resources for each worker.
         call: Ray's reference to the pickle of what the workers do.
+        seconds: How long Ray may take to start the actors that hold them.
 
     Raises:
         JobError: If Ray does not start the actors.
     """
-    actors = [_actor(group, index) for index in range(group.bundle_count)]
+    actors, nodes = _by_machine(*_actors(group, seconds))
     held: list[_Held] = []
     try:
-        nodes = _nodes_of(actors)
-        actors, nodes = _by_machine(actors, nodes)
         # A worker with GPUs of its own sees no others, and must not divide them again.
         seats = _seats(nodes, own_devices="GPU" in group.bundle_specs[0])
         coordinator = _meeting_point(nodes)
@@ -70,9 +69,32 @@ def run_once(
         result = Attempt(begin(), events, spec.stop_seconds).run()
         return result, [worker.answer for worker in held]
     finally:
-        # A worker whose actor is gone is ended by its guard.
-        for actor in actors:
-            ray.kill(actor)
+        _end(actors)
+
+
+def _actors(group: PlacementGroup, seconds: float) -> tuple[list[Any], list[Node]]:
+    """Starts the actors, and finds out where they are."""
+    deadline = time.monotonic() + seconds
+    while True:
+        actors = [_actor(group, index) for index in range(group.bundle_count)]
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return actors, ray.get([actor.node.remote() for actor in actors], timeout=left)
+        except (RayActorError, GetTimeoutError) as error:
+            _end(actors)
+            if time.monotonic() + _SECONDS_TO_NEXT_TRY > deadline:
+                raise JobError(
+                    f"Expected Ray to start {len(actors)} actors within {seconds:g} s. Received: "
+                    f"{type(error).__name__}: {error}. Raise placement_seconds if the cluster "
+                    "needs more to replace a machine; Ray's own logs say why an actor ended."
+                ) from error
+        time.sleep(_SECONDS_TO_NEXT_TRY)
+
+
+def _end(actors: Sequence[Any]) -> None:
+    # A worker whose actor is gone is ended by its guard.
+    for actor in actors:
+        ray.kill(actor)
 
 
 def _actor(group: PlacementGroup, index: int) -> Any:
@@ -86,16 +108,6 @@ def _actor(group: PlacementGroup, index: int) -> Any:
     return actor_class.options(
         **options, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy=place
     ).remote()
-
-
-def _nodes_of(actors: Sequence[Any]) -> list[Node]:
-    try:
-        return ray.get([actor.node.remote() for actor in actors], timeout=SECONDS_TO_START)
-    except (RayActorError, GetTimeoutError) as error:
-        raise JobError(
-            f"Expected Ray to start {len(actors)} actors within {SECONDS_TO_START:g} s. Received: "
-            f"{type(error).__name__}: {error}. Ray's own logs say more."
-        ) from error
 
 
 def _by_machine(actors: Sequence[Any], nodes: Sequence[Node]) -> tuple[list[Any], list[Node]]:

@@ -50,7 +50,8 @@ def run_on_ray(
         max_restarts: How often the whole job is started again after a failure.
         args: What the function gets.
         kwargs: What it gets by name.
-        placement_seconds: How long to wait until the cluster has room for all workers at once.
+        placement_seconds: How long to wait, at each start, until the cluster has room for all
+            workers at once.
 
     Returns:
         What each worker has returned, by rank.
@@ -70,7 +71,7 @@ def run_on_ray(
     try:
         _wait_for_room(group, bundle, placement_seconds)
         spec = JobSpec((), num_workers, max_restarts=max_restarts, environment=dict(env or {}))
-        result, answers, starts = _run(spec, group, call)
+        result, answers, starts = _run(spec, group, call, placement_seconds)
     finally:
         remove_placement_group(group)
     if result.exit_code:
@@ -103,13 +104,13 @@ def _wait_for_room(group: PlacementGroup, bundle: Mapping[str, float], seconds: 
 
 
 def _run(
-    spec: JobSpec, group: PlacementGroup, call: Any
+    spec: JobSpec, group: PlacementGroup, call: Any, seconds: float
 ) -> tuple[AttemptResult, list[Answer], int]:
     """Runs a job, again where that is allowed; returns its last attempt, and how many it took."""
     screen = Screen()
     starts = 0
     while True:
-        result, answers = run_once(spec, starts, group, call)
+        result, answers = run_once(spec, starts, group, call, seconds)
         screen.say(report.of_attempt(result, spec, starts))
         starts += 1
         if not result.failed or starts > spec.max_restarts:

@@ -1,13 +1,12 @@
-"""What a worker's process runs: ``python -m kerasdist_ray.process FOLDER``.
+"""What a worker's process does.
 
-The folder holds the pickle of a function and of what it gets. The pickle of what the function
+A folder holds the pickle of a function and of what it gets. The pickle of what the function
 returns, or the text of what it raises, is left there.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +46,21 @@ class Answer:
 
 
 def write_call(folder: Path, call: bytes) -> None:
-    """Leaves the pickle of a function, its arguments and its arguments by name."""
+    """Leaves a call for a worker's process.
+
+    Args:
+        folder: Where.
+        call: The pickle of a function, its arguments, and its arguments by name.
+    """
     (folder / _CALL).write_bytes(call)
 
 
 def read_answer(folder: Path) -> Answer:
-    """Returns what has come of the call."""
+    """Returns what has come of a call.
+
+    Args:
+        folder: Where it was left.
+    """
     value, failure = folder / _VALUE, folder / _FAILURE
     return Answer(
         value.read_bytes() if value.exists() else None,
@@ -61,7 +69,11 @@ def read_answer(folder: Path) -> Answer:
 
 
 def run(folder: Path) -> None:
-    """Calls the function."""
+    """Calls the function that was left in a folder.
+
+    Args:
+        folder: The folder.
+    """
     try:
         fn, args, kwargs = _loaded(folder)
         value = cloudpickle.dumps(fn(*args, **kwargs))
@@ -76,7 +88,3 @@ def _loaded(folder: Path) -> tuple[Any, Any, Any]:
     # To load it imports the function's module, and perhaps Keras: not before the environment is
     # the worker's, and so in this process.
     return cloudpickle.loads((folder / _CALL).read_bytes())
-
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]))

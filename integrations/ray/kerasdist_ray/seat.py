@@ -72,7 +72,7 @@ class SeatActor:
         with tempfile.TemporaryDirectory(prefix="kerasdist-") as name_of_folder:
             folder = Path(name_of_folder)
             write_call(folder, call)
-            command = (sys.executable, "-m", "kerasdist_ray.process", name_of_folder)
+            command = (sys.executable, "-m", "kerasdist_ray", name_of_folder)
             # What can be imported here, where Ray has seen to that, can be imported there.
             paths = [variables.get("PYTHONPATH", ""), *sys.path]
             start = Start(

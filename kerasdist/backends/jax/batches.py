@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, final
 
+from kerasdist import keras_seam
+from kerasdist.backends.jax.intake import OfWorkers
 from kerasdist.backends.jax.placement import Placement
 from kerasdist.input.adapter import WrappedAdapter
 
@@ -30,3 +32,23 @@ class PlacedAdapter(WrappedAdapter):
     def get_jax_iterator(self) -> Iterator[Any]:
         """Returns the batches, on the replicas' devices."""
         return map(self._arrays.batch, self._inner.get_jax_iterator())
+
+
+@final
+class OwnRowsAdapter(WrappedAdapter):
+    """Yields batches of arrays, of which each worker has taken its own replicas' rows alone."""
+
+    def __init__(self, inner: Any, intake: OfWorkers) -> None:
+        """Wraps an adapter.
+
+        Args:
+            inner: The adapter that Keras made for the arrays of the call.
+            intake: Says which rows, and brings them in.
+        """
+        super().__init__(inner)
+        self._intake = intake
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Returns the batches, on the replicas' devices."""
+        for rows, total in keras_seam.jax_rows(self._inner, self._intake.chosen):
+            yield self._intake.chosen_rows(rows, total)

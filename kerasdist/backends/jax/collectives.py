@@ -10,9 +10,10 @@ import jax
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.components import divided
 from kerasdist.backends.jax.replica_scope import ReplicaScope
-from kerasdist.backends.jax.sources import Own, flatten, is_array, own
+from kerasdist.backends.jax.sources import Own, flatten, own
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.values import PerReplica
 

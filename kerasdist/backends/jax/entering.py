@@ -9,7 +9,8 @@ import jax
 import keras
 import numpy as np
 
-from kerasdist.backends.jax.sources import Source, is_distributed, is_traced, joined
+from kerasdist.backends.jax.arrays import is_traced
+from kerasdist.backends.jax.sources import Source, is_distributed, joined
 from kerasdist.errors import ScopeError
 
 # Stands for an argument that is compiled in.

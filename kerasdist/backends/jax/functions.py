@@ -11,9 +11,9 @@ import keras
 
 from kerasdist import keras_seam
 from kerasdist.backends.jax import replica_scope, scopes
+from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.exchange import Differentiated
 from kerasdist.backends.jax.programs import Program
-from kerasdist.backends.jax.sources import is_array
 
 
 def function(function: Callable[..., Any]) -> Callable[..., Any]:

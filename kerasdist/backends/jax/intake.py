@@ -137,7 +137,38 @@ class OfWorkers(Intake):
 
     def whole(self, array: Any) -> Any:
         """Brings in each worker's own, for its devices; they should be equal."""
-        here = jax.device_put(_own_copy(array), self._rest.whole)
+        return self._assembled_whole(_own_copy(array))
+
+    def chosen(self, numbers: Any) -> Any:
+        """Returns which rows of a batch this worker brings in.
+
+        Args:
+            numbers: The rows' numbers.
+        """
+        share, rest = divmod(len(numbers), self._layout.replicas)
+        here = self._layout.local_replicas
+        return numbers if rest else numbers[here.start * share : here.stop * share]
+
+    def chosen_rows(self, batch: Any, total: int) -> Any:
+        """Returns a batch as a compiled step takes it.
+
+        Args:
+            batch: A pytree of arrays of its chosen rows, that nobody else will change.
+            total: How many rows it has on all workers.
+        """
+        if total % self._layout.replicas:
+            return jax.tree.map(self._assembled_whole, batch)
+        target = self._layout.rows[0]
+
+        def assembled(leaf: Any) -> Any:
+            share = leaf.shape[0] // len(self._layout.local)
+            parts = [leaf[i * share : (i + 1) * share] for i in range(len(self._layout.local))]
+            return self._joined(parts, (total, *leaf.shape[1:]), target)
+
+        return jax.tree.map(assembled, batch)
+
+    def _assembled_whole(self, leaf: Any) -> Any:
+        here = jax.device_put(leaf, self._rest.whole)
         [entered] = self._rest.entered([here], [self._layout.whole])
         return entered
 
@@ -149,7 +180,10 @@ class OfWorkers(Intake):
             _own_copy(leaf[(*before, slice(replica * share, (replica + 1) * share))])
             for replica in here
         ]
-        return _assembled(leaf.shape, target, jax.device_put(parts, list(self._layout.local)))
+        return self._joined(parts, leaf.shape, target)
+
+    def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
+        return _assembled(shape, target, jax.device_put(parts, list(self._layout.local)))
 
 
 def any_committed(leaves: Sequence[Any]) -> bool:

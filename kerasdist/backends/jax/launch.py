@@ -14,12 +14,12 @@ from jax import numpy as jnp
 
 from kerasdist import keras_seam
 from kerasdist.backends.jax import components, scopes
+from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.placement import MeshPlacement, Placement
 from kerasdist.backends.jax.sources import (
     Padded,
     Stacked,
     flatten,
-    is_array,
     is_distributed,
     itself,
     joined,

@@ -11,21 +11,11 @@ import numpy as np
 from jax import numpy as jnp
 
 from kerasdist.backends.jax import replica_scope, scopes
+from kerasdist.backends.jax.arrays import is_array, is_traced, largest_of, padded
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.parcels import Packing
 from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.sources import (
-    Own,
-    Padded,
-    Source,
-    Stacked,
-    is_array,
-    is_distributed,
-    is_traced,
-    joined,
-    largest_of,
-    padded,
-)
+from kerasdist.backends.jax.sources import Own, Padded, Source, Stacked, is_distributed, joined
 from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.dividing import divided
 from kerasdist.job.job import Job

@@ -167,6 +167,7 @@ class MeshPlacement(Placement):
         whole: How an array lies that is on every device.
         pieces: How an array lies whose first axis is divided among the replicas.
         rest: Where the state is while no program has it.
+        intake: How batches get there.
     """
 
     def __init__(self, layout: Layout, home: Any = None) -> None:
@@ -180,11 +181,11 @@ class MeshPlacement(Placement):
         super().__init__([self.rest.device])
         self.layout = layout
         self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows[0]
-        self._intake = (
+        self.intake = (
             OfWorkers(layout, self.rest) if isinstance(self.rest, OnWorker) else OfProcess(layout)
         )
         self.flow = ALL_CPUS if layout.local[0].platform == "cpu" else FreeFlow()
-        self.places_ahead = self._intake.places_ahead
+        self.places_ahead = self.intake.places_ahead
 
     def state(self, state: Any, variables: Any) -> Any:
         """Sends to every device what is not there yet, in one transfer."""
@@ -255,7 +256,7 @@ class MeshPlacement(Placement):
         Args:
             array: An array, JAX's or NumPy's.
         """
-        return self._intake.argument(array)
+        return self.intake.argument(array)
 
     def everywhere(self, array: Any) -> Any:
         """Returns an array that is whole on every device.
@@ -263,11 +264,11 @@ class MeshPlacement(Placement):
         Args:
             array: An array of this process.
         """
-        return self._intake.whole(array)
+        return self.intake.whole(array)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Returns a batch as a compiled step takes it."""
-        return self._intake.batch(batch, axis)
+        return self.intake.batch(batch, axis)
 
     def spread(self, stack: Any) -> Any:
         """Gives each replica its element of an array that this process has whole.
@@ -275,7 +276,7 @@ class MeshPlacement(Placement):
         Args:
             stack: An array with an element a replica along its first axis.
         """
-        return self._intake.spread(stack)
+        return self.intake.spread(stack)
 
     def divided(self, batch: Any) -> Any:
         """Constrains the first axis to the mesh."""

@@ -21,6 +21,7 @@ from jax import numpy as jnp
 
 from kerasdist import context
 from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax.arrays import cut, is_array, padded
 from kerasdist.backends.jax.exchange import (
     ByName,
     Differentiated,
@@ -29,7 +30,6 @@ from kerasdist.backends.jax.exchange import (
 )
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.replica_scope import ReplicaScope
-from kerasdist.backends.jax.sources import cut, is_array, padded
 from kerasdist.errors import ReplicaError, UnsupportedError
 
 

@@ -11,14 +11,18 @@ import jax
 
 from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax import scopes
-from kerasdist.backends.jax.batches import PlacedAdapter
+from kerasdist.backends.jax.batches import OwnRowsAdapter, PlacedAdapter
 from kerasdist.backends.jax.equality import equalize
+from kerasdist.backends.jax.intake import OfWorkers
 from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.own_batches import OwnBatchesAdapter
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.devices import Device
+from kerasdist.input.sharded import ShardedAdapter
+from kerasdist.keras_seam import has_sparse, is_array_adapter
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -73,7 +77,15 @@ class JaxReplicaSet(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step where that pays."""
-        return PlacedAdapter(adapter, self.arrays) if self.arrays.places_ahead else adapter
+        if not self.arrays.places_ahead:
+            return adapter
+        place = self.arrays
+        if isinstance(place, MeshPlacement) and isinstance(place.intake, OfWorkers):
+            if isinstance(adapter, ShardedAdapter):
+                return OwnBatchesAdapter(adapter, place.layout, place.intake)
+            if is_array_adapter(adapter) and not has_sparse(adapter):
+                return OwnRowsAdapter(adapter, place.intake)
+        return PlacedAdapter(adapter, self.arrays)
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values, bit by bit, in a collective or a few."""

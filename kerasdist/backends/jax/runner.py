@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from kerasdist import context, keras_seam, ownership
 from kerasdist.backends.jax import components, replica_scope, scopes
+from kerasdist.backends.jax.arrays import cut, is_array, is_traced
 from kerasdist.backends.jax.collectives import JaxCollectives
 from kerasdist.backends.jax.exchange import ByName, Exchange
 from kerasdist.backends.jax.layout import AXIS
@@ -29,11 +30,8 @@ from kerasdist.backends.jax.sources import (
     Padded,
     Source,
     Stacked,
-    cut,
     flatten,
-    is_array,
     is_distributed,
-    is_traced,
     joined,
     own,
     unlike,

@@ -12,6 +12,7 @@ import jax.core
 import numpy as np
 from jax import numpy as jnp
 
+from kerasdist.backends.jax.arrays import cut, is_array, is_traced, largest_of, padded, stack
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.parcels import Slot
 from kerasdist.errors import UnsupportedError
@@ -250,54 +251,6 @@ _SOURCES = frozenset((Stacked, Padded, Equal, Own))
 _without_axis = jax.jit(lambda shard: shard[0])
 
 
-def cut(array: Any, shape: Sequence[int]) -> Any:
-    """Returns the part of an array that was not padded.
-
-    Args:
-        array: The array.
-        shape: The shape of that part.
-    """
-    return array[tuple(slice(size) for size in shape)]
-
-
-def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the shape that arrays of some shapes fit in.
-
-    Args:
-        shapes: Shapes of one number of axes.
-    """
-    return tuple(map(max, zip(*shapes, strict=True)))
-
-
-def padded(array: Any, shape: Sequence[int]) -> Any:
-    """Returns an array with zeros behind it, NumPy's or JAX's as it is.
-
-    Args:
-        array: The array.
-        shape: The shape of the result.
-    """
-    missing = [(0, size - own) for size, own in zip(shape, array.shape, strict=True)]
-    return (jnp if isinstance(array, jax.Array) else np).pad(array, missing)
-
-
-def is_traced(leaf: Any) -> bool:
-    """Returns whether JAX is tracing the function that a value belongs to.
-
-    Args:
-        leaf: Anything.
-    """
-    return isinstance(leaf, jax.core.Tracer)
-
-
-def is_array(leaf: Any) -> bool:
-    """Returns whether JAX takes a leaf as an array of known type.
-
-    Args:
-        leaf: Anything.
-    """
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
-
-
 def is_distributed(leaf: Any) -> bool:
     """Returns whether a leaf is a distributed value.
 
@@ -387,9 +340,9 @@ def joined(value: DistributedValues, replicas: int | None = None) -> Source | No
         return None
     shapes = tuple(np.shape(part) for part in parts)
     if len(set(shapes)) == 1:
-        return Stacked(_stack(parts), count)
+        return Stacked(stack(parts), count)
     largest = largest_of(shapes)
-    return Padded(_stack([padded(part, largest) for part in parts]), shapes)
+    return Padded(stack([padded(part, largest) for part in parts]), shapes)
 
 
 def _are_alike_on_host(parts: Sequence[Any]) -> bool:
@@ -415,19 +368,6 @@ def unlike(value: DistributedValues) -> UnsupportedError:
         f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
         "alike, or compute the value from the replica's number in the function."
     )
-
-
-def _stack(parts: Sequence[Any]) -> Any:
-    """Stacks arrays on the host, unless a device has them already."""
-    if not any(isinstance(part, jax.Array) for part in parts):
-        return np.stack([np.asarray(part) for part in parts])
-    if any(is_traced(part) for part in parts):
-        return jnp.stack(parts)
-    devices = {part.sharding for part in parts if isinstance(part, jax.Array)}
-    if len(devices) == 1:
-        return jnp.stack(parts)
-    # One a device: they become one array where they are, and that without a copy.
-    return np.stack([np.asarray(part) for part in parts])
 
 
 def _register(kind: type[DistributedValues]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
+import jax
 import keras
 
 from kerasdist import keras_seam
@@ -111,9 +112,11 @@ class JaxTrainer(ReplicatedTrainer):
                 return run(state, iterator)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. Whatever
-                # went wrong, they go back, or a variable would start again from its initializer.
-                self._jax_state = dict(zip(names, state, strict=True))
-                self.jax_state_sync()
+                # went wrong, they go back, or a variable would start again from its initializer. A
+                # step that failed on the devices, say for a lost worker, has consumed them already.
+                if not any(value.is_deleted() for value in jax.tree.leaves(state)):
+                    self._jax_state = dict(zip(names, state, strict=True))
+                    self.jax_state_sync()
                 raise
 
         return function

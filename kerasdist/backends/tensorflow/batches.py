@@ -108,20 +108,29 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     return OwnRows(keras.tree.pack_sequence_as(batch, [rows(leaf) for leaf in leaves]), total)
 
 
-def pieces_of_own(batch: OwnRows, replicas: int, own: range) -> list[Piece]:
-    """Divides a worker's rows into the pieces of its replicas.
+def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tf.Tensor:
+    """Takes those of a worker's rows out of the numbers of a global batch's rows.
 
     Args:
-        batch: What `own_rows` returned.
+        numbers: The numbers.
         replicas: How many replicas there are on all workers.
         own: The worker's own.
     """
+    sizes, begins = _bounds(tf.shape(numbers)[0], replicas)
+    begin, size = begins[own.start], tf.reduce_sum(sizes[own.start : own.stop])
+    return numbers[begin : begin + size]
+
+
+def pieces_of_own(batch: OwnRows, replicas_here: int) -> list[Piece]:
+    """Divides a worker's rows into the pieces of its replicas.
+
+    Args:
+        batch: What `own_rows` returned, or any rows of which the batch is made on all workers.
+        replicas_here: How many replicas the worker has.
+    """
     leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
-    whole = _dynamic_division(batch.total, replicas)
-    begins = whole.begins[own.start : own.stop] - whole.begins[own.start]
-    here = slice(own.start, own.stop)
-    division = _Division(whole.sizes[here], begins, whole.shares[here])
-    return _pieces(batch.rows, leaves, division)
+    size = _rows(_batched(leaves)[0])
+    return _pieces(batch.rows, leaves, _dynamic_division(size, batch.total, replicas_here))
 
 
 @contextmanager
@@ -198,7 +207,8 @@ def _division(leaves: list[Any], replicas: int) -> _Division:
     # Keras reads losses of the static shape (0,) as something else than a batch.
     if size is not None and (size >= replicas or tf.executing_eagerly()):
         return _static_division(size, replicas)
-    return _dynamic_division(_rows(batched[0]), replicas)
+    rows = _rows(batched[0])
+    return _dynamic_division(rows, rows, replicas)
 
 
 def _batched(leaves: list[Any]) -> list[Any]:
@@ -241,8 +251,8 @@ def _static_division(total: int, replicas: int) -> _Division:
     return _Division(sizes, begins, shares)
 
 
-def _dynamic_division(total: Any, replicas: int) -> _Division:
-    sizes, begins = _bounds(total, replicas)
+def _dynamic_division(rows: Any, total: Any, replicas: int) -> _Division:
+    sizes, begins = _bounds(rows, replicas)
     dtype = _weight_dtype()
     weights = tf.math.divide_no_nan(tf.cast(sizes, dtype), tf.cast(total, dtype))
     shares = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
@@ -29,25 +30,61 @@ if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
 
+@dataclass(frozen=True)
+class _Update:
+    """A step of an optimizer, before the replicas' gradients are summed.
+
+    Attributes:
+        optimizer: The Keras optimizer.
+        known: The variables that the gradients belong to.
+        variables: The same as the caller said it, or None.
+        gradients: This replica's gradients, weighted.
+    """
+
+    optimizer: Any
+    known: list[Any]
+    variables: list[Any] | None
+    gradients: list[Any]
+
+    def apply(self, engine: tf.distribute.Strategy, sums: list[Any]) -> None:
+        """Updates every copy of the variables.
+
+        Args:
+            engine: The strategy, in cross-replica context.
+            sums: The sums of all replicas' gradients.
+        """
+        if not self.optimizer.built:
+            with tf.init_scope():
+                self.optimizer.build(self.known)
+        check_mirrored(self.optimizer.variables, engine, "the optimizer")
+        with cross_replica_code_without_merge_call():
+            keras_seam.apply_combined_gradients(self.optimizer, sums, self.variables)
+
+
 @final
 class TensorFlowCollectives(Collectives):
     """What the code of one replica can ask of the others, in a graph or eagerly."""
 
     weighs_scaled_losses = True
 
-    def __init__(self, exchange: Exchange, replica: int, share: BatchShare | None) -> None:
+    def __init__(
+        self, exchange: Exchange, replica: int, share: BatchShare | None, *, waits: bool = False
+    ) -> None:
         """Makes one replica's side.
 
         Args:
             exchange: Where the replicas meet.
             replica: This replica's number.
             share: Its part of the batch; None where gradients are summed as they are.
+            waits: Whether the optimizer waits for `end_step`, which must then be called.
         """
         self._exchange = exchange
         self._replica = replica
         self._share = share
         self._group = exchange.group
         self._engine = exchange.group.engine
+        self._waits = waits
+        self._waiting: _Update | None = None
 
     def merge_call(
         self,
@@ -142,16 +179,46 @@ class TensorFlowCollectives(Collectives):
             for gradient, replaced in zip(gradients, replaces, strict=True)
         ]
 
+        step = _Update(optimizer, known, variables, given)
+        if self._waits and not any(replaces):
+            if self._waiting is not None:
+                raise UnsupportedError(
+                    "Expected one optimizer step in a training step of Keras's own. Received: a "
+                    f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
+                )
+            self._waiting = step
+            return
+
         def update(parts: list[tuple[Any, ...]]) -> None:
-            if not optimizer.built:
-                with tf.init_scope():
-                    optimizer.build(known)
-            check_mirrored(optimizer.variables, self._engine, "the optimizer")
-            reduced = self._reduced(optimizer, parts, known, replaces)
-            with cross_replica_code_without_merge_call():
-                keras_seam.apply_combined_gradients(optimizer, reduced, variables)
+            step.apply(self._engine, self._reduced(optimizer, parts, known, replaces))
 
         self._combine("apply", given, update)
+
+    def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Does what waits for the end of the step, and reads variables; all replicas must call it.
+
+        One collective serves both, so that what is said about a step costs no second one.
+
+        Args:
+            variables: Keras variables that each replica writes for itself.
+
+        Returns:
+            What all replicas hold of each.
+        """
+        step, self._waiting = self._waiting, None
+        if step is None and not variables:
+            return []
+        gradients = [] if step is None else step.gradients
+        here = step is None or keras_seam.computes_on_gradients(step.optimizer)
+        own = [tf.convert_to_tensor(variable.value) for variable in variables]
+
+        def update(parts: list[tuple[Any, ...]]) -> list[tf.Tensor]:
+            sums = self._group.sums(parts, here=here)
+            if step is not None:
+                step.apply(self._engine, sums[: len(gradients)])
+            return self._group.wholes(variables, sums[len(gradients) :])
+
+        return self._combine("end of the step", [*gradients, *own], update)
 
     def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Combines what the replicas assign, as if one device had assigned for the whole batch.
@@ -253,6 +320,14 @@ class TensorFlowCollectives(Collectives):
 
     def _weighted(self, gradient: Any) -> Any:
         return gradient_sums.weighted(gradient, self._share.weight)  # type: ignore[union-attr]
+
+
+def collectives_here() -> TensorFlowCollectives:
+    """Returns those of the replica whose code this is."""
+    replica = context.replica()
+    assert replica is not None
+    assert isinstance(replica.collectives, TensorFlowCollectives)
+    return replica.collectives
 
 
 def _own(structure: Any) -> Any:

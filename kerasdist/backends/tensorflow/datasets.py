@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Sequence
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.backends.tensorflow import batches
 from kerasdist.backends.tensorflow.engine_seam import keeping_input_devices
 from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.errors import UnsupportedError
@@ -42,6 +44,22 @@ def distribute(group: Group, dataset: Any, options: InputOptions) -> Any | None:
     return _sized(group.distributed(dataset, _native_options(options)))
 
 
+def distribute_own(
+    engine: tf.distribute.Strategy, dataset: Any, pieces: int, options: InputOptions
+) -> Any | None:
+    """Returns a dataset of a worker's own batches in pieces, or None if it is not of ``tf.data``.
+
+    Args:
+        engine: The strategy.
+        dataset: What this worker reads.
+        pieces: In how many each batch is cut; a step takes one for each replica here.
+        options: How to distribute it.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        return None
+    return distribute_pipelines(engine, [_in_pieces(dataset, pieces)], options)
+
+
 def distribute_pipelines(
     engine: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
 ) -> Any | None:
@@ -62,6 +80,19 @@ def distribute_pipelines(
                 lambda _: next(remaining), _native_options(options)
             )
         )
+
+
+def _in_pieces(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Cuts each batch in pieces, one after another."""
+    # tf.data calls with the members of a tuple, and with anything else as it is.
+    is_tuple = type(dataset.element_spec) is tuple
+
+    def in_pieces(*batch: Any) -> tf.data.Dataset:
+        cut = batches.pieces(batch if is_tuple else batch[0], count)
+        each = [tf.data.Dataset.from_tensors(piece.data) for piece in cut]
+        return functools.reduce(tf.data.Dataset.concatenate, each)
+
+    return dataset.flat_map(in_pieces)
 
 
 def _sized(dataset: Any) -> Any:

@@ -67,9 +67,11 @@ def _component(variable: Any) -> Any:
     if not isinstance(variable, tf.distribute.DistributedValues):
         return variable
     replica = tf.distribute.get_replica_context()
-    # In cross-replica code the first copy is read. In a graph the number is a constant.
-    index = 0 if replica is None else tf.get_static_value(replica.replica_id_in_sync_group)
-    return variable.values[index]
+    if replica is None:  # in cross-replica code the first copy is read
+        return variable.values[0]
+    # In a graph the number is a constant. Each worker has as many replicas, counted through.
+    number = tf.get_static_value(replica.replica_id_in_sync_group)
+    return variable.values[number % len(variable.values)]
 
 
 def _zeros(variable: Any) -> Any:

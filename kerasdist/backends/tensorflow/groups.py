@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import tensorflow as tf
@@ -137,18 +137,33 @@ class Group(abc.ABC):
         rows, _ = self.concatenation([part[tf.newaxis] for part in parts], 0, equal_sizes=True)
         return tf.reduce_max(rows, 0)
 
-    @contextmanager
-    def reading(self, variables: Sequence[Any]) -> Iterator[list[tf.Tensor]]:
-        """Lets variables that are summed on reading be read inside.
+    @property
+    @abc.abstractmethod
+    def is_divided(self) -> bool:
+        """Whether other processes hold a part."""
+
+    def costly(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns those variables whose reading would cost a collective.
 
         Args:
-            variables: Keras variables.
-
-        Yields:
-            Their values, if reading them costs a collective; else nothing.
+            variables: Keras variables that each replica writes for itself.
         """
-        del variables
-        yield []
+        del variables  # all parts are here
+        return []
+
+    def wholes(self, variables: Sequence[Any], sums: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns what all replicas hold of variables together.
+
+        Args:
+            variables: Keras variables that each replica writes for itself.
+            sums: The sums of their parts.
+        """
+        replicas = self.engine.num_replicas_in_sync
+        totals = [self.engine.experimental_local_results(total)[0] for total in sums]
+        return [
+            tf.cast(total / replicas, total.dtype) if one.aggregation == "mean" else total
+            for one, total in zip(variables, totals, strict=True)
+        ]
 
     def everyones(self, structures: Sequence[Any]) -> list[Any]:
         """Returns what each replica has.
@@ -170,7 +185,7 @@ class Group(abc.ABC):
         del variables  # all of them are here
 
     def note(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
-        """Notes, after a step, what `reading` found out in it.
+        """Notes, after a step, what was read in it.
 
         Args:
             variables: Keras variables.
@@ -203,6 +218,11 @@ class LocalGroup(Group):
     def local(self) -> range:
         """The numbers of all replicas."""
         return range(self.engine.num_replicas_in_sync)
+
+    @property
+    def is_divided(self) -> bool:
+        """No other process holds a part."""
+        return False
 
     def batches(self, dataset: tf.data.Dataset) -> tf.distribute.DistributedDataset:
         """Returns the dataset of global batches."""

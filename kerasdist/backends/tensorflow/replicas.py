@@ -26,6 +26,7 @@ from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.gradients import native_options
 from kerasdist.backends.tensorflow.groups import Group, LocalGroup
 from kerasdist.backends.tensorflow.launch import in_replicas
+from kerasdist.backends.tensorflow.own_batches import WorkerAdapter
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.workers import WorkerGroup
@@ -101,7 +102,8 @@ class MirroredReplicas(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""
-        return GroupAdapter(adapter, self.group)
+        kind = GroupAdapter if self.job is None else WorkerAdapter
+        return kind(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
@@ -117,7 +119,12 @@ class MirroredReplicas(ReplicaSet):
             self.group.equalize(variables)
 
     def run(
-        self, strategy: Strategy, function: Callable[[Any], Any], batch: Any
+        self,
+        strategy: Strategy,
+        function: Callable[[Any], Any],
+        batch: Any,
+        *,
+        updates_wait: bool = False,
     ) -> list[tuple[Piece, Any]]:
         """Calls a function once a replica, in a graph or eagerly.
 
@@ -125,6 +132,7 @@ class MirroredReplicas(ReplicaSet):
             strategy: The strategy of these replicas.
             function: What each replica does with its rows.
             batch: A batch as the group takes it.
+            updates_wait: Whether an optimizer waits for the function to call `end_step`.
 
         Returns:
             For each replica of this process the rows it got, and what the function returned.
@@ -138,7 +146,9 @@ class MirroredReplicas(ReplicaSet):
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self.num_replicas,
-                collectives=TensorFlowCollectives(exchange, replica, piece.share),
+                collectives=TensorFlowCollectives(
+                    exchange, replica, piece.share, waits=updates_wait
+                ),
                 share=piece.share,
             )
             with context.replica_scope(here), _after(piece.data):

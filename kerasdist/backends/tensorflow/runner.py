@@ -203,6 +203,10 @@ class TensorFlowRunner(Runner):
         """Returns the engine's distributed dataset for one of ``tf.data``."""
         return datasets.distribute(self._group, dataset, options)
 
+    def distribute_own(self, dataset: Any, pieces: int, options: InputOptions) -> Any | None:
+        """Returns the engine's dataset of the pieces of a worker's ``tf.data`` batches."""
+        return datasets.distribute_own(self._engine, dataset, pieces, options)
+
     def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
         """Returns the engine's dataset of replicas' batches for those of ``tf.data``."""
         return datasets.distribute_pipelines(self._engine, pipelines, options)

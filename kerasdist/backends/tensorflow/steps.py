@@ -83,6 +83,8 @@ class StepsOnIterator:
         done = None
         for _, batch in zip(range(self._steps), iterator, strict=False):
             done = self._on_batch(as_tensors(batch))
+        if done is None:
+            raise tf.errors.OutOfRangeError(None, None, "End of the data")
         return done
 
     def _eagerly(self, iterator: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.batches import OwnRows
+from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
     PredictionOnBatches,
@@ -130,15 +132,20 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
         def replica_step(data: Any) -> Any:
             logs = step(data)
-            return logs, {} if own else self.get_metrics_result()
+            local = {} if own else self.get_metrics_result()
+            return logs, local, collectives_here().end_step(self._costly_variables)
 
-        done = self.replica_set.run(self.bound_strategy, replica_step, batch)
-        with self._group.reading(self._parts_of_replicas()) as values:
+        # In a step of Keras's own nothing that follows the optimizer's step sees what it did.
+        done = self.replica_set.run(
+            self.bound_strategy, replica_step, batch, updates_wait=own and self._group.is_divided
+        )
+        _, (_, _, values) = done[0]
+        with _known(self._costly_variables, values):
             results = self.get_metrics_result()
         if own:
             return results, values
         everyone = self._group.everyones(
-            [(logs, local, piece.share.weight) for piece, (logs, local) in done]
+            [(logs, local, piece.share.weight) for piece, (logs, local, _) in done]
         )
         return global_logs(
             [logs for logs, _, _ in everyone],
@@ -149,15 +156,19 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _end_step(self, done: tuple[Any, Any]) -> Any:
         logs, values = done
-        self._group.note(self._parts_of_replicas(), values)
+        self._group.note(self._costly_variables, values)
         return logs
 
-    def _parts_of_replicas(self) -> list[Any]:
-        """The variables that replicas write for themselves."""
+    @property
+    def _costly_variables(self) -> list[Any]:
+        """The variables of which other workers hold a part."""
+        if not self._group.is_divided:
+            return []
         watch = vars(self).get(_LOSS_WATCH)
         known = [v for metric in metrics_of(self) for v in metric.variables]
         known += [*self.variables, *(watch.variables if watch is not None else [])]
-        return [v for v in {id(v): v for v in known}.values() if v.synchronization == "on_read"]
+        every = {id(variable): variable for variable in known}.values()
+        return self._group.costly([one for one in every if one.synchronization == "on_read"])
 
     def _predict_batch(self, batch: Any) -> Any:
         done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
@@ -197,6 +208,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))
+
+
+def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Lets variables be read as what is known of them."""
+    pairs = list(zip(variables, values, strict=True))
+    return keras.StatelessScope(pairs) if pairs else nullcontext()
 
 
 def _description(leaf: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -20,20 +20,12 @@ from kerasdist.backends.tensorflow.batches import (
 )
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import mirrored
-from kerasdist.backends.tensorflow.gradients import native_options, summed
+from kerasdist.backends.tensorflow.gradients import summed
 from kerasdist.backends.tensorflow.groups import Group, Parts
-from kerasdist.backends.tensorflow.values import wrapped
+from kerasdist.backends.tensorflow.transport import Column, Transport
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers_seam import SharedSum, WorkersStrategy
 from kerasdist.collectives import CommunicationOptions
-from kerasdist.errors import UnsupportedError
-
-# A column is one value: a tensor for each lane. A lane is what takes part in a collective: a device
-# of this process, or the process where its devices share their memory.
-_Column = Sequence[tf.Tensor]
-
-# Types that TensorFlow's collectives take.
-_TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @final
@@ -55,17 +47,20 @@ class WorkerGroup(Group):
         """
         super().__init__(engine, shares_memory=shares_memory)
         self._devices = engine.extended.worker_devices
-        self._lanes = self._devices[:1] if shares_memory else self._devices
         self._rank = rank
-        self._timeout = timeout
-        with tf.device(self._lanes[0]):
-            self._order = tf.Variable(0.0, trainable=False)
+        lanes = self._devices[:1] if shares_memory else self._devices
+        self._transport = Transport(engine, lanes, timeout)
 
     @property
     def local(self) -> range:
         """The numbers of this worker's replicas."""
         count = len(self._devices)
         return range(self._rank * count, (self._rank + 1) * count)
+
+    @property
+    def is_divided(self) -> bool:
+        """The other workers hold a part."""
+        return True
 
     @property
     def _replicas(self) -> int:
@@ -110,8 +105,8 @@ class WorkerGroup(Group):
         """
         own = self._own_rows(dataset)
 
-        def in_pieces(*batch: Any) -> tf.data.Dataset:
-            mine = [piece.data for piece in self.pieces(OwnRows(*batch))]
+        def in_pieces(batch: OwnRows) -> tf.data.Dataset:
+            mine = [piece.data for piece in self.pieces(batch)]
             each = [tf.data.Dataset.from_tensors(data) for data in mine]
             return functools.reduce(tf.data.Dataset.concatenate, each)
 
@@ -122,7 +117,7 @@ class WorkerGroup(Group):
         """Divides this worker's rows."""
         if not isinstance(batch, OwnRows):
             batch = own_rows(batch, self._replicas, self.local)
-        return pieces_of_own(batch, self._replicas, self.local)
+        return pieces_of_own(batch, len(self.local))
 
     def sums(
         self,
@@ -139,7 +134,7 @@ class WorkerGroup(Group):
                 results[index] = self._slices(parts)
             elif parts[0] is not None:
                 dense.append(index)
-        sums = self._dense_sums([self._column(columns[index]) for index in dense], options)
+        sums = self._transport.sums([self._column(columns[index]) for index in dense], options)
         for index, column in zip(dense, sums, strict=True):
             results[index] = column[0] if here or self.shares_memory else mirrored(column)
         return results
@@ -207,17 +202,14 @@ class WorkerGroup(Group):
             for tensor, replica in zip(tensors, self.local, strict=True)
         ]
 
-    @contextmanager
-    def reading(self, variables: Sequence[Any]) -> Iterator[list[tf.Tensor]]:
-        """Lets variables that are summed on reading be read inside, at one collective for all."""
-        variables = _costly(variables)
-        values = self._read(variables)
-        with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            yield values
+    def costly(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns those of which only a part is here."""
+        natives = ((variable, native(variable)) for variable in variables)
+        return [one for one, own in natives if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def note(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
         """Lets the variables be read without the other workers until something writes to them."""
-        for variable, value in zip(_costly(variables), values, strict=True):
+        for variable, value in zip(variables, values, strict=True):
             native(variable).know(value)
 
     def note_equal(self, variables: Sequence[Any]) -> None:
@@ -254,25 +246,18 @@ class WorkerGroup(Group):
                 one.know(value)
 
     def _read(self, variables: Sequence[Any]) -> list[tf.Tensor]:
-        natives = [native(variable) for variable in variables]
-        sums = self.sums(
-            [
-                tuple(part.read_value() for part in self.engine.experimental_local_results(one))
-                for one in natives
-            ]
-        )
-        is_mean = [one.aggregation == tf.VariableAggregation.MEAN for one in natives]
-        return [
-            tf.cast(total / self._replicas, total.dtype) if divides else total
-            for total, divides in zip(sums, is_mean, strict=True)
+        copies = [
+            self.engine.experimental_local_results(native(variable)) for variable in variables
         ]
+        parts = [tuple(part.read_value() for part in one) for one in copies]
+        return self.wholes(variables, self.sums(parts))
 
-    def _column(self, parts: Parts) -> _Column:
+    def _column(self, parts: Parts) -> Column:
         tensors = [tf.convert_to_tensor(part) for part in parts]
         check_alike(tensors)
         if not self.shares_memory:
             return tensors
-        with tf.device(self._lanes[0]):
+        with tf.device(self._transport.lanes[0]):
             return [summed(tensors)]
 
     def _whole(self, placed: Parts, like: Any) -> Any:
@@ -320,123 +305,3 @@ class WorkerGroup(Group):
         indices, _ = self.concatenation(moved, 0)
         shape = tf.concat([[tf.add_n(rows)], parts[0].dense_shape[1:]], 0)
         return tf.SparseTensor(indices, values, shape)
-
-    def _dense_sums(
-        self, columns: Sequence[_Column], options: CommunicationOptions
-    ) -> list[_Column]:
-        results: list[_Column] = [[]] * len(columns)
-        for pack in _packs(columns, options.bytes_per_pack):
-            for index, column in zip(
-                pack, self._sums_of_pack([columns[one] for one in pack], options), strict=True
-            ):
-                results[index] = column
-        return results
-
-    def _sums_of_pack(
-        self, columns: Sequence[_Column], options: CommunicationOptions
-    ) -> list[_Column]:
-        """The sums of values of one type, as one vector."""
-        dtype = columns[0][0].dtype
-        travelling = _travelling(dtype)
-        by_lane = [list(lane) for lane in zip(*columns, strict=True)]
-
-        def vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            flat = [tf.reshape(one, [-1]) for one in tensors]
-            return tf.cast(flat[0] if len(flat) == 1 else tf.concat(flat, 0), travelling)
-
-        def taken_apart(total: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            total = tf.cast(total, dtype)
-            sizes = [_static_or(tf.size, one, one.shape.num_elements()) for one in tensors]
-            flat = [total] if len(tensors) == 1 else tf.split(total, sizes)
-            return [
-                tf.ensure_shape(
-                    tf.reshape(part, _static_or(tf.shape, one, _known_shape(one))), one.shape
-                )
-                for part, one in zip(flat, tensors, strict=True)
-            ]
-
-        totals = self._total(self._on_lanes(vector, by_lane), options)
-        return list(zip(*self._on_lanes(taken_apart, totals, by_lane), strict=True))
-
-    def _on_lanes(self, function: Callable[..., Any], *per_lane: Sequence[Any]) -> list[Any]:
-        results = []
-        for device, *args in zip(self._lanes, *per_lane, strict=True):
-            with tf.device(device):
-                results.append(function(*args))
-        return results
-
-    def _total(
-        self, vectors: Sequence[tf.Tensor], options: CommunicationOptions
-    ) -> list[tf.Tensor]:
-        """The sum of all workers' vectors, on each lane: the only collective there is."""
-        placed = self._on_lanes(tf.identity, vectors)
-        if len(placed) == 1:
-            return self._on_lanes(lambda one: self._sum_of_workers(one, options), placed)
-        given = wrapped(self.engine, placed)
-        [total] = self.engine.extended.batch_reduce_to(
-            tf.distribute.ReduceOp.SUM, [(given, given)], native_options(options)
-        )
-        return list(self.engine.experimental_local_results(total))
-
-    def _sum_of_workers(self, vector: tf.Tensor, options: CommunicationOptions) -> tf.Tensor:
-        """A collective in which each worker takes part once.
-
-        TensorFlow's own asks the chief for a new number each time: a millisecond, and it fails with
-        ``steps_per_execution``, as compiled functions in loops are not fed such numbers. Ours come
-        one after another, by the order token, so that numbers may be used again. They must be equal
-        on all workers, whatever each has compiled anew, and others for other sizes and types.
-        """
-        size = tf.size(vector, tf.int64)
-        key = size * len(_TRAVELLING) + _TRAVELLING.index(vector.dtype)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=vector,
-            group_size=self._replicas // len(self._devices),
-            group_key=self.engine.group_key,
-            instance_key=tf.cast(key % tf.int32.max, tf.int32),
-            ordering_token=[self._order.handle],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint=native_options(options).implementation.value,
-            timeout_seconds=options.timeout_seconds or self._timeout,
-        )
-
-
-def _costly(variables: Sequence[Any]) -> list[Any]:
-    """Those variables of which a part is here, and whose whole nobody knows without the others."""
-    natives = ((variable, native(variable)) for variable in variables)
-    return [one for one, own in natives if isinstance(own, SharedSum) and not own.is_whole_here]
-
-
-def _packs(columns: Sequence[_Column], bytes_per_pack: int) -> list[list[int]]:
-    """Which values are summed together, by their numbers: those of a type, as many as allowed."""
-    packs: list[list[int]] = []
-    open_packs: dict[tf.DType, tuple[list[int], int]] = {}
-    for index, column in enumerate(columns):
-        dtype = column[0].dtype
-        pack, size = open_packs.get(dtype, ([], 0))
-        if not pack or (bytes_per_pack and size >= bytes_per_pack):
-            pack, size = [], 0
-            packs.append(pack)
-        pack.append(index)
-        size += (column[0].shape.num_elements() or 0) * dtype.size
-        open_packs[dtype] = pack, size
-    return packs
-
-
-def _travelling(dtype: tf.DType) -> tf.DType:
-    if dtype in _TRAVELLING:
-        return dtype
-    if dtype.is_integer:
-        return tf.int64
-    raise UnsupportedError(
-        "Expected numbers that travel between workers: integers, or floats of 16 bits or more. "
-        f"Received: dtype={dtype.name}. Cast them first, with keras.ops.cast."
-    )
-
-
-def _known_shape(tensor: tf.Tensor) -> Any:
-    return tensor.shape.as_list() if tensor.shape.is_fully_defined() else None
-
-
-def _static_or(function: Callable[[Any], Any], tensor: tf.Tensor, known: Any) -> Any:
-    return function(tensor) if known is None else known

@@ -151,6 +151,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
         )
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, devices))
+        self.num_workers = len(addresses)
         # TensorFlow counts its groups from the strategy's base on.
         self.group_key = WorkersStrategy._collective_key_base + _KEYS_OF_A_STRATEGY - 1
 

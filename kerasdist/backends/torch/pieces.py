@@ -12,7 +12,9 @@ import torch
 from kerasdist import keras_seam
 from kerasdist.input.dividing import examples, has_rows, rows
 from kerasdist.input.sharding import piece_bounds
+from kerasdist.input.shares import WorkerRows
 from kerasdist.replica_context import BatchShare
+from kerasdist.structures import map_leaves
 
 
 @final
@@ -91,7 +93,8 @@ def piece_of(batch: Any, replica: int, replicas: int) -> Part | None:
     """Returns one replica's piece of a batch, without cutting the others'.
 
     Args:
-        batch: Arrays or tensors with the examples along axis 0, in any structure.
+        batch: Arrays or tensors with the examples along axis 0, in any structure; or the piece, if
+            that is all that this process has.
         replica: The replica's number.
         replicas: How many replicas there are.
 
@@ -101,12 +104,19 @@ def piece_of(batch: Any, replica: int, replicas: int) -> Part | None:
     Raises:
         InputError: If the arrays differ in their number of examples.
     """
+    if isinstance(batch, WorkerRows):
+        share = BatchShare(batch.size, batch.total, batch.size / batch.total)
+        return Part(map_leaves(_tensor, batch.rows), share)
     total = examples(batch)
     if total < replicas:
         return None
     begin, end = piece_bounds(total, replicas)[replica]
     size = end - begin
     return Part(_cut(batch, begin, end), BatchShare(size, total, size / total))
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if leaf is None else keras_seam.ops.convert_to_tensor(leaf)
 
 
 def _cut(batch: Any, begin: int, end: int) -> Any:

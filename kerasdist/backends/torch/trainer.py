@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -11,6 +12,7 @@ from kerasdist import context
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.steps import Step, Steps
 from kerasdist.backends.torch.workers.collectives import WorkerCollectives
+from kerasdist.input.shares import WorkerRows
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ class TorchTrainer(ReplicatedTrainer):
             self.predict_function = self._steps().predicting(step, self._as_plain_keras(step))
         return self.predict_function
 
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Keras takes a batch from the iterator if the model is to be built.
+        seen = None if iterator is None else _rows_alone(iterator)
+        super()._symbolic_build(seen, data_batch)  # type: ignore[misc]
+
     def _steps(self) -> Steps:
         steps = vars(self).get(_STEPS)
         if steps is None:
@@ -113,3 +120,9 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _sync_metrics(self) -> None:
         """Does nothing: after Keras 3.15 `fit` adds up metrics over processes, and ours are."""
+
+
+def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:
+    """What an iterator of Keras's yields, of a worker's part of a batch the rows."""
+    for *place, batches in iterator:
+        yield (*place, [one.rows if isinstance(one, WorkerRows) else one for one in batches])

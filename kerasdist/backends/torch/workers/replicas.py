@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import torch
 
-from kerasdist import context
+from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch import draws, masks
@@ -23,11 +23,11 @@ from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 from kerasdist.backends.torch.workers.gradients import GradientSum
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.backends.torch.workers.loop_state import LoopState
+from kerasdist.backends.torch.workers.rows import OwnRowsAdapter
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
-from kerasdist.keras_seam import stored_value
 from kerasdist.replica_context import BatchShare, ReplicaContext
 
 if TYPE_CHECKING:
@@ -111,11 +111,16 @@ class WorkerReplicaSet(ReplicaSet):
         return WorkerSteps(model)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns the adapter itself: a worker takes its rows when a step begins.
+        """Returns an adapter that yields this worker's rows where they can be had alone.
 
         Args:
             adapter: The adapter that Keras made.
         """
+        # In a replica, where a model may call another one's `predict`, batches are not divided.
+        if context.replica() is not None or not keras_seam.is_array_adapter(adapter):
+            return adapter
+        if not keras_seam.has_sparse(adapter):
+            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas)
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
@@ -130,7 +135,7 @@ class WorkerReplicaSet(ReplicaSet):
         Args:
             variables: Keras variables that have values.
         """
-        own = [stored_value(variable).detach() for variable in variables]
+        own = [keras_seam.stored_value(variable).detach() for variable in variables]
         for mine, chiefs in zip(own, self.group.from_chief(own), strict=True):
             # What is equal stays as it is, and a component that goes with it stays valid.
             if not torch.equal(mine, chiefs):

@@ -16,6 +16,7 @@ from kerasdist.backends.torch.variables import is_sum
 from kerasdist.backends.torch.workers.fit_state import FitState
 from kerasdist.backends.torch.workers.logs import Logs
 from kerasdist.backends.torch.workers.overlap import Overlap
+from kerasdist.input.shares import WorkerRows
 from kerasdist.structures import flatten, pack
 from kerasdist.training.metrics import metrics_of, settle
 
@@ -92,7 +93,8 @@ class WorkerSteps(Steps):
             return report.combined(totals, model.get_metrics_result())
 
         def run(batches: Sequence[Any]) -> Any:
-            for batch in batches:
+            for given in batches:
+                batch = self._shared_out(given)
                 part = self._own_part(batch)
                 if part is None:
                     self.settle()
@@ -113,17 +115,18 @@ class WorkerSteps(Steps):
         model = self._model
         state = FitState(self._group, (), ())
 
-        def predictions(batch: Any) -> Any:
+        def predictions(given: Any) -> Any:
+            batch = self._shared_out(given)
             part = self._own_part(batch)
             if part is None:
                 return alone(batch)
-            ensure_built(model, batch)
+            ensure_built(model, part.argument)
             with self._replicas.replica(model.bound_strategy, part.share):
                 self._replicas.collectives.begin(part.weight, state)
                 state.begin(part.weight)
                 own = step(part.argument)
             state.end()
-            return self._of_all(own)
+            return self._of_all(own, "predict")
 
         return lambda batches: joined([predictions(batch) for batch in batches])
 
@@ -154,11 +157,18 @@ class WorkerSteps(Steps):
         self._replicas.begin_step()
         return piece_of(batch, self._group.rank, self._group.size)
 
+    def _shared_out(self, batch: Any) -> Any:
+        """A batch of which every worker has some rows; or the global one, on every worker."""
+        if not isinstance(batch, WorkerRows) or min(batch.sizes) > 0:
+            return batch
+        # The data of some workers have ended. They get rows of the others', to help with them.
+        return self._of_all(batch.rows, "share out a batch")
+
     def _of_everyone(self, finite: list[bool]) -> list[list[bool]]:
         return self._group.gather_alike(torch.tensor(finite)).tolist()
 
-    def _of_all(self, own: Any) -> Any:
-        """The predictions of all workers, one after another."""
+    def _of_all(self, own: Any, purpose: str) -> Any:
+        """The rows of all workers, one after another."""
         leaves = flatten(own)
         tensors = [
             (index, keras_seam.ops.convert_to_tensor(leaf))
@@ -166,7 +176,7 @@ class WorkerSteps(Steps):
             if leaf is not None
         ]
         if tensors:
-            every = self._group.gather("predict", [tensor for _, tensor in tensors], 0)
+            every = self._group.gather(purpose, [tensor for _, tensor in tensors], 0)
             for (index, tensor), *parts in zip(tensors, *every, strict=True):
                 # A scalar belongs to no example: the chief's.
                 leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]

@@ -1,0 +1,34 @@
+"""Arrays of which a worker gathers its own rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, final
+
+from kerasdist import keras_seam
+from kerasdist.input.adapter import WrappedAdapter
+from kerasdist.input.shares import OwnNumbers
+
+
+@final
+class OwnRowsAdapter(WrappedAdapter):
+    """Yields this worker's rows of each batch; of one that is not divided, all rows."""
+
+    def __init__(self, inner: Any, replicas: int, own: range) -> None:
+        """Wraps an adapter.
+
+        Args:
+            inner: Keras's adapter of arrays.
+            replicas: How many replicas there are on all workers.
+            own: This worker's own.
+        """
+        super().__init__(inner)
+        self._own = OwnNumbers(replicas, own)
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the batches, to be iterated again and again."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        own = self._own
+        return (own.batch(rows, total) for rows, total in keras_seam.torch_rows(self._inner, own))

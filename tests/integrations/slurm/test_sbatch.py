@@ -1,0 +1,92 @@
+"""The batch script, run by a Slurm of one machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kerasdist.launch.exit_codes import ExitCode
+from tests.fresh import ROOT
+
+SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"
+HERE = Path(__file__).parent
+SECONDS = 60
+
+pytestmark = pytest.mark.timeout(SECONDS + 10)
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Returns a function that submits the script with a task, and returns how it ended."""
+    for name in ("sbatch", "srun", "squeue", "scontrol"):
+        command = tmp_path / name
+        command.write_text(
+            f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "slurm.py"}" {name} "$@"\n',
+            encoding="utf-8",
+        )
+        command.chmod(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+
+    def submit(*task, state="RUNNING", **variables):
+        (tmp_path / "state").write_text(state, encoding="utf-8")
+        environment = {name: value for name, value in os.environ.items() if "OMP_" not in name}
+        path = os.pathsep.join(
+            [str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
+        return subprocess.run(
+            ["sbatch", "--nodes=1", "--ntasks-per-node=2", SCRIPT, HERE / "task.py", *task],
+            cwd=ROOT,
+            env={
+                **environment,
+                "PATH": path,
+                "PYTHONPATH": str(ROOT),
+                "SLURM_STANDS_IN": str(tmp_path),
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    return submit
+
+
+def report(rank):
+    return f"task {rank}: ['Slurm', [0, 1], {rank}, 2, '--epochs', '2 0'] threads=8"
+
+
+def test_it_is_a_script():
+    subprocess.run(["bash", "-n", SCRIPT], check=True, timeout=SECONDS)
+
+
+def test_two_workers_after_the_time_limit_go_on(slurm, tmp_path):
+    (tmp_path / "signal").touch()
+    done = slurm("wait_for_the_signal", "--epochs", "2 0")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [report(0), report(1)]
+    assert "goes back into the queue" in done.stderr
+
+
+def test_a_job_that_is_cancelled_stays_so(slurm, tmp_path):
+    (tmp_path / "signal").touch()
+    done = slurm("wait_for_the_signal", state="COMPLETING")
+    assert done.returncode == ExitCode.PREEMPTED, done.stderr
+    assert (done.stdout, list(tmp_path.glob("requeue"))) == ("", [])
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_worker_is_killed(slurm, tmp_path, restarts):
+    done = slurm("be_killed_the_first_time", "--epochs", "2 0", MAX_RESTARTS=str(restarts))
+    steps = len(list(tmp_path.glob("step-*")))
+    if restarts:
+        assert (done.returncode, steps) == (0, 2), done.stderr
+        assert sorted(done.stdout.splitlines()) == [report(0), report(1)]
+        assert "starting them again, 1 of 2" in done.stderr
+    else:
+        assert (done.returncode, steps) == (128 + signal.SIGKILL, 1), done.stderr
+        assert "worker 1 (process " in done.stderr
+        assert done.stdout == ""
