@@ -32,6 +32,7 @@ CONTENDERS = {
     "torch": {
         **OURS,
         BY_HAND: "with_torch.keras_module",
+        "Keras's optimizer": "with_torch.keras_optimizer",
         PLAIN_TORCH: "with_torch.plain_module",
     },
 }

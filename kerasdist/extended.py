@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import context
-from kerasdist.backends.base import DEFAULT_COMMUNICATION
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import context
-from kerasdist.backends.base import DEFAULT_COMMUNICATION, Collectives
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Collectives
 from kerasdist.backends.sole import SoleReplica
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError

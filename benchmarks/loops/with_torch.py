@@ -5,6 +5,8 @@ Loss and optimizer are PyTorch's, as in https://keras.io/guides/distributed_trai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import networks
 import torch
 from networks import BLOCKS, CLASSES, DROPOUT, HEADS, SEQUENCE, STAGES, VOCABULARY, WIDTH, Task
@@ -14,17 +16,42 @@ from loops import Place
 
 
 def keras_module(task: Task, place: Place):
+    """The Keras model under DDP, with PyTorch's optimizer."""
+    module = _keras_model(task)
+    optimizer = torch.optim.Adam(module.parameters())
+    return _loop(task, place, module, optimizer.step, training=True)
+
+
+def keras_optimizer(task: Task, place: Place):
+    """The Keras model under DDP, with its own optimizer."""
     import keras
 
-    keras.utils.set_random_seed(0)
-    return _loop(task, place, task.network(), training=True)
+    module = _keras_model(task)
+    variables = module.trainable_variables
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(variables)
+
+    @torch.no_grad()
+    def step():
+        optimizer.apply([variable.value.grad for variable in variables], variables)
+
+    return _loop(task, place, module, step, training=True)
 
 
 def plain_module(task: Task, place: Place):
-    return _loop(task, place, MODULES[task.name]())
+    """An equal module of PyTorch's under DDP."""
+    module = MODULES[task.name]()
+    return _loop(task, place, module, torch.optim.Adam(module.parameters()).step)
 
 
-def _loop(task: Task, place: Place, module: nn.Module, **call: bool):
+def _keras_model(task: Task):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    return task.network()
+
+
+def _loop(task: Task, place: Place, module: nn.Module, update: Callable[[], None], **call: bool):
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"tcp://localhost:{place.ports[0]}",
@@ -32,7 +59,6 @@ def _loop(task: Task, place: Place, module: nn.Module, **call: bool):
         world_size=place.workers,
     )
     model = nn.parallel.DistributedDataParallel(module)
-    optimizer = torch.optim.Adam(module.parameters())
     entropy = nn.CrossEntropyLoss()
     x, y = map(torch.from_numpy, task.data())
     if isinstance(module, Cnn):
@@ -42,10 +68,10 @@ def _loop(task: Task, place: Place, module: nn.Module, **call: bool):
 
     def work():
         for inputs, labels in batches:
-            optimizer.zero_grad()
+            model.zero_grad()
             loss = entropy(model(inputs, **call).flatten(0, -2), labels.flatten())
             loss.backward()
-            optimizer.step()
+            update()
         return loss.item()
 
     return work

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from kerasdist import context
-from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.runner import Runner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.structures import flatten, map_leaves

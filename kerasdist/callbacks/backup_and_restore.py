@@ -148,7 +148,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         job = current()
         variables = training_state.variables_of(self.model)
-        found = self._newest(variables) if job is None or job.is_chief else None
+        found = None
+        if job is None or job.is_chief:
+            backup_file.remove_unfinished(self.backup_dir)
+            found = self._newest(variables)
         facts = None if found is None else dict(found.facts)
         if job is not None:
             facts = job.exchange("backup", facts)[0]

@@ -25,6 +25,7 @@ _MAGIC = b"kerasdist backup 1\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
+_UNFINISHED = ".unfinished"
 
 
 @final
@@ -51,7 +52,7 @@ def write(folder: Path, number: int, backup: Backup) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"backup-{number:012d}.kdb"
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
     digest = hashlib.sha256()
     try:
         with unfinished.open("wb") as file:
@@ -111,6 +112,15 @@ def remove(paths: Sequence[Path]) -> None:
     """
     for path in paths:
         path.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what a process that was killed while it wrote has left.
+
+    Args:
+        folder: The folder, in which nobody writes now; it need not exist.
+    """
+    remove(list(folder.glob(f"backup-*{_UNFINISHED}")))
 
 
 def number_of(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class OwnSource:
         steps_a_batch: How many steps a batch lasts.
         everything: Starts an iteration over what it has them from; for the form of a batch, where
             the worker has none.
+        serves_once: Whether there is one iteration only.
     """
 
     dataset: Any
@@ -40,6 +42,7 @@ class OwnSource:
     length: int | None
     steps_a_batch: int
     everything: Callable[[], Iterator[Any]]
+    serves_once: bool = False
 
 
 def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
@@ -77,9 +80,9 @@ def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
     Raises:
         InputError: If it cannot be sharded that way.
     """
-    everything = batches_of(dataset)
+    everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     if policy is AutoShardPolicy.OFF:
-        return OwnSource(dataset, _epochs(dataset, dataset), _length(dataset), 1, everything)
+        return OwnSource(dataset, _epochs(dataset, dataset), _length(dataset), 1, everything, once)
     workers = job.num_workers
     shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
     own = shard(dataset, job)
@@ -91,7 +94,7 @@ def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
                 yield rows(batch, *bounds)
 
     steps_in_all = None if length is None else length * workers
-    return OwnSource(own, steps, steps_in_all, workers, everything)
+    return OwnSource(own, steps, steps_in_all, workers, everything, once)
 
 
 def _by_batch(dataset: Any, job: Job) -> Any:
@@ -111,14 +114,14 @@ def _by_file(dataset: Any, job: Job) -> Any:
     if keras_seam.is_tf_dataset(dataset):
         own, why = keras_seam.every_nth_file(dataset, job.num_workers, job.rank)
     else:
-        own, why = None, f"it is of type {type(dataset).__name__}"
+        own, why = None, "it is none"
     # A worker whose file is there does not see that another's is not.
     reasons = [one for one in job.exchange("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
             f"[worker {job.rank}/{job.num_workers}] Expected a tf.data pipeline that reads at "
             f"least {job.num_workers} files, one a worker, for AutoShardPolicy.FILE. Received: "
-            f"dataset={dataset!r:.100}: {reasons[0]}. Write more files, or use "
+            f"dataset of type {type(dataset).__name__}: {reasons[0]}. Write more files, or use "
             "AutoShardPolicy.AUTO or DATA."
         )
     return own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_seam
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
 _NONE = object()
+
+# What workers say that have no batch: their data have ended, or there never were any.
+_ENDED, _NO_FORM = "ended", "none"
 
 
 @final
@@ -45,36 +48,52 @@ class WorkerBatches:
         return self._length
 
     def __iter__(self) -> Iterator[WorkerRows]:
-        own, last = self.source.start(), _NONE
+        own, like = self.source.start(), _NONE
         while True:
             batch = next(own, _NONE)
-            everyone = self._job.exchange("the next batch of a dataset", _described(batch))
-            there = [one for one in everyone if one is not None]
+            if batch is not _NONE:
+                like = batch
+            elif like is _NONE:
+                like = self._any_batch()
+            everyone = self._job.exchange("the next batch of a dataset", _described(batch, like))
+            there = [one for one in everyone if isinstance(one, list)]
             if not there:
                 return
-            sizes = tuple(0 if one is None else one[0] for one in everyone)
+            self._require_form(everyone)
+            sizes = tuple(one[0] if isinstance(one, list) else 0 for one in everyone)
             if batch is _NONE:
-                batch = map_leaves(_without_rows, self.any_batch() if last is _NONE else last)
-                own = iter(())
-            last = batch
+                own, batch = iter(()), map_leaves(_without_rows, like)
             if sum(sizes):
                 alike = all(one[1] == there[0][1] for one in there)
                 yield WorkerRows(batch, sizes, self._job.rank, alike)
 
-    def any_batch(self) -> Any:
-        """Returns some batch of the data, for its form.
+    def form(self) -> Any:
+        """Returns a batch without rows, for its types and shapes.
 
         Raises:
-            InputError: If there is none.
+            InputError: If there is no batch.
         """
-        batch = next(self.source.everything(), _NONE)
-        if batch is _NONE:
-            raise InputError(
-                f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
-                "every worker. Received: a dataset without any, while other workers have data. "
-                "Give each worker some."
-            )
-        return batch
+        like = next(self.source.start(), _NONE)
+        if like is _NONE:
+            like = self._any_batch()
+        if like is _NONE:
+            raise self._without_any(self._job.rank)
+        return map_leaves(_without_rows, like)
+
+    def _any_batch(self) -> Any:
+        return next(self.source.everything(), _NONE)
+
+    def _require_form(self, everyone: Sequence[Any]) -> None:
+        """Refuses, on all workers alike, if one knows nothing of what the others have."""
+        if _NO_FORM in everyone:
+            raise self._without_any(everyone.index(_NO_FORM))
+
+    def _without_any(self, rank: int) -> InputError:
+        return InputError(
+            f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
+            f"every worker. Received: a dataset without any on worker {rank}. Give each worker "
+            "some."
+        )
 
 
 @final
@@ -126,12 +145,12 @@ class ShardedAdapter(keras_seam.DataAdapter):
         return None
 
 
-def _described(batch: Any) -> tuple[int, list[Any]] | None:
+def _described(batch: Any, like: Any) -> list[Any] | str:
     """How many rows a batch has, and what else other workers' must be like on some backends."""
     if batch is _NONE:
-        return None
+        return _NO_FORM if like is _NONE else _ENDED
     forms = [[str(leaf.dtype), *map(str, leaf.shape[1:])] for leaf in arrays(batch)]
-    return examples(batch), forms
+    return [examples(batch), forms]
 
 
 def _without_rows(leaf: Any) -> Any:

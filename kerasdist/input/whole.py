@@ -38,6 +38,12 @@ def whole(dataset: Any, **beside: Any) -> Any:
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
         _refuse(beside)
+        if ours.source.source.serves_once:
+            raise InputError(
+                "Expected a dataset that can be iterated again, of which each worker reads a part: "
+                "Keras looks at a batch before it trains. Received: a generator. Pass a "
+                "keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a list of batches."
+            )
         return ShardedAdapter(ours.source)
     if isinstance(ours, GatheredDataset):
         source: Any = _Rounds(ours)

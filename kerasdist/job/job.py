@@ -17,13 +17,7 @@ from kerasdist.errors import DisagreementError, JobError, KerasdistError
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
 from kerasdist.job.timeouts import Timeouts
-from kerasdist.job.watch import Watch
-
-# How long an error of a framework waits for the news that explains it.
-_NEWS_SECONDS = 5.0
-
-# The frameworks whose errors may be a lost worker's.
-_ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
+from kerasdist.job.watch import NEWS_SECONDS, Watch, may_be_a_loss
 
 
 @final
@@ -159,7 +153,7 @@ class Job:
                 self._watch.disarm()
             raise
         except Exception as error:
-            failure = self._link.failure_within(_NEWS_SECONDS) if _is_engines(error) else None
+            failure = self._link.failure_within(NEWS_SECONDS) if may_be_a_loss(error) else None
             if failure is None:
                 raise
             self._watch.disarm()
@@ -189,7 +183,7 @@ class Job:
         self._watch_over_leaving()
         self._link.close()
         if self._hub is not None:
-            self._hub.wait_until_all_left(_NEWS_SECONDS)
+            self._hub.wait_until_all_left(NEWS_SECONDS)
 
     def _watch_over_leaving(self) -> None:
         if self._link.closed or self._link.failure is not None:
@@ -201,13 +195,6 @@ class Job:
         for callback in reversed(self._at_leave):
             callback()
         self._watch.disarm()
-
-
-def _is_engines(error: Exception) -> bool:
-    return (
-        isinstance(error, RuntimeError | OSError)
-        or type(error).__module__.partition(".")[0] in _ENGINES
-    )
 
 
 def _coordinator(membership: Membership) -> tuple[str, int]:

@@ -24,8 +24,14 @@ from kerasdist.launch.exit_codes import ExitCode
 # How long the main thread may take to come to an end by itself.
 GRACE_SECONDS = 10.0
 
+# How long an error of a framework waits for the news that explains it.
+NEWS_SECONDS = 5.0
+
 # How long the chief may take to let the others know why the job ends.
-_NEWS_SECONDS = 2.0
+_TELLING_SECONDS = 2.0
+
+# The frameworks whose errors may be a lost worker's.
+_ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
 
 
 @final
@@ -99,6 +105,10 @@ class Watch:
         if isinstance(error, JobError) and self._link.failure is not None:
             # Not by way of the interpreter's end: frameworks wait there for the lost worker.
             self._end_with(error, "")
+        if may_be_a_loss(error):
+            failure = self._link.failure_within(NEWS_SECONDS)
+            if failure is not None:
+                self._end_with(failure, f"{failure}\n")
         self._link.close(error=f"{kind.__name__}: {error}"[:500])
         self._let_others_know()
         # The same may keep this worker from its end.
@@ -112,13 +122,25 @@ class Watch:
 
     def _let_others_know(self) -> None:
         if self._hub is not None:
-            self._hub.wait_until_told(_NEWS_SECONDS)
+            self._hub.wait_until_told(_TELLING_SECONDS)
 
 
 _ADVICE = (
     "Start the job again (`kerasdist run --max-restarts N` does that); with "
     "kerasdist.callbacks.BackupAndRestore it goes on where the last backup was made.\n"
 )
+
+
+def may_be_a_loss(error: BaseException) -> bool:
+    """Returns whether an error may come from a framework that has lost another worker.
+
+    Args:
+        error: The error.
+    """
+    return (
+        isinstance(error, RuntimeError | OSError)
+        or type(error).__module__.partition(".")[0] in _ENGINES
+    )
 
 
 def _end_later() -> NoReturn:

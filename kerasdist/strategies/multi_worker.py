@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Any, final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import (
-    DEFAULT_COMMUNICATION,
     Backend,
     BatchNorm,
     ReplicaOptions,
     ReplicaSet,
     checked_batch_norm,
 )
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
+from kerasdist.errors import DeviceError
 from kerasdist.job import current
+from kerasdist.job.job import Job
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
+
+# By which schedulers say which accelerators a process may see.
+_VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "TPU_VISIBLE_CHIPS",
+)
 
 
 @final
@@ -96,7 +108,7 @@ def _replicas(
         backend.connect(job)
     devices = chosen_devices(backend, names)
     if names is None:
-        devices = _own_share(devices, place)
+        devices = _own_share(devices, job)
     job.agree("number of devices a worker", {"devices": len(devices)})
     replicas = backend.worker_replica_set(devices, options, job, communication)
     if is_new:
@@ -112,10 +124,23 @@ def _versions(backend: Backend) -> dict[str, Any]:
     }
 
 
-def _own_share(devices: tuple[Device, ...], place: Membership) -> tuple[Device, ...]:
-    """This worker's part of the machine's accelerators; logical CPU devices are each process's."""
-    workers, number = place.local_workers or 1, place.local_rank or 0
-    if devices[0].kind == "cpu" or workers == 1 or len(devices) < workers:
-        return devices  # fewer than workers: a scheduler has given each worker its own already
-    share = len(devices) // workers
+def _own_share(devices: tuple[Device, ...], job: Job) -> tuple[Device, ...]:
+    """This worker's part of the accelerators that it sees.
+
+    Workers of one machine that see the same ones divide them; a scheduler may have given each its
+    own. Logical CPU devices are each process's own in any case.
+    """
+    seen = [devices[0].kind, platform.node(), *(os.environ.get(name) for name in _VISIBLE)]
+    everyone = job.exchange("accelerators that workers see", seen)
+    if devices[0].kind == "cpu":
+        return devices
+    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == seen]
+    share = len(devices) // len(sharing)
+    if share == 0:
+        raise DeviceError(
+            f"Expected an accelerator for each of the {len(sharing)} workers of this machine. "
+            f"Received: devices={[str(device) for device in devices]}. Start fewer workers, or "
+            "name the devices of each: MultiWorkerMirroredStrategy(devices=[...])."
+        )
+    number = sharing.index(job.rank)
     return devices[number * share : (number + 1) * share]

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from kerasdist.backends.base import Collectives
+from kerasdist.backends.collectives import Collectives
 from kerasdist.keras_seam import ops
 
 
@@ -33,21 +33,13 @@ def global_moments(
     Returns:
         Two tensors of shape ``(channels,)``, of the type of `inputs`.
     """
-    if mask is None:
+    if mask is None and _has_rows(inputs, axes):
         count = _count(inputs, axes)
-        weights = None
-        total = ops.sum(inputs, axes, keepdims=True)
+        # One operation each, where steps are not compiled.
+        mean = ops.mean(inputs, axes, keepdims=True)
+        squares = ops.var(inputs, axes, keepdims=True) * count
     else:
-        weights = ops.cast(
-            ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs)), inputs.dtype
-        )
-        count = ops.sum(weights, axes, keepdims=True)
-        total = ops.sum(ops.where(weights > 0, inputs, 0), axes, keepdims=True)
-    mean = total / ops.maximum(count, 1)
-    deviation = inputs - mean
-    if weights is not None:
-        deviation = ops.where(weights > 0, deviation, 0)
-    squares = ops.sum(ops.square(deviation), axes, keepdims=True)
+        count, mean, squares = _of_some(inputs, axes, mask)
 
     # One row a replica: count, mean and sum of squares, each of one value a channel.
     flat = [
@@ -62,6 +54,31 @@ def global_moments(
     global_mean = ops.sum(counts * means, 0) / divisor
     spread = squares + counts * ops.square(means - global_mean)
     return global_mean, ops.sum(spread, 0) / divisor
+
+
+def _has_rows(inputs: Any, axes: Sequence[int]) -> bool:
+    """Whether it is known here that there is something to average."""
+    sizes = [ops.shape(inputs)[axis] for axis in axes]
+    return all(isinstance(size, int) and size > 0 for size in sizes)
+
+
+def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
+    """Count, mean and sum of squares, where some values do not count or there may be none."""
+    if mask is None:
+        count = _count(inputs, axes)
+        weights = None
+        total = ops.sum(inputs, axes, keepdims=True)
+    else:
+        weights = ops.cast(
+            ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs)), inputs.dtype
+        )
+        count = ops.sum(weights, axes, keepdims=True)
+        total = ops.sum(ops.where(weights > 0, inputs, 0), axes, keepdims=True)
+    mean = total / ops.maximum(count, 1)
+    deviation = inputs - mean
+    if weights is not None:
+        deviation = ops.where(weights > 0, deviation, 0)
+    return count, mean, ops.sum(ops.square(deviation), axes, keepdims=True)
 
 
 def _count(inputs: Any, axes: Sequence[int]) -> Any:

@@ -211,7 +211,7 @@ def backup_and_restore(lab):
 
 @case("workers")
 def torn_backups(lab):
-    """A torn backup is refused with a message, and the one before it is used."""
+    """A torn backup is refused, the one before it is used; an unfinished one goes."""
     with lab.folder() as folder:
         kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
         _fit(_model(lab), [kept], epochs=3)
@@ -219,6 +219,7 @@ def torn_backups(lab):
         newest = max(folder.iterdir())
         if lab.job.is_chief:
             newest.write_bytes(newest.read_bytes()[:-7])
+            newest.with_suffix(".4711.unfinished").write_bytes(b"of a chief that was killed")
         lab.everyone("torn")
         model = _model(lab)
         seen = []
@@ -229,6 +230,8 @@ def torn_backups(lab):
         messages = [str(one.message) for one in told if "is torn" in str(one.message)]
         lab.equal(len(messages), 1 if lab.job.is_chief else 0)
         lab.equal(seen, [2])
+        lab.everyone("ended")
+        lab.equal(list(folder.iterdir()), [])
 
 
 @case("workers")

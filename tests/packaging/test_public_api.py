@@ -6,6 +6,7 @@ import kerasdist
 from tests.fresh import run_fresh
 
 PUBLIC = [
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",

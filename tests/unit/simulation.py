@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kerasdist import context
-from kerasdist.backends.base import Collectives
+from kerasdist.backends.collectives import Collectives
 from kerasdist.input.sharding import piece_bounds
 from kerasdist.replica_context import BatchShare, ReplicaContext
 from kerasdist.strategy import Strategy

@@ -38,6 +38,7 @@ def test_an_implementation_by_any_name(given):
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"timeout_seconds": -1.0}, "timeout_seconds"),
         ({"implementation": "MPI"}, "implementation"),
+        ({"compression": "zip"}, "compression"),
     ],
 )
 def test_options_that_mean_nothing(options, name):

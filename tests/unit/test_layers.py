@@ -113,6 +113,16 @@ def test_lower_layers_do_not_import_the_strategies(path):
     assert not found
 
 
+def test_the_package_imports_no_integration(path):
+    integrations = ("kerasdist_ray", "ray", "kubernetes")
+    found = [
+        name
+        for name in imported(parse(path))
+        if any(is_inside(name, integration) for integration in integrations)
+    ]
+    assert not found
+
+
 def test_imports_are_absolute(path):
     found = [
         ast.unparse(node)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.components import divided
 from kerasdist.backends.jax.replica_scope import ReplicaScope

@@ -26,7 +26,11 @@ def connect(job: Job) -> None:
     # It would take SIGTERM for itself, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)
     service = job.addresses[0]
-    way = service if job.is_chief else Relay(service, job.timeouts.join).address
+    way = service
+    if not job.is_chief:
+        relay = Relay(service, job.timeouts.join)
+        way = relay.address
+        job.at_leave(relay.close)  # after JAX, which takes its leave by it
     try:
         jax.distributed.initialize(
             coordinator_address=way,

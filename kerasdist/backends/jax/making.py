@@ -189,6 +189,14 @@ class AmongWorkers(Maker):
     ) -> list[Any]:
         """Returns a value for each list of components, of which some have a shape."""
         self._check_outside()
+        here = len(self._place.layout.local_replicas)
+        wrong = [len(column) for column in columns if len(column) != here]
+        if wrong:
+            raise ValueError(
+                f"[worker {self._job.rank}/{self._job.num_workers}] Expected a component for each "
+                f"of the {here} replicas of this worker. Received: a value of {wrong[0]}. Make it "
+                "with strategy.distribute_values_from_function."
+            )
         shaped = [all(map(has_shape, column)) for column in columns]
         own = [
             [[list(np.shape(part)), str(jnp.result_type(part))] for part in column]

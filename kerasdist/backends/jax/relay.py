@@ -45,23 +45,29 @@ class Relay:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         _start(self._listen)
 
+    def close(self) -> None:
+        """Takes no more connections."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # a thread waits there
+        self._listener.close()
+
     def _listen(self) -> None:
-        while True:
-            client, _ = self._listener.accept()
-            _start(self._serve, client)
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                _start(self._serve, self._listener.accept()[0])
 
     def _serve(self, client: socket.socket) -> None:
-        server = self._connected()
-        if server is None:
-            client.close()
-            return
-        # What the server says is passed on until it closes. Then the client waits, and so it may.
-        _start(_pass_on, server, client)
-        _pass_on(client, server)
-        with contextlib.suppress(OSError):
-            server.shutdown(
-                socket.SHUT_RDWR
-            )  # a thread waits for its words, so closing says nothing
+        with client:
+            server = self._connected()
+            if server is None:
+                return
+            with server:
+                # What the server says is passed on until it closes. Then the client waits: so it
+                # may, and whatever it says goes nowhere.
+                _start(_pass_on, server, client)
+                _pass_on(client, server)
+                with contextlib.suppress(OSError):
+                    server.shutdown(socket.SHUT_RDWR)  # a thread waits for its words
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience
@@ -76,10 +82,11 @@ class Relay:
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Passes bytes on until one side is gone."""
+    """Passes bytes on until their source ends."""
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK_BYTES):
-            target.sendall(data)
+            with contextlib.suppress(OSError):
+                target.sendall(data)
 
 
 def _start(function: Callable[..., None], *args: Any) -> None:

@@ -358,11 +358,14 @@ class JaxRunner(Runner):
 
     def _whole(self, structure: Any) -> Any:
         """Returns a structure with the one array that the components of each value are."""
-        return jax.tree.map(
-            lambda leaf: self._place.result(leaf.source.array) if is_distributed(leaf) else leaf,
-            structure,
-            is_leaf=is_distributed,
-        )
+
+        def array(leaf: Any) -> Any:
+            if not is_distributed(leaf):
+                return leaf
+            one = leaf.source.array
+            return one if is_traced(one) else self._place.result(one)
+
+        return jax.tree.map(array, structure, is_leaf=is_distributed)
 
 
 def _as_copies(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -26,7 +26,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     unequal steps (TRAPS, 2), shards it by file, and warns about that.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, spec: Any) -> None:
+    def __init__(self, dataset: Iterable[Any], spec: Any) -> None:
         """Wraps a dataset.
 
         Args:
@@ -100,7 +100,9 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     sizes, begins = _bounds(total, replicas)
     begin, size = begins[own.start], tf.reduce_sum(sizes[own.start : own.stop])
     # Three replicas of which the second one's piece is meant.
-    division = _Division([begin, size, total - begin - size], [0, begin, begin + size], [None] * 3)
+    division = _Division(
+        [begin, size, total - begin - size], [0, begin, begin + size], [_NOBODYS] * 3
+    )
 
     def rows(leaf: Any) -> Any:
         return leaf if isinstance(leaf, tf.experimental.Optional) else division.parts(leaf)[1]
@@ -131,6 +133,10 @@ def pieces_of_own(batch: OwnRows, replicas_here: int) -> list[Piece]:
     leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
     size = _rows(_batched(leaves)[0])
     return _pieces(batch.rows, leaves, _dynamic_division(size, batch.total, replicas_here))
+
+
+# The share of what is cut off for no replica.
+_NOBODYS = BatchShare(0, 0, 0.0)
 
 
 @contextmanager

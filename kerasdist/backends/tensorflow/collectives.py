@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import (

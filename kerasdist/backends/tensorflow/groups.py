@@ -9,7 +9,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from kerasdist.backends.base import DEFAULT_COMMUNICATION
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow import gradients
 from kerasdist.backends.tensorflow.batches import GlobalBatchDataset, Piece, pieces
 from kerasdist.backends.tensorflow.components import check_alike, concat

@@ -64,7 +64,7 @@ def _spec(batches: WorkerBatches) -> Any:
     dataset = batches.source.dataset
     if isinstance(dataset, tf.data.Dataset):
         return dataset.element_spec
-    return keras.tree.map_structure(_spec_of, batches.any_batch())
+    return keras.tree.map_structure(_spec_of, batches.form())
 
 
 def _spec_of(leaf: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.base import DEFAULT_COMMUNICATION
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.batches import (
     GlobalBatchDataset,
     OwnRows,
@@ -84,7 +84,8 @@ class WorkerGroup(Group):
     def batches(self, dataset: tf.data.Dataset) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows."""
         own = self._own_rows(dataset).prefetch(tf.data.AUTOTUNE)
-        return GlobalBatchDataset(own, own.element_spec.rows)
+        spec: Any = own.element_spec
+        return GlobalBatchDataset(own, spec.rows)
 
     def _own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         # tf.data calls with the members of a tuple, and with anything else as it is.
@@ -292,7 +293,8 @@ class WorkerGroup(Group):
         flat, _ = self.concatenation([part.flat_values for part in parts], 0)
         levels = zip(*(part.nested_row_lengths() for part in parts), strict=True)
         lengths = [self.concatenation(level, 0)[0] for level in levels]
-        return tf.RaggedTensor.from_nested_row_lengths(flat, lengths)
+        ragged: Any = tf.RaggedTensor
+        return ragged.from_nested_row_lengths(flat, lengths)
 
     def _sparse(self, parts: Parts) -> tf.SparseTensor:
         rows = self._everyones([part.dense_shape[0] for part in parts])

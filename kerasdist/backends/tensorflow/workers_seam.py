@@ -21,7 +21,11 @@ _KEYS_OF_A_STRATEGY = 100_000
 
 def has_started() -> bool:
     """Returns whether TensorFlow's runtime has started, so that it cannot join others any more."""
-    return eager_context.context()._context_handle is not None
+    return _runtime()._context_handle is not None
+
+
+def _runtime() -> Any:
+    return eager_context.context()
 
 
 def start_server(addresses: Sequence[str], rank: int) -> None:
@@ -34,7 +38,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
         addresses: ``host:port`` of each worker.
         rank: This worker's number.
     """
-    runtime = eager_context.context()
+    runtime = _runtime()
     leader = f"/job:{_JOB}/replica:0/task:0"
     runtime.configure_collective_ops(
         collective_leader=leader,

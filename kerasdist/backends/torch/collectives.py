@@ -11,7 +11,7 @@ import keras
 import torch
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.base import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch.components import aggregated
 from kerasdist.backends.torch.differentiable import as_tensor, check_summable, gathered, summed
 from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum

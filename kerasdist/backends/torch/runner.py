@@ -7,32 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import keras
-import numpy as np
 import torch
 
 from kerasdist import keras_seam, ownership
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.torch.collectives import check_summable
-from kerasdist.backends.torch.components import is_on_read
+from kerasdist.backends.torch.components import is_on_read, require_aggregate
+from kerasdist.backends.torch.differentiable import check_summable
 from kerasdist.backends.torch.functions import current_step
 from kerasdist.backends.torch.pace import LoopPace
 from kerasdist.backends.torch.pieces import Part
-from kerasdist.backends.torch.reads import ReadRecorder
+from kerasdist.backends.torch.placing import on_device, required_tensor
+from kerasdist.backends.torch.reads import require_outside
 from kerasdist.backends.torch.replicas import TorchReplicaSet, torch_device
 from kerasdist.collectives import CommunicationOptions, ReduceOp
-from kerasdist.errors import ScopeError
 from kerasdist.replica_context import checked_axis
 from kerasdist.structures import map_leaves, transpose
 from kerasdist.values import DistributedValues, Mirrored, PerReplica, per_replica
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
-
-# Types that Keras takes over as they are.
-_KNOWN_TO_TORCH = frozenset(
-    {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
-    | {np.float16, np.float32, np.float64}
-)
 
 
 @final
@@ -73,12 +66,7 @@ class TorchRunner(Runner):
         Raises:
             ScopeError: In a function that `kerasdist.value_and_grad` differentiates.
         """
-        if isinstance(keras_seam.stateless_scope(), ReadRecorder):
-            raise ScopeError(
-                "Expected value_and_grad in the function that strategy.run runs. Received: "
-                "strategy.run in the function that value_and_grad differentiates. Let each replica "
-                "differentiate its own loss; optimizer.apply sums the gradients."
-            )
+        require_outside(keras_seam.stateless_scope())
         outer = current_step()
         if outer is not None:
             outer.warn_if_compiled()
@@ -154,7 +142,7 @@ class TorchRunner(Runner):
         Args:
             tensor: The tensor.
         """
-        tensor = _tensor(tensor).detach()
+        tensor = required_tensor(tensor).detach()
         return Mirrored(tuple(tensor.to(device) for device in self._devices))
 
     def update(
@@ -199,7 +187,7 @@ class TorchRunner(Runner):
         """
         self._check_count(len(values), values)
         placed = [
-            map_leaves(lambda leaf: _on(device, leaf), structure)  # noqa: B023
+            map_leaves(lambda leaf: on_device(device, leaf), structure)  # noqa: B023
             for device, structure in zip(self._devices, values, strict=True)
         ]
         return transpose(placed, _values)
@@ -223,13 +211,7 @@ class TorchRunner(Runner):
         Raises:
             ValueError: If there is no aggregate.
         """
-        if is_on_read(variable) and variable.aggregation == "none":
-            raise ValueError(
-                "Expected a variable with an aggregation, as its replicas' components are "
-                f"aggregated when it is read. Received: variable={variable.path!r}, "
-                "synchronization='on_read', aggregation='none'. Read its components, with "
-                "strategy.local_results(variable), or make it with an aggregation."
-            )
+        require_aggregate(variable)
         return keras_seam.stored_value(variable).detach().clone()
 
     def created(self, variable: Any) -> bool:
@@ -274,7 +256,7 @@ class TorchRunner(Runner):
             self._check_count(len(parts), parts)
         else:
             parts = [value] * len(self._devices)
-        return [_tensor(part).to(self._home) for part in parts]
+        return [required_tensor(part).to(self._home) for part in parts]
 
     def _check_count(self, count: int, values: Any) -> None:
         if count != len(self._devices):
@@ -298,23 +280,3 @@ def _check_shapes(parts: Sequence[torch.Tensor], axis: int | None) -> None:
 
 def _values(leaves: Sequence[Any]) -> PerReplica | None:
     return None if all(leaf is None for leaf in leaves) else PerReplica(tuple(leaves))
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    if value is None or isinstance(value, str | bytes):
-        raise ValueError(
-            f"Expected a tensor from every replica. Received: {value!r:.100}. Let the function "
-            "return a number or a tensor."
-        )
-    return keras_seam.ops.convert_to_tensor(value)
-
-
-def _on(device: torch.device, leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | np.generic):
-        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's way takes ten times as long
-            return torch.as_tensor(leaf, device=device)
-        with keras.device(str(device)):
-            leaf = keras_seam.ops.convert_to_tensor(leaf)
-    return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf

@@ -77,7 +77,7 @@ class TorchTrainer(ReplicatedTrainer):
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         # Keras takes a batch from the iterator if the model is to be built.
         seen = None if iterator is None else _rows_alone(iterator)
-        super()._symbolic_build(seen, data_batch)  # type: ignore[misc]
+        super()._symbolic_build(seen, data_batch)
 
     def _steps(self) -> Steps:
         steps = vars(self).get(_STEPS)

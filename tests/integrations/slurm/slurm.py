@@ -69,7 +69,9 @@ def srun(arguments):
     parser.add_argument("--kill-on-bad-exit", choices="0")
     parser.add_argument("--wait", type=int)
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    command = parser.parse_args(arguments).command
+    options = parser.parse_args(arguments)
+    assert options.label
+    command = options.command
     step = str(len(list(FOLDER.glob("step-*"))))
     (FOLDER / f"step-{step}").touch()
     common = {
@@ -83,6 +85,8 @@ def srun(arguments):
         subprocess.Popen(
             command,
             env={**os.environ, **common, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for n in range(2)
     ]
@@ -93,7 +97,10 @@ def srun(arguments):
         for task in tasks:
             with contextlib.suppress(ProcessLookupError):
                 task.send_signal(signal.SIGTERM)
-    codes = [task.wait() for task in tasks]
+    for n, task in enumerate(tasks):  # what --label does; nobody here writes much
+        for line in task.communicate()[0].splitlines():
+            print(f"{n}: {line}")
+    codes = [task.returncode for task in tasks]
     return max(128 - code if code < 0 else code for code in codes)
 
 

@@ -40,7 +40,7 @@ def main():
     ranks = job.exchange("ranks", job.rank)
     globals()[sys.argv[1]](job)
     facts = [place.source, ranks, place.local_rank, place.local_workers, *sys.argv[2:]]
-    print(f"task {job.rank}: {facts} threads={os.environ['OMP_NUM_THREADS']}", flush=True)
+    print(f"{facts} threads={os.environ['OMP_NUM_THREADS']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,13 @@ from kerasdist.backends.jax.relay import Relay
 SECONDS = 20
 
 
-def connected(relay):
-    host, port = relay.address.split(":")
-    return socket.create_connection((host, int(port)), timeout=SECONDS)
+@contextlib.contextmanager
+def connected(address, patience=SECONDS):
+    """A client's side of a connection to a server by a relay."""
+    with contextlib.closing(Relay(address, patience)) as relay:
+        host, port = relay.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            yield client
 
 
 @contextlib.contextmanager
@@ -38,7 +42,7 @@ def test_bytes_pass_both_ways():
     def echo(connection):
         connection.sendall(connection.recv(5)[::-1])
 
-    with server(echo) as address, connected(Relay(address, SECONDS)) as client:
+    with server(echo) as address, connected(address) as client:
         client.sendall(b"hello")
         assert client.recv(5) == b"olleh"
 
@@ -50,7 +54,7 @@ def test_the_clients_side_stays_open_when_the_server_dies():
         connection.recv(5)
         gone.set()
 
-    with server(die) as address, connected(Relay(address, SECONDS)) as client:
+    with server(die) as address, connected(address) as client:
         client.sendall(b"hello")
         assert gone.wait(SECONDS)
         client.settimeout(0.5)
@@ -63,7 +67,7 @@ def test_the_clients_side_stays_open_when_the_server_dies():
 def test_it_waits_for_a_server_that_comes_later():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with connected(Relay(f"127.0.0.1:{port}", SECONDS)) as client:
+    with connected(f"127.0.0.1:{port}") as client:
         client.sendall(b"hello")
         with socket.create_server(("127.0.0.1", port)) as listener:
             listener.settimeout(SECONDS)
@@ -75,17 +79,21 @@ def test_it_waits_for_a_server_that_comes_later():
 def test_it_gives_up_a_server_that_never_comes():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with connected(Relay(f"127.0.0.1:{port}", patience=0.3)) as client:
+    with connected(f"127.0.0.1:{port}", patience=0.3) as client:
         assert client.recv(1) == b""
 
 
 def test_the_server_learns_that_the_client_has_gone():
-    ended = threading.Event()
+    reached, ended = threading.Event(), threading.Event()
 
     def listen(connection):
+        assert connection.recv(5) == b"hello"
+        reached.set()
         assert connection.recv(5) == b""
         ended.set()
 
     with server(listen) as address:
-        connected(Relay(address, SECONDS)).close()
+        with connected(address) as client:
+            client.sendall(b"hello")
+            assert reached.wait(SECONDS)
         assert ended.wait(SECONDS)

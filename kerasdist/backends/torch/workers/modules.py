@@ -30,4 +30,4 @@ def install() -> None:
                 collectives.state.note_buffers(wrapper.module.buffers())
         return original(wrapper, *args, training=training, **kwargs)
 
-    keras.layers.TorchModuleWrapper.call = call
+    setattr(keras.layers.TorchModuleWrapper, "call", call)  # noqa: B010  the signatures differ

@@ -22,7 +22,7 @@ from kerasdist.backends.torch.workers.gradients import GradientSum
 from kerasdist.backends.torch.workers.reducer import Reducer
 
 # A model whose steps depend on other parameters again and again is not for a reducer.
-_MOST_REDUCERS = 4
+_MOST_REDUCERS = 10
 
 
 @final
@@ -39,6 +39,13 @@ class Plan:
     reducer: Reducer
     variables: Sequence[Any]
     served: frozenset[int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the variables that it serves are as they were."""
+        return self.reducer.serves(
+            keras_seam.stored_value(one) for one in self.variables if id(one) in self.served
+        )
 
 
 @final
@@ -60,8 +67,8 @@ class Overlap:
 
     def begin(self) -> None:
         """Starts a step."""
-        if self._running:  # an error has ended the last one
-            self._drop_plan()
+        if self._running or (self._plan is not None and not self._plan.holds):
+            self._drop_plan()  # an error has ended the last step, or a layer was frozen since
         self._running = self._plan is not None
         if self._plan is not None:
             self._plan.reducer.begin()

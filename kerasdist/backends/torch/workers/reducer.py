@@ -46,13 +46,22 @@ class Reducer:
             _Bare([*parameters, self._marker]),
             gradient_as_bucket_view=True,  # in place of copies
             init_sync=False,  # the variables are equal already
-            bucket_cap_mb=bucket_bytes / _MEBIBYTE if bucket_bytes else None,  # type: ignore[arg-type]
+            bucket_cap_mb=bucket_bytes / _MEBIBYTE if bucket_bytes else None,
         )
         # A lambda, as torch compares annotations with its own types.
         self._torchs.register_comm_hook(
             None, lambda _, bucket: compression.start_sum(bucket.buffer())
         )
         self._settle()
+
+    def serves(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Returns whether these are the parameters that it was made for, still to be trained.
+
+        Args:
+            parameters: The parameters.
+        """
+        pairs = zip(parameters, self._parameters, strict=True)
+        return all(one is own and one.requires_grad for one, own in pairs)
 
     def begin(self) -> None:
         """Starts a step: the next backward pass is summed, and none after it."""

@@ -1,0 +1,168 @@
+"""One worker of a job on JAX: what only this engine has, case by case, in one process.
+
+python -m tests.multiprocess.jax_script; the environment says which worker. Prints a line a case.
+"""
+
+import os
+import traceback
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import kerasdist as kd
+
+STRATEGY = kd.MultiWorkerMirroredStrategy()
+
+import jax  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas
+RANK = jax.process_index()
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def number():
+    return kd.get_replica_context().replica_id_in_sync_group
+
+
+def local(value):
+    return [np.asarray(one).tolist() for one in STRATEGY.local_results(value)]
+
+
+@case
+def made_by_a_function():
+    value = STRATEGY.distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group)
+    )
+    assert local(value) == list(HERE)
+    assert local(STRATEGY.run(lambda x: x + 10, args=(value,))) == [one + 10 for one in HERE]
+    assert float(STRATEGY.reduce("SUM", value, axis=None)) == sum(range(REPLICAS))
+
+
+@case
+def of_other_shapes_on_other_workers():
+    value = STRATEGY.distribute_values_from_function(
+        lambda context: np.full(context.replica_id_in_sync_group + 1, 2.0, "float32")
+    )
+    total = REPLICAS * (REPLICAS + 1)
+    assert [len(one) for one in local(value)] == [one + 1 for one in HERE]
+    assert float(STRATEGY.reduce("SUM", value, axis=0)) == total
+    assert float(np.sum(STRATEGY.gather(value, axis=0))) == total
+    sums = STRATEGY.run(lambda x: kd.get_replica_context().all_reduce("SUM", x.sum()), (value,))
+    assert local(sums) == [total] * len(HERE)
+
+
+@case
+def made_by_hand():
+    value = kd.PerReplica(tuple(np.float32(one) for one in HERE))
+    assert float(STRATEGY.reduce("SUM", value, axis=None)) == sum(range(REPLICAS))
+    assert local(STRATEGY.run(lambda x: x * 2, args=(value,))) == [2 * one for one in HERE]
+    with pytest.raises(ValueError, match="a component for each of the"):
+        STRATEGY.reduce("SUM", kd.PerReplica((np.float32(1),) * (REPLICAS + 1)), axis=None)
+
+
+@case
+def made_inside_a_program():
+    def step():
+        def merged(strategy):
+            return strategy.distribute_values_from_function(lambda _: np.float32(1))
+
+        return kd.get_replica_context().merge_call(merged)
+
+    with pytest.raises(kd.errors.UnsupportedError, match="made outside of"):
+        STRATEGY.run(step)
+
+
+@case
+def ragged_batches():
+    batches = [np.arange(size, dtype="float32") for size in (4 * REPLICAS, 5, 1)]
+    for batch, value in zip(batches, STRATEGY.distribute_dataset(batches), strict=True):
+        assert np.array_equal(STRATEGY.gather(value, axis=0), batch)
+        total = STRATEGY.reduce("SUM", STRATEGY.run(lambda x: x.sum(), args=(value,)), axis=None)
+        assert float(total) == batch.sum()
+
+
+@case
+def variables():
+    with STRATEGY.scope():
+        mirrored = keras.Variable(np.float32(0), aggregation="sum")
+        kept = keras.Variable(np.float32(0), synchronization="on_read", aggregation="sum")
+
+    def step():
+        mirrored.assign(number() * 1.0)
+        kept.assign_add(number() * 1.0)
+        return kept.value + 0
+
+    for count in (1.0, 2.0):
+        assert local(STRATEGY.run(step)) == [count * one for one in HERE]
+    assert float(mirrored.value) == sum(range(REPLICAS))
+    assert float(kept.value) == 2 * sum(range(REPLICAS))
+    assert local(kept) == [2.0 * one for one in HERE]
+    kept.assign(4.0 * REPLICAS)
+    assert local(kept) == [4.0] * len(HERE)
+
+
+@case
+def a_compiled_step_of_its_own():
+    with STRATEGY.scope():
+        total = keras.Variable(np.float32(0))
+
+    @kd.function
+    def step(batch):
+        sums = STRATEGY.run(lambda x: x.sum(), args=(batch,))
+        mirrored = STRATEGY.extended.reduce_to("SUM", sums, total)
+        STRATEGY.extended.update(total, lambda own, x: own.assign_add(x), args=(mirrored,))
+        return mirrored
+
+    for batch in STRATEGY.distribute_dataset([np.ones(5, "float32")] * 3):
+        assert local(step(batch)) == [5.0] * len(HERE)
+    assert float(total.value) == 15.0
+
+
+@case
+def one_worker_alone_between_steps():
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(optimizer="sgd", loss="mse")
+    x, y = np.ones((7, 3), "float32"), np.ones((7, 2), "float32")
+    for _ in range(2):
+        model.fit(x, y, batch_size=4, verbose=0)
+        if RANK == 0:  # whatever it does, the other one need not do it
+            assert np.shape(model(x[:2])) == (2, 2)
+            assert np.isfinite(float(keras.ops.sum(model.weights[0] * 2 + keras.ops.ones(2))))
+            model.optimizer.learning_rate.assign(model.optimizer.learning_rate * 1)
+            model.count_params()
+    assert all(weight.value.is_fully_addressable for weight in model.weights)
+
+
+@case
+def unlike_seeds():
+    keras.utils.set_random_seed(1 + RANK)
+    with STRATEGY.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    found = STRATEGY.run(lambda: keras.ops.sum(model.weights[0] ** 2))
+    everyone = np.asarray(STRATEGY.gather(STRATEGY.run(lambda x: x[None], args=(found,)), axis=0))
+    assert len(set(everyone.tolist())) == 1, everyone
+
+
+@case
+def statistics_of_a_part():
+    with pytest.raises(kd.errors.UnsupportedError, match="batch_norm"):
+        kd.MultiWorkerMirroredStrategy(batch_norm="per_replica")
+
+
+if __name__ == "__main__":
+    for one in CASES:
+        try:
+            one()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            print("failed", one.__name__, flush=True)
+            break  # the other workers are elsewhere now
+        print("passed", one.__name__, flush=True)

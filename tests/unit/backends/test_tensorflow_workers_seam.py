@@ -1,0 +1,113 @@
+"""Tripwires: what many workers need of TensorFlow's private parts is where it should be.
+
+A failure here means that TensorFlow moved something, and
+`kerasdist/backends/tensorflow/workers_seam.py` is the file to mend.
+"""
+
+import json
+
+import pytest
+
+from tests.fresh import run_fresh
+
+# A job of one: the same engine, whose sums are of one worker.
+PROBE = """
+import json, socket
+import keras
+import tensorflow as tf
+from kerasdist.backends.tensorflow import workers_seam
+from kerasdist.backends.tensorflow.gradients import native_options
+from kerasdist.backends.tensorflow.workers import WorkerGroup
+from kerasdist.collectives import CommunicationOptions
+
+with socket.create_server(("127.0.0.1", 0)) as probe:
+    address = "127.0.0.1:%d" % probe.getsockname()[1]
+before = workers_seam.has_started()
+workers_seam.start_server([address], 0)
+options = native_options(CommunicationOptions(timeout_seconds=20.0))
+engine, other = (
+    workers_seam.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
+)
+group = WorkerGroup(engine, 0, 20.0, shares_memory=True)
+
+with engine.scope():
+    total, mean, first = (
+        keras.Variable(2.0, trainable=False, aggregation=how, synchronization="on_read")
+        for how in ("sum", "mean", "only_first_replica")
+    )
+
+def reads():
+    with engine.scope():
+        return [float(one.numpy()) for one in (total, mean, first)]
+
+made = reads()
+with engine.scope():
+    total.assign(6.0)
+assigned = reads()
+# What is known is handed out, the first replica's own is not known but read.
+for one in (total, mean, first):
+    one.value.know(tf.constant(9.0))
+known = reads()
+group.note_loop()
+in_loops = reads()
+with group.calling():
+    in_a_call = reads()
+mean.value.know_equal()
+
+tensors = [tf.constant([1.5]), tf.constant(3, tf.int8), tf.constant([[2.5]], tf.bfloat16)]
+sums = group.sums([[one] for one in tensors])
+whole, sizes = group.concatenation([tf.constant([True, False])], 0)
+
+print(json.dumps({
+    "started": [before, workers_seam.has_started()],
+    "keys": [engine.group_key, other.group_key],
+    "is_native": isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy),
+    "made": made,
+    "assigned": assigned,
+    "known": known,
+    "in_loops": in_loops,
+    "in_a_call": in_a_call,
+    "costly": [one is total for one in group.costly([total, mean, first])],
+    "sums": [[one.dtype.name, one.numpy().tolist()] for one in sums],
+    "whole": [whole.numpy().tolist(), [int(size) for size in sizes]],
+    "names": len(workers_seam.private_names()),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    return json.loads(run_fresh(PROBE, KERAS_BACKEND="tensorflow", seconds=120))
+
+
+def test_the_runtime_is_started_by_us(found):
+    assert found["started"] == [False, True]
+    assert found["is_native"]
+
+
+def test_strategies_do_not_share_keys(found):
+    assert found["keys"][0] != found["keys"][1]
+
+
+def test_a_variable_is_read_without_the_others_while_it_is_known(found):
+    assert found["made"] == [2.0, 2.0, 2.0]
+    assert found["assigned"] == [6.0, 2.0, 2.0]
+    assert found["known"] == [9.0, 9.0, 2.0]
+    assert found["in_a_call"] == [9.0, 9.0, 2.0]
+
+
+def test_a_variable_is_read_with_the_others_where_loops_may_write(found):
+    assert found["in_loops"] == [6.0, 2.0, 2.0]
+
+
+def test_only_divided_variables_cost_a_collective(found):
+    assert found["costly"] == [True]
+
+
+def test_sums_keep_types_and_shapes(found):
+    assert found["sums"] == [["float32", [1.5]], ["int8", 3], ["bfloat16", [[2.5]]]]
+    assert found["whole"] == [[True, False], [2]]
+
+
+def test_private_names_are_there(found):
+    assert found["names"] > 5

@@ -1,0 +1,88 @@
+"""Backups on disk: whole or not there."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kerasdist.callbacks import backup_file
+from kerasdist.callbacks.backup_file import Backup
+from kerasdist.errors import BackupError
+
+ARRAYS = [
+    np.arange(6, dtype="float32").reshape(2, 3),
+    np.array(7, dtype="int64"),
+    np.zeros((0, 4), dtype="uint8"),
+    np.array([1.5, -2.0], dtype=ml_dtypes.bfloat16),
+    np.array([[True, False]]),
+    np.arange(6.0).reshape(2, 3).T,
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "backups"
+
+
+def written(folder, number=3):
+    return backup_file.write(folder, number, Backup({"epoch": 2, "best": float("inf")}, ARRAYS))
+
+
+def test_what_is_written_is_read(folder):
+    backup = backup_file.read(written(folder))
+    assert backup.facts == {"epoch": 2, "best": float("inf")}
+    for found, expected in zip(backup.arrays, ARRAYS, strict=True):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_no_other_file_is_left(folder):
+    path = written(folder)
+    assert list(folder.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("cut", [1, 31, 33, 200])
+def test_a_torn_file_is_refused(folder, cut):
+    path = written(folder)
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(BackupError, match="it is torn"):
+        backup_file.read(path)
+
+
+@pytest.mark.parametrize("position", [20, 40, -40, -1])
+def test_a_changed_byte_is_found(folder, position):
+    path = written(folder)
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BackupError, match="it is torn"):
+        backup_file.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"kerasdist backup 9\n" + b"x" * 100])
+def test_another_file_is_refused(folder, content):
+    path = written(folder)
+    path.write_bytes(content)
+    with pytest.raises(BackupError, match="another version, or no backup"):
+        backup_file.read(path)
+
+
+def test_a_failure_leaves_the_old_file(folder):
+    path = written(folder)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        backup_file.write(folder, 3, Backup({"epoch": object()}, ARRAYS))
+    assert path.read_bytes() == before
+    assert list(folder.iterdir()) == [path]
+
+
+def test_the_newest_comes_first(folder):
+    assert backup_file.newest_first(folder) == []
+    for number in (9, 10, 2):
+        written(folder, number)
+    (folder / "backup-000000000011.77.unfinished").touch()
+    (folder / "notes.txt").touch()
+    newest = backup_file.newest_first(folder)
+    assert [backup_file.number_of(path) for path in newest] == [10, 9, 2]
+    backup_file.remove(newest[1:])
+    assert backup_file.newest_first(folder) == newest[:1]
