@@ -18,6 +18,28 @@ import keras
 from keras.src.tree import dmtree_impl
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from kerasdist import keras_seam
+import numpy as np
+
+keras.utils.set_random_seed(41)
+seed = keras_seam.global_seed()
+
+resumed = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+resumed.compile("sgd", "mse")
+trained, read = [], []
+
+class Resume(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        keras_seam.set_initial_epoch(resumed, 1)
+    def on_epoch_begin(self, epoch, logs=None):
+        read.append([epoch])
+        if epoch == 1:
+            keras_seam.skip_batches(resumed, 2, lambda: read.append("skipped"))
+    def on_train_batch_end(self, batch, logs=None):
+        trained.append(int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)))
+
+rows = np.ones((8, 2), "float32")
+resumed.fit(rows, rows[:, :1], batch_size=2, epochs=3, verbose=0, callbacks=[Resume()])
+
 
 def penalty(rows):
     layer = keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer="l2")
@@ -85,6 +107,12 @@ scaling.apply([keras.ops.convert_to_tensor(4.0)], [v])
 told["applied"] = [*applied, float(v.value)]
 
 print(json.dumps({
+    "seed": seed,
+    "resumed": [read, trained, keras_seam.initial_epoch(resumed)],
+    "default": [
+        keras_seam.is_default(keras.callbacks.Callback().on_train_batch_end),
+        keras_seam.is_default(Resume().on_train_batch_end),
+    ],
     "backend": keras_seam.backend_name(),
     "signatures": {
         f"{hook}: {getattr(owner, '__name__', owner)}.{name}":
@@ -221,3 +249,18 @@ def test_a_scope_is_asked_where_it_was(probe):
 
 def test_an_optimizer_that_scales_applies_where_it_did(probe):
     assert probe["told"]["applied"] == [[True, 1, True], 2.0]
+
+
+def test_the_seed_of_a_process_is_known(probe):
+    assert probe["seed"] == 41
+
+
+def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):
+    read, trained, initial_epoch = probe["resumed"]
+    assert initial_epoch == 1
+    assert read == [[1], "skipped", [2]]
+    assert trained == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_callback_that_does_nothing_is_recognised(probe):
+    assert probe["default"] == [True, False]
