@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-import keras
-
 from kerasdist import keras_seam
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.dividing import examples, rows
@@ -101,7 +99,7 @@ def _by_batch(dataset: Any, job: Job) -> Any:
     step, first = job.num_workers, job.rank
     if keras_seam.is_tf_dataset(dataset):
         return dataset.shard(step, first)
-    if isinstance(dataset, keras.utils.PyDataset):
+    if isinstance(dataset, keras_seam.PyDataset):
         return EveryNthBatch(dataset, step, first)
     if keras_seam.is_torch_dataloader(dataset):
         own = every_nth_of_loader(dataset, step, first)

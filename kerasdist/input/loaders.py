@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Protocol, final, runtime_checkable
 
-import keras
+from kerasdist import keras_seam
 
 
 @runtime_checkable
@@ -47,7 +47,7 @@ class EveryNth:
 
 
 @final
-class EveryNthBatch(keras.utils.PyDataset):
+class EveryNthBatch(keras_seam.PyDataset):
     """Some batches of a `PyDataset`."""
 
     def __init__(self, dataset: Any, step: int, first: int) -> None:
@@ -63,7 +63,7 @@ class EveryNthBatch(keras.utils.PyDataset):
         self._step, self._first = step, first
 
     @property
-    def num_batches(self) -> int | None:
+    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """How many they are, None if they do not end."""
         count = self._dataset.num_batches
         return None if count is None else len(range(self._first, count, self._step))

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _NONE = object()
 
-# What workers say that have no batch: their data have ended, or there never were any.
-_ENDED, _NO_FORM = "ended", "none"
-
 
 @final
 class WorkerBatches:
@@ -56,15 +53,15 @@ class WorkerBatches:
             elif like is _NONE:
                 like = self._any_batch()
             everyone = self._job.exchange("the next batch of a dataset", _described(batch, like))
-            there = [one for one in everyone if isinstance(one, list)]
-            if not there:
+            forms = [one["form"] for one in everyone if one["rows"] is not None]
+            if not forms:
                 return
             self._require_form(everyone)
-            sizes = tuple(one[0] if isinstance(one, list) else 0 for one in everyone)
             if batch is _NONE:
                 own, batch = iter(()), map_leaves(_without_rows, like)
+            sizes = tuple([one["rows"] or 0 for one in everyone])
             if sum(sizes):
-                alike = all(one[1] == there[0][1] for one in there)
+                alike = all(form == forms[0] for form in forms)
                 yield WorkerRows(batch, sizes, self._job.rank, alike)
 
     def form(self) -> Any:
@@ -85,8 +82,9 @@ class WorkerBatches:
 
     def _require_form(self, everyone: Sequence[Any]) -> None:
         """Refuses, on all workers alike, if one knows nothing of what the others have."""
-        if _NO_FORM in everyone:
-            raise self._without_any(everyone.index(_NO_FORM))
+        for rank, one in enumerate(everyone):
+            if one["form"] is None:
+                raise self._without_any(rank)
 
     def _without_any(self, rank: int) -> InputError:
         return InputError(
@@ -145,12 +143,13 @@ class ShardedAdapter(keras_seam.DataAdapter):
         return None
 
 
-def _described(batch: Any, like: Any) -> list[Any] | str:
-    """How many rows a batch has, and what else other workers' must be like on some backends."""
-    if batch is _NONE:
-        return _NO_FORM if like is _NONE else _ENDED
-    forms = [[str(leaf.dtype), *map(str, leaf.shape[1:])] for leaf in arrays(batch)]
-    return [examples(batch), forms]
+def _described(batch: Any, like: Any) -> dict[str, Any]:
+    """What the other workers must know of a batch, if there is one.
+
+    That is its number of rows; and what arrays there are, which on some backends must be alike.
+    """
+    form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
+    return {"rows": None if batch is _NONE else examples(batch), "form": form}
 
 
 def _without_rows(leaf: Any) -> Any:

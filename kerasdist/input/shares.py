@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -54,23 +53,21 @@ def bounds_of_workers(total: int, workers: int, replicas_each: int) -> list[tupl
 
 @final
 class OwnNumbers:
-    """Chooses a worker's own out of the numbers of a batch's rows; all, where it needs all."""
+    """Chooses a worker's own out of the numbers of a batch's rows.
 
-    def __init__(
-        self, replicas: int, own: range, is_divided: Callable[[int], bool] | None = None
-    ) -> None:
+    Of a batch with fewer rows than replicas, which is not divided, it chooses all.
+    """
+
+    def __init__(self, replicas: int, own: range) -> None:
         """Notes the worker.
 
         Args:
             replicas: How many replicas there are on all workers.
             own: The worker's own.
-            is_divided: Takes a number of rows; whether workers divide such a batch. By default, if
-                no replica stays without one.
         """
-        self._own, self._each = own, len(own)
+        self._replicas, self._each = replicas, len(own)
         self._workers = replicas // self._each
         self._rank = own.start // self._each
-        self._is_divided = is_divided or (lambda total: total >= replicas)
 
     def __call__(self, numbers: Any) -> Any:
         """Returns the worker's own numbers.
@@ -79,7 +76,7 @@ class OwnNumbers:
             numbers: An array of those of all rows of a batch.
         """
         total = len(numbers)
-        if not self._is_divided(total):
+        if total < self._replicas:
             return numbers
         begin, end = self._bounds(total)[self._rank]
         return numbers[begin:end]
@@ -91,7 +88,7 @@ class OwnNumbers:
             rows: The rows, in the structure of a batch.
             total: How many rows the batch has.
         """
-        if not self._is_divided(total):
+        if total < self._replicas:
             return rows
         sizes = tuple(end - begin for begin, end in self._bounds(total))
         return WorkerRows(rows, sizes, self._rank)

@@ -24,6 +24,7 @@ from kerasdist.keras_seam.array_rows import (
     torch_rows,
 )
 from kerasdist.keras_seam.data import (
+    PyDataset,
     batches,
     get_data_adapter,
     is_dataset,
@@ -112,6 +113,7 @@ __all__ = [
     "Hooks",
     "Layer",
     "LossScaleOptimizer",
+    "PyDataset",
     "Trainer",
     "adopt_optimizer",
     "apply_combined_gradients",

@@ -69,8 +69,17 @@ def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     taken = _taker(adapter, "torch", tensor)
     # Now, not when the first batch is asked for: a loader draws a number as soon as it is iterated,
     # and Keras starts iterations of which it takes nothing.
-    numbers_of_batches = iter(_numbers(adapter).get_torch_dataloader())
-    return ((taken(chosen(numbers).tolist()), len(numbers)) for numbers in numbers_of_batches)
+    loader = iter(_numbers(adapter).get_torch_dataloader())
+
+    def batches() -> Iterator[tuple[Any, int]]:
+        while True:
+            with keras.device("cpu"):  # where the arrays are, whose rows are taken
+                numbers = next(loader, None)
+            if numbers is None:
+                return
+            yield taken(chosen(numbers).tolist()), len(numbers)
+
+    return batches()
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:

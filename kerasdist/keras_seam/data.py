@@ -11,9 +11,10 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from kerasdist.keras_seam.models import backend_name
 
-get_data_adapter = data_adapters.get_data_adapter
-is_torch_dataloader = data_adapters.is_torch_dataloader
+get_data_adapter: Any = data_adapters.get_data_adapter
+is_torch_dataloader: Any = data_adapters.is_torch_dataloader
 
+PyDataset = keras.utils.PyDataset
 
 train_validation_split: Any = array_slicing.train_validation_split
 

@@ -10,7 +10,7 @@ from keras.src.utils.module_utils import tensorflow as tf
 
 from kerasdist.keras_seam.data import batches, is_native_dataset
 
-is_tf_dataset = data_adapters.is_tf_dataset
+is_tf_dataset: Any = data_adapters.is_tf_dataset
 
 # How TensorFlow says that it cannot shard by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"

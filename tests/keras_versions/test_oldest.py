@@ -17,7 +17,7 @@ from tests.fresh import ROOT, run_fresh
 
 OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
-TRIPWIRES = "tests/unit/test_keras_seam.py"
+TRIPWIRES = ("tests/unit/test_keras_seam.py", "tests/unit/test_keras_seam_data.py")
 TRIPWIRE_SECONDS = 110
 BACKENDS = registry.BACKENDS
 SECONDS = 400
@@ -87,7 +87,7 @@ def test_it_is_the_pinned_one():
 
 
 def test_the_tripwires_hold():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TRIPWIRES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TRIPWIRES]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=TRIPWIRE_SECONDS, check=False
     )

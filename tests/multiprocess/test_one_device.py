@@ -1,14 +1,14 @@
 """Cases on several workers, each a process: what every worker gets equals what one device gets.
 
-Of the conformance cases each backend runs a part on two workers, chosen by name, so that all of
-them together run most; ``KERASDIST_MULTIPROCESS_FULL=1`` runs all of them on each.
+Of the conformance cases each backend runs a part on two workers, chosen by name;
+``KERASDIST_MULTIPROCESS_FULL=1`` runs all of them, and on more layouts.
 """
 
 import pytest
 
 from tests.conformance.registry import BACKENDS
 from tests.conformance.runner import GRACE_SECONDS, STARTUP_SECONDS
-from tests.multiprocess.layouts import LARGER, PAIR, cases, selected
+from tests.multiprocess.layouts import cases, layouts, selected
 
 ITEMS = [
     pytest.param(
@@ -20,7 +20,7 @@ ITEMS = [
         marks=pytest.mark.timeout(STARTUP_SECONDS + cases()[key].seconds + 4 * GRACE_SECONDS),
     )
     for backend in BACKENDS
-    for layout in (PAIR, *LARGER[backend])
+    for layout in layouts(backend)
     for key in selected(backend, layout)
 ]
 

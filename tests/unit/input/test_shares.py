@@ -41,9 +41,3 @@ def test_workers_choose_all_numbers_once(total, workers, each):
         assert isinstance(batch, WorkerRows)
         assert (batch.rank, batch.size, batch.total) == (rank, len(parts[rank]), total)
         assert batch.sizes == tuple(map(len, parts))
-
-
-def test_what_is_divided_may_be_narrowed():
-    even = OwnNumbers(4, range(2, 4), lambda total: total % 4 == 0)
-    assert list(even(np.arange(8))) == [4, 5, 6, 7]
-    assert list(even(np.arange(7))) == list(range(7))
