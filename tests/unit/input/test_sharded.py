@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,7 +34,7 @@ class Meeting:
         return [theirs for _, theirs in everyone]
 
 
-def on_workers(workers, work):
+def on_workers(workers, work) -> list[Any]:
     """What `work` returns for each worker, or the error that it raised."""
     barrier, values = threading.Barrier(workers), [None] * workers
 
