@@ -60,7 +60,7 @@ class Killer:
     ) -> None:
         self._marks = marks
         self._kills = kills
-        self._lengths = lengths
+        self._lengths = dict(lengths)
         self._random = random.Random(seed)
         self._give_up = give_up
         self._over = threading.Event()
@@ -95,6 +95,8 @@ class Killer:
                     continue
                 began = time.monotonic()
                 hit = phase if any(mark.phase == phase for mark in marks) else victim.phase
+                if hit != phase:  # too late: the machine is less busy than it was
+                    self._lengths[phase] /= 2
                 attempt = victim.attempt + 1
                 what = f"a start after {number.name} to {victim}"
                 self._wait(functools.partial(self._newest, attempt), what)

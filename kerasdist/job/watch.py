@@ -16,7 +16,7 @@ import traceback
 from types import TracebackType
 from typing import NoReturn, final
 
-from kerasdist.errors import JobError, WorkerLostError
+from kerasdist.errors import JobError, KerasdistError, WorkerLostError
 from kerasdist.job.hub import Hub
 from kerasdist.job.link import Link
 from kerasdist.launch.exit_codes import ExitCode
@@ -137,10 +137,10 @@ def may_be_a_loss(error: BaseException) -> bool:
     Args:
         error: The error.
     """
-    return (
-        isinstance(error, RuntimeError | OSError)
-        or type(error).__module__.partition(".")[0] in _ENGINES
-    )
+    if isinstance(error, KerasdistError):
+        return False
+    module = type(error).__module__.partition(".")[0]
+    return isinstance(error, RuntimeError | OSError) or module in _ENGINES
 
 
 def _end_later() -> NoReturn:

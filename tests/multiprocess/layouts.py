@@ -56,10 +56,18 @@ LARGER = {
 
 # Of the conformance cases on the pair a run of the tests takes one of so many: XLA compiles each
 # case's programs, TensorFlow traces them, torch does neither.
-ONE_OF = {"tensorflow": 8, "jax": 12, "torch": 3}
+ONE_OF = {"tensorflow": 16, "jax": 24, "torch": 4}
 
 # What depends on the number of replicas.
-_ON_LARGER = ("ragged.", "workers.", "shards.off", "shards.arrays_by", "shards.data_policy")
+_ON_LARGER = (
+    "ragged.every_tail",
+    "ragged.fewer_examples",
+    "ragged.predict_in_order",
+    "workers.",
+    "shards.off",
+    "shards.arrays_by",
+    "shards.data_policy",
+)
 
 OWN = "tests.multiprocess"
 

@@ -32,6 +32,7 @@ from kerasdist.backends.tensorflow.values import (
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.input.dividing import divided
 from kerasdist.replica_context import ReplicaContext, checked_axis
 from kerasdist.structures import map_leaves, transpose
 
@@ -179,6 +180,11 @@ class TensorFlowRunner(Runner):
             return None if parts[0] is None else wrapped(self._engine, parts)
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
+
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Puts the pieces of a batch for the replicas of this process on their devices."""
+        here = self._replica_set.local_replicas
+        return self.per_replica(divided(batch, replicas)[here.start : here.stop])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""

@@ -224,15 +224,11 @@ class WorkerGroup(Group):
         Args:
             variables: Keras variables.
         """
-        # What is summed is not yet anybody's alone.
-        natives = [
-            native(one)
-            for one in variables
-            if one.aggregation != "sum" or one.synchronization != "on_read"
-        ]
+        natives = [native(one) for one in variables]
         copies = [list(self.engine.experimental_local_results(one)) for one in natives]
         given = [
             tuple(
+                # Of a sum it is the first replica's part: `assign` gave each as much.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -242,9 +238,9 @@ class WorkerGroup(Group):
         for parts, value in zip(copies, sums, strict=True):
             for part in parts:
                 part.assign(value)
-        for one, value in zip(natives, sums, strict=True):
+        for one in natives:
             if isinstance(one, SharedSum):
-                one.know(value)
+                one.know_first()
 
     def _read(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         copies = [

@@ -92,7 +92,7 @@ class SharedSum(distributed_values.SyncOnReadVariable):
         self._known = whole
 
     def know_first(self) -> None:
-        """Notes that all replicas hold the value that the variable was made with."""
+        """Notes that all replicas hold what the first one here does."""
         first = self._values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
         replicas = self._distribute_strategy.num_replicas_in_sync
