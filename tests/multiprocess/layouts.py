@@ -24,6 +24,7 @@ _NOT_HERE = (
     "callbacks.csv_logger",
     "callbacks.tensorboard",
     "training.verbose",
+    "generated.",  # many cases in one
 )
 
 
