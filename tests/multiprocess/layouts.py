@@ -61,7 +61,6 @@ ONE_OF = {"tensorflow": 16, "jax": 24, "torch": 4}
 
 # What depends on the number of replicas.
 _ON_LARGER = (
-    "ragged.every_tail",
     "ragged.fewer_examples",
     "ragged.predict_in_order",
     "workers.",
