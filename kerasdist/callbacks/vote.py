@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import keras
@@ -72,12 +72,5 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: Any) -> bool:
-    if keras_seam.is_kerass_own(type(callback)):
-        return False
-    methods: tuple[Callable[..., Any], ...] = (
-        callback.on_train_batch_begin,
-        callback.on_train_batch_end,
-        callback.on_batch_begin,
-        callback.on_batch_end,
-    )
-    return any(not keras_seam.is_default(method) for method in methods)
+    own = keras_seam.is_kerass_own(type(callback))
+    return not own and keras_seam.hears_of(callback, keras_seam.TRAIN_BATCH_EVENTS)

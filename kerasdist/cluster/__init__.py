@@ -5,8 +5,9 @@ A public name is loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kerasdist import lazy
 
 if TYPE_CHECKING:
     from kerasdist.cluster.cloud_tpu import CloudTPUClusterResolver
@@ -57,14 +58,4 @@ _HOMES = {
     "detect": "detection",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kerasdist.cluster' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"kerasdist.cluster.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kerasdist import lazy
 
 if TYPE_CHECKING:
     from kerasdist.experimental.preemption import preempt
@@ -12,14 +13,4 @@ __all__ = ["preempt"]
 
 _HOMES = {"preempt": "preemption"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kerasdist.experimental' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"kerasdist.experimental.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

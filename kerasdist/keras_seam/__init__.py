@@ -47,11 +47,14 @@ from kerasdist.keras_seam.hooks import (
     install_scope_reads,
 )
 from kerasdist.keras_seam.models import (
+    BATCH_EVENTS,
     DIVIDES_ACTIVITY_PENALTY,
     KNOWS_SYNCHRONIZED,
+    TRAIN_BATCH_EVENTS,
     backend_name,
     copy_thread_state,
     flat_layers,
+    hears_of,
     initial_epoch,
     is_default,
     is_kerass_own,
@@ -101,10 +104,12 @@ from kerasdist.keras_seam.variables import (
 )
 
 __all__ = [
+    "BATCH_EVENTS",
     "DIVIDES_ACTIVITY_PENALTY",
     "KNOWS_SYNCHRONIZED",
     "OVERRIDDEN",
     "PLACES",
+    "TRAIN_BATCH_EVENTS",
     "BackendTrainer",
     "BaseOptimizer",
     "CompileMetrics",
@@ -131,6 +136,7 @@ __all__ = [
     "global_seed",
     "global_seed_generator",
     "has_sparse",
+    "hears_of",
     "initial_epoch",
     "initialize_waiting_variable",
     "initialize_waiting_variables",

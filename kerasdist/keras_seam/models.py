@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -28,6 +28,16 @@ DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
 KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
 
 
+# What Keras calls on a callback around a batch.
+TRAIN_BATCH_EVENTS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
+
+
 def is_default(method: Any) -> bool:
     """Returns whether a callback's method is Keras's own, which does nothing.
 
@@ -35,6 +45,16 @@ def is_default(method: Any) -> bool:
         method: A method of a callback.
     """
     return python_utils.is_default(method)
+
+
+def hears_of(callback: Any, events: Iterable[str]) -> bool:
+    """Returns whether a callback does something at one of Keras's events.
+
+    Args:
+        callback: A Keras callback.
+        events: Names of its methods, such as ``"on_train_batch_end"``.
+    """
+    return any(not is_default(getattr(callback, event)) for event in events)
 
 
 def flat_layers(model: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -85,15 +85,7 @@ def _telling_of_logs(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Gene
 
 
 def _acts_on_batches(callback: Any) -> bool:
-    methods: tuple[Callable[..., Any], ...] = (
-        callback.on_batch_begin,
-        callback.on_batch_end,
-        callback.on_train_batch_begin,
-        callback.on_train_batch_end,
-        callback.on_test_batch_begin,
-        callback.on_test_batch_end,
-    )
-    return any(not keras_seam.is_default(method) for method in methods)
+    return keras_seam.hears_of(callback, keras_seam.BATCH_EVENTS)
 
 
 def _of_model(model: Any) -> dict[str, Any]:
