@@ -54,5 +54,6 @@ def there(spec: JobSpec, seat: Seat, variables: Mapping[str, str]) -> list[str]:
 
 def _rest(spec: JobSpec, seat: Seat) -> list[str]:
     """Returns the guard's options, and the worker's command."""
-    options = ["--grace", str(spec.stop_seconds), "--share", str(seat.local_workers)]
+    options = ["--grace", str(spec.stop_seconds)]
+    options += ["--share", str(seat.local_workers), "--seat", str(seat.local_rank)]
     return [*options, "--", *spec.command]

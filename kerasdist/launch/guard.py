@@ -21,10 +21,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def follow_into_death() -> None:
@@ -78,15 +80,40 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def own_gpus(visible: str | None, seat: int, share: int, folder: str = "/dev") -> str | None:
+    """Returns the NVIDIA GPUs that a worker may see: its part of those that the guard sees.
+
+    JAX takes all GPUs that it sees, in each of its processes, so each must see its own. None leaves
+    things as they are: there are none, or too few, of which the strategy says more.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
+        seat: The worker's number among those on this machine.
+        share: How many these are.
+        folder: Where the devices are.
+    """
+    if visible is None:
+        numbers = (path.name.removeprefix("nvidia") for path in Path(folder).glob("nvidia*"))
+        gpus = sorted((number for number in numbers if number.isdecimal()), key=int)
+    else:
+        gpus = [name for name in visible.split(",") if name]
+    part = len(gpus) // share
+    return ",".join(gpus[seat * part : (seat + 1) * part]) if part and share > 1 else None
+
+
 def main() -> int:
     """Runs a command under guard, and returns its exit code, 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
     parser.add_argument("--share", type=int, default=1, help="workers on this machine")
+    parser.add_argument("--seat", type=int, default=0, help="the worker's number among them")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
+    gpus = own_gpus(os.environ.get(_GPUS), arguments.seat, arguments.share)
+    if gpus is not None:
+        os.environ[_GPUS] = gpus
     # Who ends the guard by one of these means the launcher, which has the last word. A function
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -99,7 +99,7 @@ def test_a_remote_command_survives_the_shell(tmp_path):
     assert "MINE=a 'b' $c" in split
     assert split[split.index("/opt/python") :] == [
         *("/opt/python", "-P", "-m", "kerasdist.launch.guard"),
-        *("--grace", "7.5", "--share", "2", "--"),
+        *("--grace", "7.5", "--share", "2", "--seat", "0", "--"),
         *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
     ]
 
