@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any, final
 
 import jax
@@ -10,76 +11,97 @@ import keras
 import numpy as np
 
 from kerasdist.backends.jax.arrays import is_traced
-from kerasdist.backends.jax.sources import Source, is_distributed, joined
+from kerasdist.backends.jax.sources import flatten, is_distributed, joined
 from kerasdist.errors import ScopeError
 
 # Stands for an argument that is compiled in.
 _NO_ARRAY = -1
 
+_LEAF = jax.tree.structure(0)
+
 
 @final
 class Entering:
-    """The arguments of one call.
+    """The arguments of one call, looked at in one pass, since a short step has little else to do.
 
     Attributes:
         arrays: What the program takes.
-        forms: For each argument what the program is compiled for.
+        form: What the program is compiled for.
     """
 
-    def __init__(self, leaves: Sequence[Any]) -> None:
+    def __init__(self, structure: Any) -> None:
         """Looks at the arguments.
 
         Args:
-            leaves: Arrays, distributed values and other objects.
+            structure: A pytree of arrays, distributed values and other objects.
         """
         self.arrays: list[Any] = []
-        self._leaves = leaves
-        self._sources: dict[int, Source] = {}
+        self._structure = structure
         self._places: list[int] = []
         self._parcels: dict[int, int] = {}
-        self.forms: list[Hashable] = [self._form(i, leaf) for i, leaf in enumerate(leaves)]
+        self.form: Hashable = self._form(structure)
+
+    @cached_property
+    def _flat(self) -> tuple[list[Any], Any]:
+        """The leaves, in the order in which `_form` meets them, and how they go together."""
+        return flatten(self._structure)
 
     def constants(self) -> list[Any]:
         """Returns the arguments that are compiled in."""
-        pairs = zip(self._leaves, self._places, strict=True)
+        pairs = zip(self._flat[0], self._places, strict=True)
         return [leaf for leaf, place in pairs if place == _NO_ARRAY]
 
-    def leaves(self, arrays: Sequence[Any]) -> list[Any]:
+    def inside(self, arrays: Sequence[Any]) -> Any:
         """Returns the arguments, inside the program.
 
         Args:
             arrays: What stands for `arrays` there.
         """
-        return [
-            leaf if place == _NO_ARRAY else self._leaf(index, arrays[place])
-            for index, (leaf, place) in enumerate(zip(self._leaves, self._places, strict=True))
-        ]
+        leaves, structure = self._flat
+        pairs = zip(leaves, self._places, strict=True)
+        return jax.tree.unflatten(
+            structure,
+            [
+                leaf if place == _NO_ARRAY else _standing_for(leaf, arrays[place])
+                for leaf, place in pairs
+            ],
+        )
 
-    def _leaf(self, index: int, array: Any) -> Any:
-        source = self._sources.get(index)
-        if source is None:
-            return array
-        if source.packed is not None:
-            array = source.packed[1].cut(array)
-        return type(self._leaves[index])(type(source)(array, source.layout))
+    def _form(self, one: Any) -> Hashable:
+        kind = type(one)
+        if kind is tuple or kind is list:  # what JAX would flatten alike, in more time
+            return kind, *map(self._form, one)
+        if is_distributed(one):
+            return self._form_of_distributed(one)
+        if kind is np.ndarray:
+            self._enter(one)
+            return one.shape, one.dtype
+        if kind is dict and not one:  # most calls have no keyword arguments
+            return kind
+        leaves, structure = flatten(one)
+        if structure != _LEAF:
+            return structure, *map(self._form_of_leaf, leaves)
+        return self._form_of_leaf(one)
 
-    def _form(self, index: int, leaf: Any) -> Hashable:
-        if is_distributed(leaf):
-            source = joined(leaf)
-            if source is None:  # if a program needs it, that will be said
-                self._places.append(_NO_ARRAY)
-                return type(leaf), id(leaf)
-            self._sources[index] = source
-            if source.packed is not None:
-                parcel, slot = source.packed
-                place = self._parcels.setdefault(id(parcel), len(self.arrays))
-                if place == len(self.arrays):
-                    self.arrays.append(parcel)
-                self._places.append(place)
-                return type(leaf), place, slot.form
+    def _form_of_distributed(self, value: Any) -> Hashable:
+        source = joined(value)
+        if source is None:  # if a program needs it, that will be said
+            self._places.append(_NO_ARRAY)
+            return type(value), id(value)
+        if source.packed is None:
             array = source.entering
             self._enter(array)
-            return type(leaf), type(source), source.layout, array.shape, array.dtype
+            return type(value), type(source), source.layout, array.shape, array.dtype
+        parcel, slot = source.packed
+        place = self._parcels.setdefault(id(parcel), len(self.arrays))
+        if place == len(self.arrays):
+            self.arrays.append(parcel)
+        self._places.append(place)
+        return type(value), place, slot.form
+
+    def _form_of_leaf(self, leaf: Any) -> Hashable:
+        if is_distributed(leaf):
+            return self._form_of_distributed(leaf)
         if isinstance(leaf, jax.Array):
             if is_traced(leaf):
                 raise ScopeError(
@@ -106,3 +128,19 @@ class Entering:
     def _enter(self, array: Any) -> None:
         self._places.append(len(self.arrays))
         self.arrays.append(array)
+
+
+def _standing_for(leaf: Any, array: Any) -> Any:
+    """Returns what an argument is inside a program, where an array stands for what it entered as.
+
+    Args:
+        leaf: The argument.
+        array: The array.
+    """
+    if not is_distributed(leaf):
+        return array
+    source = joined(leaf)
+    assert source is not None
+    if source.packed is not None:
+        array = source.packed[1].cut(array)
+    return type(leaf)(type(source)(array, source.layout))

@@ -117,9 +117,9 @@ def launch(version: Version, traced: Callable[..., Any], arrays: Sequence[Any]) 
     if version.place is not None:
         version.place.begin_step()
     consumed = keras_seam.stored_values(version.consumed.values())
-    counts = list(map(sys.getrefcount, consumed))
-    if max(counts, default=0) > _UNSHARED:  # somebody else has one too, so it must live on
-        for index, count in enumerate(counts):
+    if max(map(sys.getrefcount, consumed), default=0) > _UNSHARED:
+        # Somebody else has one too, so it must live on.
+        for index, count in enumerate(list(map(sys.getrefcount, consumed))):
             if count > _UNSHARED:
                 consumed[index] = jnp.copy(consumed[index])
     kept = keras_seam.stored_values(version.kept)
@@ -179,7 +179,7 @@ def _on_mesh(
     for key, variable in version.held.items():
         (lost if key in version.consumed else stacks).append(components.stack_on(variable, place))
     new, apart, whole, pieces = compiled(consumed, lost, kept, (stacks, arrays))
-    return place.at_rest(new), apart, whole, pieces
+    return place.rest.left(new), apart, whole, pieces
 
 
 class _Holder:

@@ -24,12 +24,13 @@ from kerasdist.backends.jax import components, scopes
 from kerasdist.backends.jax.entering import Entering
 from kerasdist.backends.jax.launch import Incomplete, Version, launch
 from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.sources import flatten
 
 # Compiled versions that a function keeps, for shapes of arguments and for constants.
 _VERSIONS = 128
 # How often a function is traced until it creates no variable any more.
 _TRACINGS = 4
+
+_dtype_policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 
 # Values are taken out of variables, consumed and put back by one thread at a time.
 _launching = threading.RLock()
@@ -88,15 +89,14 @@ class Program:
             args: Positional arguments.
             kwargs: Keyword arguments.
         """
-        leaves, structure = flatten((args, kwargs))
-        entering = Entering(leaves)
+        entering = Entering((args, kwargs))
         arrays = entering.arrays
 
         def traced(arrays: Sequence[Any]) -> Any:
-            args, kwargs = jax.tree.unflatten(structure, entering.leaves(arrays))
+            args, kwargs = entering.inside(arrays)
             return run(function, *args, **kwargs)
 
-        key = structure, _surroundings(), *entering.forms
+        key = entering.form, _surroundings()
         with _launching:
             version = self._versions.get(key)
             if version is None or _is_outdated(version):
@@ -160,8 +160,8 @@ def _surroundings() -> Hashable:
     """What a program depends on beside its arguments and variables."""
     return (
         id(context.scoped_strategy()),
-        keras.config.dtype_policy().name,
-        keras.config.floatx(),
+        _dtype_policy().name,
+        _floatx(),
         keras_seam.stateless_scope() is None,
     )
 

@@ -146,6 +146,9 @@ class OnWorker(Rest):
 
     def entered(self, arrays: list[Any], targets: Sequence[NamedSharding]) -> list[Any]:
         """Assembles global arrays."""
+        if self._sole:  # each is its only shard
+            pairs = zip(arrays, targets, strict=True)
+            return [_assembled(array.shape, target, [array]) for array, target in pairs]
         return [
             _assembled(array.shape, target, [shard.data for shard in array.addressable_shards])
             for array, target in zip(arrays, targets, strict=True)

@@ -8,9 +8,12 @@ import pytest
 
 from tests.fresh import run_python
 
-CASES = "tests.unit.backends.jax_runner_cases"
-SOURCE = Path(__file__).with_name("jax_runner_cases.py").read_text(encoding="utf-8")
-NAMES = re.findall(r"^@case\ndef (\w+)", SOURCE, flags=re.MULTILINE)
+CASES = "tests.unit.backends.jax_cases"
+NAMES = [
+    name
+    for file in sorted(Path(__file__).with_name("jax_cases").glob("*.py"))
+    for name in re.findall(r"^@case\ndef (\w+)", file.read_text("utf-8"), flags=re.MULTILINE)
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,173 @@
+"""Programs: what is traced and compiled, and when; what they consume."""
+
+import gc
+import weakref
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import kerasdist as kd
+from kerasdist.functions import function
+from tests.unit.backends.jax_cases.case import case, components, index
+
+
+@case
+def a_function_is_traced_once_for_a_form_of_its_arguments(strategy):
+    traced = []
+    with strategy.scope():
+        metric = keras.metrics.Mean()
+
+    def add(x):
+        traced.append(x)
+        metric.update_state(x)
+        return x + 1
+
+    for _ in range(4):
+        strategy.run(add, args=(np.ones(2, "float32"),))
+    assert len(traced) == 2  # once to find the variables, once to compile
+    metric.reset_state()
+    value = strategy.run(add, args=(np.ones(2, "float32"),))
+    assert len(traced) == 2
+    for _ in range(4):
+        value = strategy.run(add, args=(value,))
+    assert len(traced) == 4  # divided now, as its results stay
+
+
+@case
+def a_bound_method_is_traced_once(strategy):
+    class Loop:
+        traced = 0
+
+        def step(self, x):
+            self.traced += 1
+            return x * 2
+
+    loop = Loop()
+    for _ in range(4):
+        strategy.run(loop.step, args=(np.ones(2, "float32"),))
+    assert loop.traced == 2
+
+
+@case
+def a_function_that_is_gone_leaves_nothing_behind(strategy):
+    def run_once():
+        large = np.ones(1000, "float32")
+
+        def add():
+            return ops.sum(large) + index()
+
+        strategy.run(add)
+        return weakref.ref(add)
+
+    gone = run_once()
+    gc.collect()
+    assert gone() is None
+
+
+@case
+def what_a_step_writes_is_consumed_and_what_others_hold_is_not(strategy):
+    with strategy.scope():
+        variable = keras.Variable(np.ones(300, "float32"), aggregation="mean")
+        target = keras.Variable(np.zeros(300, "float32"))
+    step = function(lambda: strategy.run(lambda: variable.assign(variable + 1.0) is None))
+    step()
+    before = pointers(variable)
+    step()
+    assert pointers(variable) == before  # in place
+    target.assign(variable.value)  # one array, two variables
+    held = variable.value
+    for _ in range(3):
+        step()
+    assert float(variable.value[0]) == 6.0
+    np.testing.assert_array_equal(held, target.value)
+    copying = function(lambda: target.assign(variable.value))
+    copying()
+    step()
+    assert (float(target.value[0]), float(variable.value[0])) == (6.0, 7.0)
+
+
+def pointers(variable):
+    return {shard.data.unsafe_buffer_pointer() for shard in variable.value.addressable_shards}
+
+
+@case
+def batches_of_one_form_are_compiled_for_once(strategy):
+    traces = []
+
+    @function
+    def total(batch):
+        traces.append(batch)
+        x, y = batch
+        return strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y.sum(), (x, y)), None)
+
+    batches = [(np.full((4, 2), n, "float32"), np.full(4, n, "float32")) for n in range(3)]
+    found = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
+    assert found == [0.0, 12.0, 24.0]
+    once = len(traces)
+    wider = [(np.ones((4, 3), "float32"), np.ones(4, "float32"))]
+    assert [float(total(batch)) for batch in strategy.distribute_dataset(wider)] == [16.0]
+    assert len(traces) > once
+    again = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
+    assert again == found
+    assert len(traces) == 2 * once
+
+
+@case
+def an_exception_while_tracing_changes_nothing(strategy):
+    with strategy.scope():
+        variable = keras.Variable(1.0, aggregation="sum")
+
+    def fails():
+        variable.assign(5.0)
+        raise KeyError("mine")
+
+    def branches():
+        variable.assign(5.0)
+        return 1 if variable.value > 0 else 2
+
+    for function_of_replica, kind in (
+        (fails, KeyError),
+        (branches, jax.errors.TracerBoolConversionError),
+    ):
+        with pytest.raises(kind):
+            strategy.run(function_of_replica)
+        assert float(variable.value) == 1.0
+        assert components(strategy, strategy.run(index)) == [0, 1]
+
+
+@case
+def keras_scopes_inside_of_a_step_see_its_variables(strategy):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    x = np.ones((2, 3), "float32")
+    kernel = model.trainable_variables[0]
+    bias = model.trainable_variables[1]
+
+    @function
+    def inside(x):
+        with keras.StatelessScope(state_mapping=[(kernel, ops.zeros((3, 2)))]):
+            return model(x)
+
+    np.testing.assert_array_equal(inside(x), np.zeros((2, 2)))
+    bias.assign([1.0, 2.0])  # not a constant of the compiled step
+    np.testing.assert_array_equal(inside(x), [[1.0, 2.0]] * 2)
+
+
+@case
+def a_function_that_makes_variables_in_every_call_is_refused(strategy):
+    def step():
+        return keras.Variable(ops.ones, shape=(2,), dtype="float32") * 1.0
+
+    with pytest.raises(ValueError, match="creates its variables in its first call only"):
+        strategy.run(step)
+
+
+@case
+def a_function_stays_on_the_device_of_its_strategy(strategy):
+    alone = kd.OneDeviceStrategy("cpu:1")
+    with alone.scope():
+        variable = keras.Variable(1.0)
+    step = function(lambda: alone.run(lambda: variable.assign_add(1.0)))
+    assert step().devices() == variable.value.devices() == {jax.devices()[1]}

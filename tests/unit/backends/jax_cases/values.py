@@ -1,0 +1,99 @@
+"""Distributed values: where their components lie, and how they enter programs."""
+
+import jax
+import keras
+import numpy as np
+
+from kerasdist.functions import function
+from kerasdist.values import Mirrored, PerReplica
+from tests.unit.backends.jax_cases.case import REPLICAS, case, components, numbered
+
+
+@case
+def per_replica_values_stay_on_the_devices(strategy):
+    value = numbered(strategy)
+    array = value.source.array
+    assert array.shape == (REPLICAS, 2)
+    assert {str(one.device) for one in array.addressable_shards} == {
+        str(device) for device in jax.devices()[:REPLICAS]
+    }
+    with jax.transfer_guard("disallow_explicit"):
+        for _ in range(2):
+            value = strategy.run(lambda x: x, args=(value,))
+    assert [next(iter(one.devices())).id for one in value.values] == list(range(REPLICAS))
+    assert [one.shape for one in value.values] == [(2,)] * REPLICAS
+
+
+@case
+def arrays_of_a_batch_enter_together_and_come_out_apart(strategy):
+    rng = np.random.default_rng(0)
+    batch = {
+        "x": rng.normal(size=(4, 3, 2)).astype("float32"),
+        "double": rng.normal(size=(4, 1)),
+        "n": rng.integers(9, size=4).astype("int32"),
+        "rest": [rng.integers(9, size=(4, 2)).astype("int32"), rng.normal(size=(4, 5))],
+        "large": rng.normal(size=(4, 4096)).astype("float32"),
+    }
+    expected = jax.tree.map(np.array, batch)
+
+    @function
+    def whole(batch):
+        return strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)
+
+    for used in (batch, {"n": batch["n"]}, batch["rest"]):  # the second leaves a place empty
+        [divided] = strategy.distribute_dataset([used])
+        part = strategy.local_results(divided)[1]
+        for leaf, found in zip(jax.tree.leaves(used), jax.tree.leaves(part), strict=True):
+            np.testing.assert_allclose(found, leaf[2:], rtol=1e-6)
+        assert jax.tree.structure(whole(divided)) == jax.tree.structure(used)
+    [divided] = strategy.distribute_dataset([batch])
+    for leaf in jax.tree.leaves(batch):
+        leaf[:] = 0  # what waits for a program is a copy
+    some = {"rest": divided["rest"][1], "again": divided["rest"][1], "double": divided["double"]}
+    found = whole(some)
+    np.testing.assert_allclose(found["rest"], expected["rest"][1], rtol=1e-6)
+    np.testing.assert_allclose(found["again"], expected["rest"][1], rtol=1e-6)
+    np.testing.assert_allclose(found["double"], expected["double"], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole(divided), expected)
+
+
+@case
+def distributed_values_are_pytrees(strategy):
+    value = numbered(strategy)
+    doubled = jax.tree.map(lambda x: x * 2, value)
+    assert isinstance(doubled, PerReplica)
+    np.testing.assert_array_equal(components(strategy, doubled)[1], [4, 4])
+    passed = jax.jit(lambda x: x)(value)
+    np.testing.assert_array_equal(components(strategy, passed)[1], [2, 2])
+    total = strategy.extended.reduce_to("SUM", value, value)
+    same, other = function(lambda x, y: (x, y))(value, total)
+    assert isinstance(same, PerReplica)
+    assert isinstance(other, Mirrored)
+    np.testing.assert_array_equal(components(strategy, other)[1], [3, 3])
+
+
+@case
+def components_persist_until_somebody_assigns(strategy):
+    with strategy.scope():
+        read = keras.Variable(0.0, synchronization="on_read", aggregation="sum")
+        free = keras.Variable(0.0, trainable=False)
+
+    def add(x):
+        read.assign_add(x[0])
+        free.assign(x[0])
+        return read + 0.0, free + 0.0
+
+    for _ in range(2):
+        both = strategy.run(add, args=(numbered(strategy),))
+    assert components(strategy, both[0]) == [2.0, 4.0]
+    assert components(strategy, both[1]) == [1.0, 2.0]
+    assert float(read.value) == 6.0
+    assert float(free.value) == 1.0
+    looked_at = strategy.run(lambda: (read + 0.0, free + 0.0))
+    assert components(strategy, looked_at[0]) == [2.0, 4.0]
+    assert components(strategy, looked_at[1]) == [1.0, 2.0]
+    read.assign(10.0)
+    free.assign(3.0)
+    looked_at = strategy.run(lambda: (read + 0.0, free + 0.0))
+    assert components(strategy, looked_at[0]) == [5.0, 5.0]
+    assert components(strategy, looked_at[1]) == [3.0, 3.0]
