@@ -45,6 +45,8 @@ from kerasdist.keras_seam.hooks import (
     install_reads,
     install_scaled_apply,
     install_scope_reads,
+    install_torch_adam,
+    install_torch_convolution,
 )
 from kerasdist.keras_seam.models import (
     BATCH_EVENTS,
@@ -67,6 +69,7 @@ from kerasdist.keras_seam.models import (
 )
 from kerasdist.keras_seam.optimizers import (
     LossScaleOptimizer,
+    adam_slots,
     adopt_optimizer,
     apply_combined_gradients,
     apply_scaled_gradients,
@@ -120,6 +123,7 @@ __all__ = [
     "LossScaleOptimizer",
     "PyDataset",
     "Trainer",
+    "adam_slots",
     "adopt_optimizer",
     "apply_combined_gradients",
     "apply_mask",
@@ -148,6 +152,8 @@ __all__ = [
     "install_reads",
     "install_scaled_apply",
     "install_scope_reads",
+    "install_torch_adam",
+    "install_torch_convolution",
     "is_array_adapter",
     "is_dataset",
     "is_default",

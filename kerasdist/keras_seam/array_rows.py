@@ -17,6 +17,8 @@ from keras.src.trainers.data_adapters import data_adapter_utils as utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils.module_utils import tensorflow as tf
 
+from kerasdist.structures import map_leaves
+
 # Takes the numbers of a batch's rows, returns those that are wanted.
 Chosen = Callable[[Any], Any]
 
@@ -67,19 +69,13 @@ def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
+    loader = _numbers(adapter).get_torch_dataloader()
     # Now, not when the first batch is asked for: a loader draws a number as soon as it is iterated,
     # and Keras starts iterations of which it takes nothing.
-    loader = iter(_numbers(adapter).get_torch_dataloader())
-
-    def batches() -> Iterator[tuple[Any, int]]:
-        while True:
-            with keras.device("cpu"):  # where the arrays are, whose rows are taken
-                numbers = next(loader, None)
-            if numbers is None:
-                return
-            yield taken(chosen(numbers).tolist()), len(numbers)
-
-    return batches()
+    iter(loader)
+    # The loader itself would make a tensor of the numbers, to be a list again.
+    every = iter(loader.batch_sampler)
+    return ((taken(np.asarray(chosen(numbers))), len(numbers)) for numbers in every)
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
@@ -129,6 +125,6 @@ def _taker(
         def rows(sliceable: Any) -> Any:
             return None if sliceable is None else converted(sliceable, sliceable[numbers])
 
-        return keras.tree.map_structure(rows, sliceables)
+        return map_leaves(rows, sliceables)
 
     return taken

@@ -183,6 +183,26 @@ def install_dropout(hook: Callable[..., Any]) -> None:
     _put_in(backend.random, "dropout", hook)
 
 
+def install_torch_convolution(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where a batch is convolved.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(backend.nn, "conv", hook)
+
+
+def install_torch_adam(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that PyTorch alone needs, where Adam and AdamW update variables.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    from keras.src.backend.torch.optimizers.torch_adam import Adam  # it imports torch
+
+    _put_in(Adam, "_parallel_update_step", hook)
+
+
 def install_in_variables(hook: Callable[..., Any]) -> None:
     """Puts in a hook that PyTorch and JAX need, where a variable is made.
 

@@ -79,6 +79,25 @@ def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
     optimizer._distribution_strategy = strategy
 
 
+def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Returns what Adam keeps of each variable: momentums, velocities, and the highest of those.
+
+    Args:
+        optimizer: A Keras ``Adam`` or ``AdamW`` that is built.
+        variables: Variables that it was built for.
+
+    Returns:
+        Keras variables; the last list is empty if it does not keep the highest velocities.
+    """
+    places = [optimizer._get_variable_index(variable) for variable in variables]
+    highest = optimizer._velocity_hats if optimizer.amsgrad else None
+    return (
+        [optimizer._momentums[place] for place in places],
+        [optimizer._velocities[place] for place in places],
+        [] if highest is None else [highest[place] for place in places],
+    )
+
+
 def computes_on_gradients(optimizer: Any) -> bool:
     """Returns whether an optimizer does more with gradients than hand them to ``update_step``.
 

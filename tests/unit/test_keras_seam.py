@@ -106,6 +106,35 @@ scaling.build([v])
 scaling.apply([keras.ops.convert_to_tensor(4.0)], [v])
 told["applied"] = [*applied, float(v.value)]
 
+adams = []
+for amsgrad in (False, True):
+    adam = keras.optimizers.Adam(amsgrad=amsgrad)
+    w = keras.Variable(1.0)
+    adam.build([v, w])
+    slots = keras_seam.adam_slots(adam, [w, v])
+    own = {id(variable): variable for variable in adam.variables}
+    names = [[one.path.rpartition("_")[2] for one in kind if id(one) in own] for kind in slots]
+    adams.append(names)
+if keras_seam.backend_name() == "torch":
+    def update(original, optimizer, gradients, variables, learning_rate):
+        adams.append([optimizer is adam, len(gradients), variables[0] is w, float(learning_rate)])
+        original(optimizer, gradients, variables, learning_rate)
+
+    keras_seam.install_torch_adam(update)
+    adam.apply([keras.ops.convert_to_tensor(1.0)], [w])
+    adams.append(round(float(w.value), 4))
+told["adams"] = adams
+if keras_seam.backend_name() == "torch":
+    convolution = []
+    keras_seam.install_torch_convolution(
+        lambda original, *args, **kwargs: convolution.append(
+            list(inspect.signature(original).parameters)
+        )
+        or original(*args, **kwargs)
+    )
+    keras.ops.conv(keras.ops.ones((1, 3, 3, 1)), keras.ops.ones((2, 2, 1, 1)))
+    told["convolution"] = convolution
+
 print(json.dumps({
     "seed": seed,
     "resumed": [read, trained, keras_seam.initial_epoch(resumed)],
@@ -253,6 +282,18 @@ def test_an_optimizer_that_scales_applies_where_it_did(probe):
 
 def test_the_seed_of_a_process_is_known(probe):
     assert probe["seed"] == 41
+
+
+def test_what_adam_keeps_and_where_torch_updates_with_it(probe):
+    slots = [["momentum"] * 2, ["velocity"] * 2, []]
+    updated = [[True, 1, True, pytest.approx(0.001)], 0.999] if probe["backend"] == "torch" else []
+    assert probe["told"]["adams"] == [slots, [*slots[:2], ["hat"] * 2], *updated]
+
+
+def test_where_torch_convolves(probe):
+    parameters = ["inputs", "kernel", "strides", "padding", "data_format", "dilation_rate"]
+    told = [parameters] if probe["backend"] == "torch" else None
+    assert probe["told"].get("convolution") == told
 
 
 def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):

@@ -110,9 +110,23 @@ def _dropout(
         or not 0.0 < rate < 1.0
     ):
         return original(inputs, rate, noise_shape=noise_shape, seed=seed)
-    mask = torch.empty_like(inputs, requires_grad=False)
-    mask.bernoulli_(1.0 - rate, generator=collectives.draws.generator(collectives.rank))
-    return inputs * mask.div_(1.0 - rate)
+    generator = collectives.draws.generator(collectives.rank)
+    return inputs * _kept(inputs, 1.0 - rate, generator).div_(1.0 - rate)
+
+
+def _kept(like: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """A tensor of ones for this share of its elements, and zeros.
+
+    As ``bernoulli_`` draws them, in less than half the time: 32 bits for each element, two of them
+    at once, where that takes 64.
+    """
+    pairs = torch.empty((like.numel() + 1) // 2, dtype=torch.int64)
+    pairs.random_(-(2**63), None, generator=generator)
+    numbers = pairs.view(torch.int32)[: like.numel()].view(like.shape)
+    bound = min(round(share * 2**32), 2**32 - 1) - 2**31
+    kept = torch.empty_like(like, requires_grad=False)
+    torch.lt(numbers, bound, out=kept)
+    return kept
 
 
 def part_from_first_gpu(rank: int, device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.torch.reads import ReadRecorder
+from kerasdist.job.current import FUNCTION, explaining
 from kerasdist.structures import map_leaves
 
 _UNCOMPILED = (
@@ -66,7 +67,8 @@ class Step:
                 function = self._compiled
         _inside.steps.append(self)
         try:
-            return function(*args, **kwargs)
+            with explaining(FUNCTION):
+                return function(*args, **kwargs)
         finally:
             _inside.steps.pop()
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 
 from kerasdist import keras_seam
-from kerasdist.backends.torch.workers.compression import Compression
+from kerasdist.backends.torch.workers.compression import Compression, Waitable
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.job.job import Job
@@ -69,31 +68,33 @@ class GradientSum:
             else gradient.detach()
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        lacks = [float(gradient is not None) for gradient in gradients]
-        # Who has a gradient travels along: a worker whose branch of the model was not taken must
-        # not be waited for.
-        flags = torch.tensor(lacks, device=self._group.device)
-        summed: list[tuple[list[int], torch.Tensor, Any]] = []
-        for pack in self._packs(tensors, variables):
-            flat = torch.cat([tensors[index].reshape(-1) for index in pack])
+        present = [float(gradient is not None) for gradient in gradients]
+        travelling: list[tuple[list[int], torch.Tensor, Waitable]] = []
+        for pack in list(self._packs(tensors, variables)) or [[]]:
+            parts = [tensors[index].reshape(-1) for index in pack]
             if weight != 1.0:
-                flat *= weight
-            summed.append((pack, flat, self.compression.start_sum(flat)))
-        flags_work: Any = dist.all_reduce(flags, async_op=True)
+                parts = [*torch._foreach_mul(parts, weight)]
+            if not travelling:
+                # Who has a gradient travels along: a worker whose branch of the model was not taken
+                # must not be waited for.
+                like = parts[0] if parts else torch.empty((), device=self._group.device)
+                parts.append(like.new_tensor(present))
+            flat = torch.cat(parts)
+            travelling.append((pack, flat, self.compression.start_sum(flat)))
         totals: list[torch.Tensor | None] = list(tensors)
-        for pack, flat, work in summed:
+        for pack, flat, work in travelling:
             work.wait()
-            pieces = flat.split([tensors[index].numel() for index in pack])
+            sizes = [tensors[index].numel() for index in pack]
+            pieces = flat[: sum(sizes)].split(sizes)
             for index, piece in zip(pack, pieces, strict=True):
                 totals[index] = piece.view(tensors[index].shape)
-        flags_work.wait()
         for index, variable in enumerate(variables):
             if variable.overwrite_with_gradient:
                 # Not a gradient but a new value (float8: scales and histories of maxima), as Keras
                 # combines it.
                 totals[index] = self._group.gather_alike(tensors[index]).amax(0)
-        if not all(lacks):
-            known = flags.tolist()
+        if not all(present):
+            known = travelling[0][1][-len(present) :].tolist()
             totals = [total if has else None for total, has in zip(totals, known, strict=True)]
         return totals
 

@@ -39,6 +39,8 @@ _TYPES = (
     torch.complex64,
     torch.complex128,
 )
+# What of a tensor travels with its header: scalars, and a little more.
+_LOAD_BYTES = 64
 # More dimensions than a tensor of a model has.
 _MOST_AXES = 10
 
@@ -118,6 +120,40 @@ class Group:
                 total = piece.view(like.dtype) if like.is_complex() else piece
                 results[index] = total.view(like.shape).to(like.device, like.dtype)
         return results
+
+    @torch.no_grad()
+    def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers, after a look whether they fit.
+
+        Scalars and other small ones travel with what is looked at, in one message.
+
+        Args:
+            label: What this is for, for a message.
+            tensors: Tensors of this worker.
+
+        Raises:
+            ReplicaError: If the workers bring tensors of other shapes or types.
+        """
+        rows = [_header(tensor) for tensor in tensors]
+        headers = torch.tensor(rows, dtype=torch.int64, device=self.device).view(torch.uint8)
+        load = headers.new_zeros(len(tensors), _LOAD_BYTES)
+        small = [0 < tensor.nbytes <= _LOAD_BYTES for tensor in tensors]
+        for row, tensor, fits in zip(load, tensors, small, strict=True):
+            if fits:
+                row[: tensor.nbytes] = _bytes(tensor, self.device)
+        every = self.gather_alike(torch.cat([headers, load], 1))
+        headers, load = every.split([headers.shape[1], _LOAD_BYTES], 2)
+        every_row = headers.contiguous().view(torch.int64).tolist()
+        self._check(label, tensors, every_row, None)
+        if not all(small):
+            return self.sums(tensors)
+        shapes = [torch.Size((self.size, *tensor.shape)) for tensor in tensors]
+        return [
+            _of_bytes(parts[:, : like.nbytes].reshape(-1), like.dtype, shape)
+            .sum(0, dtype=like.dtype)
+            .to(like.device)
+            for parts, like, shape in zip(load.unbind(1), tensors, shapes, strict=True)
+        ]
 
     @torch.no_grad()
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -204,7 +240,17 @@ class Group:
         rows = [_header(tensor) for tensor in tensors]
         own = torch.tensor(rows, dtype=torch.int64, device=self.device)
         every: list[list[list[int]]] = self.gather_alike(own).tolist()
-        for number, row in enumerate(rows):
+        self._check(label, tensors, every, axis)
+        return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
+
+    def _check(
+        self,
+        label: str,
+        tensors: Sequence[torch.Tensor],
+        every: Sequence[Sequence[list[int]]],
+        axis: int | None,
+    ) -> None:
+        for number, row in enumerate(map(_header, tensors)):
             fixed = {_without(one[number], axis) for one in every}
             if len(fixed) > 1 or _without(row, axis) not in fixed:
                 received = [tuple(one[number][2 : 2 + one[number][1]]) for one in every]
@@ -214,7 +260,6 @@ class Group:
                     f"{label}. Received: shapes={received}, by worker. Workers differ in their "
                     "part of the batch only."
                 )
-        return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

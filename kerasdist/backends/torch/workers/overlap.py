@@ -20,6 +20,7 @@ import torch.distributed as dist
 from kerasdist import keras_seam
 from kerasdist.backends.torch.workers.gradients import GradientSum
 from kerasdist.backends.torch.workers.reducer import Reducer
+from kerasdist.training import numerics
 
 # A model whose steps depend on other parameters again and again is not for a reducer.
 _MOST_REDUCERS = 10
@@ -82,7 +83,7 @@ class Overlap:
         return self._running and optimizer is self._model.optimizer
 
     def marked(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns a loss that is to be differentiated, so that the reducer can serve it.
+        """Returns what is to be differentiated for a loss, so that the reducer can serve it.
 
         Args:
             loss: This step's loss, scaled and weighed.
@@ -108,7 +109,7 @@ class Overlap:
         if plan is None or not self.serves(optimizer):
             summed = self._sum(gradients, variables, weight)
             if plan is None and optimizer is self._model.optimizer:
-                self._plan = self._new_plan(summed, variables)
+                self._plan = self._new_plan(optimizer, summed, variables)
             return summed
         self._running = False
         nowhere = plan.reducer.finish()
@@ -132,7 +133,7 @@ class Overlap:
         return bool(count)
 
     def _new_plan(
-        self, summed: Sequence[torch.Tensor | None], variables: Sequence[Any]
+        self, optimizer: Any, summed: Sequence[torch.Tensor | None], variables: Sequence[Any]
     ) -> Plan | None:
         """The plan for steps like the one that led to these gradients."""
         served = [
@@ -145,9 +146,13 @@ class Overlap:
         if not served or self._made == _MOST_REDUCERS:
             return None
         self._made += 1
+        # A loss that is scaled already, as float16 wants it, must not get larger still.
+        scales = numerics.is_weighed_by_loss(optimizer) or optimizer.loss_scale_factor is not None
+        compression = self._sum.compression
         reducer = Reducer(
             [keras_seam.stored_value(variable) for variable in served],
-            compression=self._sum.compression,
+            workers=dist.get_world_size(),
+            compression=None if compression.is_none and not scales else compression,
             bucket_bytes=self._sum.options.bytes_per_pack,
         )
         return Plan(reducer, list(variables), frozenset(map(id, served)))

@@ -3,7 +3,7 @@
 ``DistributedDataParallel`` puts parameters into buckets, and sums a bucket over the workers as soon
 as the backward pass has filled it. It wants a module whose forward pass it can watch. A Keras
 model's is not to be watched (``Layer.__call__`` leaves out torch's hooks), so it is given the bare
-parameters, and is called when a step begins.
+parameters, and its reducer is told when a step begins.
 """
 
 from __future__ import annotations
@@ -30,28 +30,38 @@ class Reducer:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], *, compression: Compression, bucket_bytes: int
+        self,
+        parameters: Sequence[torch.Tensor],
+        *,
+        workers: int,
+        compression: Compression | None,
+        bucket_bytes: int,
     ) -> None:
         """Makes the reducer. All workers must call it, with the same parameters.
 
         Args:
             parameters: Leaves that require gradients.
-            compression: How the sums travel.
+            workers: How many workers there are.
+            compression: How the sums travel; None: torch makes means of the gradients of a loss
+                that is as many times larger, without a call of Python for each bucket.
             bucket_bytes: How large a bucket may be; 0: as torch has it.
         """
         self._parameters = list(parameters)
         first = parameters[0]
         self._marker = torch.nn.Parameter(first.new_zeros(len(parameters)).detach())
         self._torchs = DistributedDataParallel(
-            _Bare([*parameters, self._marker]),
+            torch.nn.ParameterList([*parameters, self._marker]),
             gradient_as_bucket_view=True,  # in place of copies
             init_sync=False,  # the variables are equal already
             bucket_cap_mb=bucket_bytes / _MEBIBYTE if bucket_bytes else None,
         )
-        # A lambda, as torch compares annotations with its own types.
-        self._torchs.register_comm_hook(
-            None, lambda _, bucket: compression.start_sum(bucket.buffer())
-        )
+        self._factor = workers
+        if compression is not None:
+            self._factor = 1
+            # A lambda, as torch compares annotations with its own types.
+            self._torchs.register_comm_hook(
+                None, lambda _, bucket: compression.start_future_sum(bucket.buffer())
+            )
         self._settle()
 
     def serves(self, parameters: Iterable[torch.Tensor]) -> bool:
@@ -66,16 +76,19 @@ class Reducer:
     def begin(self) -> None:
         """Starts a step: the next backward pass is summed, and none after it."""
         self._marker.grad = None
-        with torch.enable_grad():
-            self._torchs()
+        # What the forward pass of a DistributedDataParallel does, as there is none.
+        reducer = self._torchs.reducer
+        reducer.prepare_for_forward()
+        reducer._rebuild_buckets()
+        reducer.prepare_for_backward([])
 
     def marked(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns a loss of the same value, which also has the marker's gradient.
+        """Returns what is to be differentiated for a loss, so that the marker has a gradient, too.
 
         Args:
-            loss: What this step differentiates.
+            loss: This step's loss.
         """
-        return loss + self._marker.sum()
+        return torch.add(self._marker.sum(), loss, alpha=self._factor)
 
     def finish(self) -> frozenset[int]:
         """Makes the sums that this worker's backward pass did not come to.
@@ -125,15 +138,3 @@ class Reducer:
             # Of no values, as those may be infinite.
             nothing = nothing + parameter.flatten()[:0].sum()
         return nothing
-
-
-@final
-class _Bare(torch.nn.Module):
-    """Parameters, and a forward pass of nothing."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self.all = torch.nn.ParameterList(parameters)
-
-    def forward(self) -> None:
-        pass

@@ -14,7 +14,7 @@ import torch
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.torch import draws, masks
+from kerasdist.backends.torch import convolutions, draws, fused_adam, masks
 from kerasdist.backends.torch.draws import StepDraws
 from kerasdist.backends.torch.host_memory import keep_freed_memory
 from kerasdist.backends.torch.replicas import keras_name, torch_device
@@ -78,6 +78,8 @@ class WorkerReplicaSet(ReplicaSet):
         modules.install()
         masks.install()
         draws.install()
+        fused_adam.install()
+        convolutions.install()
         self.group = Group(job, self._device)
         self.loops = LoopState(self.group)
         self.gradient_sum = GradientSum(self.group, job, communication)

@@ -93,11 +93,10 @@ class WorkerRunner(Runner):
             count *= part.shape[axis]
             # Not in int64, which torch adds smaller integers in.
             part = part.sum(axis, dtype=part.dtype)
-        self._group.shapes("reduce", [part], None)
         if op is ReduceOp.SUM:
-            [total] = self._group.sums([part])
+            [total] = self._group.checked_sums("reduce", [part])
             return total
-        total, count = self._group.sums([part, count])
+        total, count = self._group.checked_sums("reduce", [part, count])
         return (total / count).to(total.dtype)
 
     @torch.no_grad()
