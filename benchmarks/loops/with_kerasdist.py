@@ -7,22 +7,23 @@ from networks import Task
 from loops import Place
 
 
-def _strategy():
+def _strategy(**options: str):
     import keras
 
     import kerasdist as kd
 
-    # As the loops by hand have it. On JAX it is always that of the global batch.
-    batch_norm = None if keras.backend.backend() == "jax" else "per_replica"
-    strategy = kd.MultiWorkerMirroredStrategy(batch_norm=batch_norm)
+    strategy = kd.MultiWorkerMirroredStrategy(**options)
     keras.utils.set_random_seed(0)
     return strategy
 
 
 def fit(task: Task, place: Place):
     del place  # the strategy finds it in the environment
-    strategy = _strategy()
     import keras
+
+    # As the loops by hand have it, and custom loops. On JAX it is always that of the global batch.
+    on_jax = keras.backend.backend() == "jax"
+    strategy = _strategy() if on_jax else _strategy(batch_norm="per_replica")
 
     with strategy.scope():
         model = task.network()

@@ -1,6 +1,9 @@
 """By hand on TensorFlow: a custom loop under `tf.distribute.MultiWorkerMirroredStrategy`.
 
-After https://www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl.
+After https://www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl: the step takes its
+batch from the iterator inside of the compiled function, and the dataset repeats itself. One
+iterator lasts for all rounds. On a worker of one core tf.data may take as long as a round to delete
+one (`untuned` in kerasdist/backends/tensorflow/batches.py says why), which is no cost of a step.
 """
 
 from __future__ import annotations
@@ -41,21 +44,22 @@ def keras_model(task: Task, place: Place):
         return loss
 
     @tf.function
-    def step(batch):
-        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+    def step(batches):
+        losses = strategy.run(replica_step, args=(next(batches),))
+        return strategy.reduce("SUM", losses, axis=None)
 
     arrays = task.data()
 
     def own_rows(context):
         size = context.get_per_replica_batch_size(task.batch)
         rows = [tf.concat([a[each] for each in place.rows_of(task)], axis=0) for a in arrays]
-        return tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(size).prefetch(2)
+        return tf.data.Dataset.from_tensor_slices(tuple(rows)).batch(size).repeat().prefetch(2)
 
-    dataset = strategy.distribute_datasets_from_function(own_rows)
+    batches = iter(strategy.distribute_datasets_from_function(own_rows))
 
     def work():
-        for batch in dataset:
-            loss = step(batch)
+        for _ in range(task.steps):
+            loss = step(batches)
         return float(loss)
 
     return work

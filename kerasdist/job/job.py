@@ -14,6 +14,7 @@ from typing import Any, final
 from kerasdist import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
+from kerasdist.job import script_exit
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
 from kerasdist.job.timeouts import Timeouts
@@ -130,6 +131,11 @@ class Job:
             self._watch.disarm()
             raise self._link.failure
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the job ends if what this worker does now stands still on all workers."""
+        return bool(self._link.place)
+
     def tick(self) -> None:
         """Notes that this worker begins a step that needs the others."""
         self._link.step += 1
@@ -146,11 +152,15 @@ class Job:
         """
         self.check()
         outer, self._link.place = self._link.place, self._link.place or place
+        self._link.entered += 1
         try:
             yield
         except KerasdistError:
             if self._link.failure is not None:
                 self._watch.disarm()
+            raise
+        except SystemExit as error:
+            script_exit.note(error)
             raise
         except Exception as error:
             failure = self._link.failure_within(NEWS_SECONDS) if may_be_a_loss(error) else None
@@ -173,9 +183,10 @@ class Job:
         """Comes before the framework, which is connected now, where the process ends.
 
         When the script ends, workers wait for each other before the framework goes; and an error
-        that nobody catches is told to the others first.
+        that nobody catches, or an exit code that says so, is told to the others first.
         """
         atexit.register(self.leave)
+        script_exit.listen()
         self._watch.come_first()
 
     def leave(self) -> None:
@@ -188,8 +199,12 @@ class Job:
     def _watch_over_leaving(self) -> None:
         if self._link.closed or self._link.failure is not None:
             return
+        failure = script_exit.failure()
+        if failure is not None:
+            self._watch.fail(failure)
+            return
         try:
-            self.exchange("end of the script", None, channel=LEAVING)
+            self.exchange("end of the script", self._link.step, channel=LEAVING)
         except JobError as error:
             self._watch.end(error)
         for callback in reversed(self._at_leave):

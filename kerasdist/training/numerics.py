@@ -57,9 +57,16 @@ def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
             already, where `Collectives.weighs_scaled_losses`.
         weight: The replica's weight.
     """
-    if not is_weighed_by_loss(optimizer):
-        return weight
     # Still zero where there is no example: such gradients may be NaN.
+    return presence(weight) if is_weighed_by_loss(optimizer) else weight
+
+
+def presence(weight: Any) -> Any:
+    """Returns 1 for a replica that has examples, 0 for one without.
+
+    Args:
+        weight: The replica's weight.
+    """
     return float(weight > 0) if isinstance(weight, float) else ops.cast(weight > 0, weight.dtype)
 
 

@@ -1,9 +1,10 @@
 """What a step may not cost beyond plain Keras: a trace, a compilation, a wait of the host."""
 
 import contextlib
+from unittest import mock
 
 from tests.conformance import counters
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import keras, tf
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
@@ -80,3 +81,27 @@ def the_host_waits_for_no_step(lab):
     lab.check(reading >= ours["fit"] + 1, "a read in a step must be counted")
     for name, count in ours.items():
         lab.check(count <= plain[name], f"reads a step of {name}: {count}, plain {plain[name]}")
+
+
+@case("cost of an epoch", backends=("tensorflow",))
+def no_wait_for_a_tuner(lab):
+    """Nothing tunes the pipeline of arrays, for whose end that of an epoch would wait.
+
+    A dataset of the user's is tuned as ever.
+    """
+    x, y = regression(N)
+    model = built(lab.strategy())
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    sources = {"arrays": ((x, y), {"batch_size": BATCH}), "dataset": ((dataset,), {})}
+    tuned = {name: [] for name in sources}
+    begin = tf.data.Dataset.__iter__
+    for name, (source, options) in sources.items():
+
+        def noted(dataset, name=name):
+            tuned[name].append(dataset.options().autotune.enabled is not False)
+            return begin(dataset)
+
+        with mock.patch.object(tf.data.Dataset, "__iter__", noted):
+            model.fit(*source, verbose=0, **options)
+    lab.check(tuned["arrays"] and not any(tuned["arrays"]), f"arrays are tuned: {tuned}")
+    lab.check(tuned["dataset"] and all(tuned["dataset"]), f"the dataset is not tuned: {tuned}")

@@ -6,15 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
-from tests.conformance.compare import Tolerance
+from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression, tokens
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
-NORMAL = Tolerance(
-    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
-)
 
 
 def normalised(momentum=0.9, **options):
@@ -197,6 +194,31 @@ def per_replica(lab):
     lab.equal([np.zeros(1, "float32")], [variance])
     # Every replica sees its own constant: nothing is left after normalisation.
     lab.equal(0.0, outcome.results[0]["history"]["history"]["loss"][0])
+
+
+@case(
+    "batch normalisation",
+    refused={"jax": ("UnsupportedError", "per_replica.*synchronized|synchronized.*per_replica")},
+)
+def per_replica_twice(lab):
+    """`batch_norm="per_replica"`: a layer called twice in a step counts both calls."""
+    strategy = lab.strategy(batch_norm="per_replica")
+    n = 4 * lab.replicas
+    x = np.repeat(np.arange(lab.replicas, dtype="float32") * 8.0, 4)[:, None]
+
+    def build():
+        inputs = keras.Input((1,))
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        model = keras.Model(inputs, keras.layers.Add()([layer(inputs), layer(inputs)]))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    y = np.zeros((n, 1), "float32")
+    _, outcome = lab.run(build, [fit(x, y, batch_size=n, shuffle=False)], strategy)
+    mean, variance = outcome.weights[2:]
+    # From 0 half of the way to the mean of the replicas' means, and half of the rest.
+    lab.equal([np.array([3.0 * (lab.replicas - 1)], "float32")], [mean])
+    lab.equal([np.array([0.25], "float32")], [variance])
 
 
 @case("other normalisations")

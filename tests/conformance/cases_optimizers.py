@@ -5,8 +5,8 @@ import contextlib
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, quiet_fit
-from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, Tolerance
-from tests.conformance.lazy import keras
+from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL, Tolerance
+from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression, tagger, tokens
 from tests.conformance.registry import REPLICAS, case
 
@@ -185,6 +185,40 @@ def loss_scale_overflow(lab):
         ),
         quiet_fit(x, y, batch_size=4, shuffle=False),
     )
+
+
+@case("precision", replicas=(3,))
+def scaled_loss_through_collectives(lab):
+    """A scaled loss whose gradient passes from replica to replica, in uneven batches."""
+    x, y = regression(N)
+
+    def build():
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.inner = keras.layers.Dense(4)
+                self.normal = keras.layers.BatchNormalization(momentum=0.5)
+                self.outer = keras.layers.Dense(1)
+
+            def call(self, x, training=False):
+                return self.outer(self.normal(self.inner(x), training=training))
+
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                own = super().compute_loss(x, y, y_pred, sample_weight, training)
+                every = kd.global_batch(y_pred)
+                return own + keras.ops.var(every) + keras.ops.mean(y_pred**2)
+
+        model = Model()
+        scaling = keras.optimizers.LossScaleOptimizer
+        model.compile(
+            scaling(keras.optimizers.SGD(0.05), initial_scale=2.0**8, dynamic_growth_steps=2), "mse"
+        )
+        model.build((None, 4))
+        return model
+
+    # Unequal shares; then a replica without an example.
+    for size in (4, 2):
+        lab.same(build, fit(x, y, batch_size=size, shuffle=False), tolerance=NORMAL)
 
 
 def under_policy(lab, policy, tolerance):

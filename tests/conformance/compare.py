@@ -20,6 +20,9 @@ FLOAT32 = Tolerance(1e-5, 1e-6, "float32 sums taken in another order, a few step
 # Adam and its kin divide a gradient by the root of its own square: near zero, where a component's
 # terms cancel, the quotient keeps the relative error of a difference of nearly equal numbers.
 ADAPTIVE = Tolerance(1e-4, 2e-5, "division by sqrt(v) magnifies float32 rounding")
+NORMAL = Tolerance(
+    1e-4, 1e-5, "division by the root of a small batch's variance magnifies rounding"
+)
 # 8 bits of mantissa: one rounding is 2**-9 = 2e-3 relative, and a replica rounds its own partial
 # sums; several steps add up.
 BFLOAT16 = Tolerance(4e-2, 4e-2, "bfloat16 has 8 bits of mantissa")

@@ -14,3 +14,4 @@ class LazyModule:
 
 keras: Any = LazyModule("keras")
 kd: Any = LazyModule("kerasdist")
+tf: Any = LazyModule("tensorflow")

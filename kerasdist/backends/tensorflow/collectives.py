@@ -61,6 +61,31 @@ class _Update:
             keras_seam.apply_combined_gradients(self.optimizer, sums, self.variables)
 
 
+@dataclass(frozen=True)
+class _Write:
+    """An assignment, before the replicas' changes are summed.
+
+    Attributes:
+        variable: The Keras variable.
+        before: Its value before.
+        change: This replica's change of it, weighted.
+        write: Keras's own function for it.
+    """
+
+    variable: Any
+    before: tf.Tensor
+    change: tf.Tensor
+    write: Callable[[Any, Any], Any]
+
+    def finish(self, total: tf.Tensor) -> None:
+        """Writes the variable.
+
+        Args:
+            total: The sum of all replicas' changes.
+        """
+        self.write(self.variable, self.before + total)
+
+
 @final
 class TensorFlowCollectives(Collectives):
     """What the code of one replica can ask of the others, in a graph or eagerly."""
@@ -76,15 +101,22 @@ class TensorFlowCollectives(Collectives):
             exchange: Where the replicas meet.
             replica: This replica's number.
             share: Its part of the batch; None where gradients are summed as they are.
-            waits: Whether the optimizer waits for `end_step`, which must then be called.
+            waits: Whether the optimizer, and assignments to what is not read before, wait for
+                `end_step`, which must then be called.
         """
         self._exchange = exchange
         self._replica = replica
         self._share = share
+        self._loss_is_weighed = False
         self._group = exchange.group
         self._engine = exchange.group.engine
         self._waits = waits
         self._waiting: _Update | None = None
+        self._writes: dict[int, _Write] = {}
+
+    def loss_is_weighed(self) -> None:
+        """Notes that the loss has this replica's weight, which its gradients then have, too."""
+        self._loss_is_weighed = True
 
     def merge_call(
         self,
@@ -174,6 +206,7 @@ class TensorFlowCollectives(Collectives):
         known = keras_seam.optimized_variables(optimizer) if variables is None else variables
         replaces = [gradient_replaces(variable) for variable in known]
         weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
+        self._loss_is_weighed = False  # the next optimizer of this step has a loss of its own
         given = [
             gradient if replaced or weight is None else gradient_sums.weighted(gradient, weight)
             for gradient, replaced in zip(gradients, replaces, strict=True)
@@ -206,19 +239,34 @@ class TensorFlowCollectives(Collectives):
             What all replicas hold of each.
         """
         step, self._waiting = self._waiting, None
-        if step is None and not variables:
+        writes, self._writes = list(self._writes.values()), {}
+        if step is None and not writes and not variables:
             return []
         gradients = [] if step is None else step.gradients
         here = step is None or keras_seam.computes_on_gradients(step.optimizer)
         own = [tf.convert_to_tensor(variable.value) for variable in variables]
 
         def update(parts: list[tuple[Any, ...]]) -> list[tf.Tensor]:
-            sums = self._group.sums(parts, here=here)
+            sums = iter(self._group.sums(parts, here=here))
+            ours = [next(sums) for _ in gradients]
             if step is not None:
-                step.apply(self._engine, sums[: len(gradients)])
-            return self._group.wholes(variables, sums[len(gradients) :])
+                step.apply(self._engine, ours)
+            for one in writes:
+                one.finish(next(sums))
+            return self._group.wholes(variables, list(sums))
 
-        return self._combine("end of the step", [*gradients, *own], update)
+        changes = [one.change for one in writes]
+        return self._combine("end of the step", [*gradients, *changes, *own], update)
+
+    def before_read(self, variable: Any) -> None:
+        """Finishes an assignment to the variable that waits, so that what is read is new.
+
+        Args:
+            variable: A Keras variable.
+        """
+        waiting = self._writes.pop(id(variable), None)
+        if waiting is not None:
+            self._finish(waiting)
 
     def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Combines what the replicas assign, as if one device had assigned for the whole batch.
@@ -247,18 +295,25 @@ class TensorFlowCollectives(Collectives):
 
         return self._combine("assign", [tf.convert_to_tensor(value)], update)
 
-    def _assign_changes(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+    def _assign_changes(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> None:
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
             replicas = self._engine.num_replicas_in_sync
             change = change / replicas if self._share is None else self._weighted(change)
 
+        step = _Write(variable, before, change, write)
+        if self._waits:
+            self._writes[id(variable)] = step
+        else:
+            self._finish(step)
+
+    def _finish(self, step: _Write) -> None:
         def update(parts: list[tuple[Any, ...]]) -> None:
             [total] = self._group.sums(parts)
-            write(variable, before + total)
+            step.finish(total)
 
-        return self._combine("assign", [change], update)
+        self._combine("assign", [step.change], update)
 
     def _reduced(
         self,
@@ -311,11 +366,14 @@ class TensorFlowCollectives(Collectives):
         Without a share of the batch the global loss is the sum of the replicas' losses. With one it
         is their mean with the replicas' weights, and so is its derivative by a sum. This replica's
         gradients are weighed once more when they are applied, so its own weight is taken out here.
+        A loss that was weighed before it was differentiated has brought the weight along.
         """
         if self._share is None:
             return self.all_sum(upstream)
         weight = self._share.weight
-        sums = self._sums([self._weighted(gradient) for gradient in upstream])
+        if self._loss_is_weighed:
+            weight = numerics.presence(weight)
+        sums = self._sums([gradient_sums.weighted(gradient, weight) for gradient in upstream])
         return [numerics.per_weight(total, weight) for total in sums]
 
     def _weighted(self, gradient: Any) -> Any:

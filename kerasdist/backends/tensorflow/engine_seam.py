@@ -14,7 +14,10 @@ from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import control_flow_util
+
+from kerasdist.job.current import FUNCTION, explaining
 
 
 @contextmanager
@@ -205,6 +208,26 @@ def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
         function: What to compile.
     """
     return compiled._clone(python_function=function)
+
+
+class _Explained(polymorphic_function.Function):
+    """A ``tf.function`` whose calls say in our words what a lost worker did to them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with explaining(FUNCTION):
+            return super().__call__(*args, **kwargs)
+
+
+def explained(compiled: Any) -> Any:
+    """Has the calls of a ``tf.function`` say which worker is lost, if one is.
+
+    It stays a ``tf.function``: users ask it for its graphs, or save it.
+
+    Args:
+        compiled: A ``tf.function``.
+    """
+    compiled.__class__ = _Explained
+    return compiled
 
 
 def mirrored(parts: Sequence[Any]) -> Any:

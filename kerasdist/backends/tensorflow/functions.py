@@ -8,18 +8,19 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow import reads
+from kerasdist.backends.tensorflow.engine_seam import explained
 from kerasdist.backends.tensorflow.variables import native
 
 
 def function(compiled: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns a ``tf.function``.
+    """Returns a ``tf.function``, whose calls say which worker is lost if one is.
 
     Args:
         compiled: What to compile.
         jit_compile: Whether to do it with XLA.
     """
     # A ragged last batch makes a second graph, a third size of batch none.
-    return tf.function(compiled, jit_compile=jit_compile or None, reduce_retracing=True)
+    return explained(tf.function(compiled, jit_compile=jit_compile or None, reduce_retracing=True))
 
 
 def value_and_grad(

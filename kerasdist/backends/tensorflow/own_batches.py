@@ -9,7 +9,12 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_seam
-from kerasdist.backends.tensorflow.batches import GlobalBatchDataset, OwnRows, own_numbers
+from kerasdist.backends.tensorflow.batches import (
+    GlobalBatchDataset,
+    OwnRows,
+    own_numbers,
+    untuned,
+)
 from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.backends.tensorflow.values import tensor_of_array
 from kerasdist.input.adapter import WrappedAdapter
@@ -43,7 +48,7 @@ class WorkerAdapter(WrappedAdapter):
             lambda numbers: own_numbers(numbers, replicas, own),
             lambda rows, numbers: OwnRows(rows, tf.shape(numbers)[0]),
         ).prefetch(tf.data.AUTOTUNE)
-        return GlobalBatchDataset(dataset, dataset.element_spec.rows)
+        return GlobalBatchDataset(untuned(dataset), dataset.element_spec.rows)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Which Keras variables a function reads.
+"""Which Keras variables a function reads, and what is to be done before.
 
 A gradient tape does not tell: it hears nothing of what is read for ``ops.stop_gradient``.
 """
@@ -6,7 +6,7 @@ A gradient tape does not tell: it hears nothing of what is read for ``ops.stop_g
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,10 +15,10 @@ from kerasdist import keras_seam
 
 
 class _Open(threading.local):
-    """The sets of variables, by id, that the calling thread's reads are noted in."""
+    """Who hears of the calling thread's reads."""
 
     def __init__(self) -> None:
-        self.sets: list[set[int]] = []
+        self.listeners: list[Callable[[Any], None]] = []
 
 
 _open = _Open()
@@ -31,13 +31,24 @@ def noted() -> Iterator[set[int]]:
     Yields:
         The set of their ids.
     """
-    _install()
     read: set[int] = set()
-    _open.sets.append(read)
-    try:
+    with preceded(lambda variable: read.add(id(variable))):
         yield read
+
+
+@contextmanager
+def preceded(listener: Callable[[Any], None]) -> Iterator[None]:
+    """Calls a function before this thread reads a Keras variable inside.
+
+    Args:
+        listener: Takes the variable.
+    """
+    _install()
+    _open.listeners.append(listener)
+    try:
+        yield
     finally:
-        _open.sets.remove(read)
+        _open.listeners.remove(listener)
 
 
 @cache
@@ -46,5 +57,5 @@ def _install() -> None:
 
 
 def _note(variable: Any) -> None:
-    for read in _open.sets:
-        read.add(id(variable))
+    for listener in _open.listeners:
+        listener(variable)

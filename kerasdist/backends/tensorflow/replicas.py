@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import context
+from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.tensorflow.batches import Piece
+from kerasdist.backends.tensorflow import reads
+from kerasdist.backends.tensorflow.batches import Piece, untuned
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
     EngineScope,
@@ -132,7 +133,7 @@ class MirroredReplicas(ReplicaSet):
             strategy: The strategy of these replicas.
             function: What each replica does with its rows.
             batch: A batch as the group takes it.
-            updates_wait: Whether an optimizer waits for the function to call `end_step`.
+            updates_wait: Whether updates wait for the function to call `end_step`.
 
         Returns:
             For each replica of this process the rows it got, and what the function returned.
@@ -142,16 +143,19 @@ class MirroredReplicas(ReplicaSet):
 
         def replica_code(replica: int) -> Any:
             piece = divided[replica - self.group.local.start]
+            collectives = TensorFlowCollectives(exchange, replica, piece.share, waits=updates_wait)
             here = ReplicaContext(
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self.num_replicas,
-                collectives=TensorFlowCollectives(
-                    exchange, replica, piece.share, waits=updates_wait
-                ),
+                collectives=collectives,
                 share=piece.share,
             )
-            with context.replica_scope(here), _after(piece.data):
+            with (
+                context.replica_scope(here),
+                reads.preceded(collectives.before_read),
+                _after(piece.data),
+            ):
                 return function(piece.data)
 
         return list(zip(divided, in_replicas(self.group, replica_code), strict=True))
@@ -196,7 +200,7 @@ def worker_replicas(
         [_tensorflow_name(device) for device in devices],
         native_options(replace(communication, timeout_seconds=seconds)),
     )
-    group = WorkerGroup(engine, job.rank, seconds, shares_memory=_share_memory(devices))
+    group = WorkerGroup(engine, job, seconds, shares_memory=_share_memory(devices))
     return MirroredReplicas(devices, options, group, job)
 
 
@@ -216,7 +220,10 @@ class GroupAdapter(WrappedAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches, as the group takes them."""
-        return self._group.batches(super().get_tf_dataset())
+        dataset = super().get_tf_dataset()
+        if keras_seam.is_array_adapter(self._inner):
+            dataset = untuned(dataset)
+        return self._group.batches(dataset)
 
 
 def _share_memory(devices: Sequence[Device]) -> bool:

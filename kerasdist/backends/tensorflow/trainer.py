@@ -74,7 +74,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 watch.count(keras_seam.loss_tracker(self))
                 return logs
 
-            self.train_function = self._step_function(watched_step)
+            self.train_function = self._step_function(watched_step, watch.variables)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -116,31 +116,35 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if self._group.runs_loops:
             self._group.average(averaged(self.non_trainable_variables))
 
-    def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
+    def _step_function(
+        self, step: Callable[[Any], Any], watched: Sequence[Any] = ()
+    ) -> StepsOnIterator:
         self._prepare()
         return StepsOnIterator(
-            lambda batch: self._step_on_batch(step, batch),
+            lambda batch: self._step_on_batch(step, batch, watched),
             self.steps_per_execution,
             begin=self.replica_set.begin_step,
-            end=self._end_step,
+            end=lambda done: self._end_step(done, watched),
             eagerly=self.run_eagerly,
         )
 
-    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+    def _step_on_batch(
+        self, step: Callable[[Any], Any], batch: Any, watched: Sequence[Any]
+    ) -> tuple[Any, Any]:
         """Does a step; returns its logs, and what was read for them."""
         own = self.runs_kerass_own_steps
 
         def replica_step(data: Any) -> Any:
             logs = step(data)
             local = {} if own else self.get_metrics_result()
-            return logs, local, collectives_here().end_step(self._costly_variables)
+            return logs, local, collectives_here().end_step(self._costly(watched))
 
         # In a step of Keras's own nothing that follows the optimizer's step sees what it did.
         done = self.replica_set.run(
             self.bound_strategy, replica_step, batch, updates_wait=own and self._group.is_divided
         )
         _, (_, _, values) = done[0]
-        with _known(self._costly_variables, values):
+        with _known(self._costly(watched), values):
             results = self.get_metrics_result()
         if own:
             return results, values
@@ -154,19 +158,22 @@ class TensorFlowTrainer(ReplicatedTrainer):
             [weight for _, _, weight in everyone],
         ), values
 
-    def _end_step(self, done: tuple[Any, Any]) -> Any:
+    def _end_step(self, done: tuple[Any, Any], watched: Sequence[Any]) -> Any:
         logs, values = done
-        self._group.note(self._costly_variables, values)
+        self._group.note(self._costly(watched), values)
         return logs
 
-    @property
-    def _costly_variables(self) -> list[Any]:
-        """The variables of which other workers hold a part."""
+    def _costly(self, watched: Sequence[Any]) -> list[Any]:
+        """The variables of which other workers hold a part.
+
+        Args:
+            watched: Besides those of the model, those that a kind of step writes. (They are in no
+                other kind, which may have been compiled before they were made.)
+        """
         if not self._group.is_divided:
             return []
-        watch = vars(self).get(_LOSS_WATCH)
         known = [v for metric in metrics_of(self) for v in metric.variables]
-        known += [*self.variables, *(watch.variables if watch is not None else [])]
+        known += [*self.variables, *watched]
         every = {id(variable): variable for variable in known}.values()
         return self._group.costly([one for one in every if one.synchronization == "on_read"])
 

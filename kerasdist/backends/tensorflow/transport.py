@@ -29,17 +29,25 @@ class Transport:
         lanes: The names of this worker's devices that take part.
     """
 
-    def __init__(self, engine: WorkersStrategy, lanes: Sequence[str], timeout: float) -> None:
+    def __init__(
+        self,
+        engine: WorkersStrategy,
+        lanes: Sequence[str],
+        timeout: float,
+        is_watched: Callable[[], bool],
+    ) -> None:
         """Prepares it.
 
         Args:
             engine: The strategy of the workers.
             lanes: The names of this worker's devices that take part.
             timeout: How long to wait in a collective, in seconds.
+            is_watched: Returns whether the job ends if what is done now stands still.
         """
         self.lanes = lanes
         self._engine = engine
         self._timeout = timeout
+        self._is_watched = is_watched
         with tf.device(lanes[0]):
             self._order = tf.Variable(tf.zeros([]), trainable=False)
 
@@ -123,8 +131,18 @@ class Transport:
             merge_op="Add",
             final_op="Id",
             communication_hint=native_options(options).implementation.value,
-            timeout_seconds=options.timeout_seconds or self._timeout,
+            timeout_seconds=options.timeout_seconds or self._seconds_to_wait(),
         )
+
+    def _seconds_to_wait(self) -> float:
+        """How long a collective waits by itself, 0 for ever.
+
+        TensorFlow starts two threads for each collective with a time-out, which sleep to the end of
+        it, however soon the collective is done. 50 steps a second with 10 minutes each are 60,000
+        threads, of which the process dies (seen with 2.21: base_collective_executor.cc would have
+        a thread do it for all). So where the job ends when nothing moves, it is left to that.
+        """
+        return 0.0 if self._is_watched() else self._timeout
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
@@ -27,6 +27,9 @@ from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers_seam import SharedSum, WorkersStrategy
 from kerasdist.collectives import CommunicationOptions
 
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
 
 @final
 class WorkerGroup(Group):
@@ -35,21 +38,21 @@ class WorkerGroup(Group):
     engine: WorkersStrategy
 
     def __init__(
-        self, engine: WorkersStrategy, rank: int, timeout: float, *, shares_memory: bool
+        self, engine: WorkersStrategy, job: Job, timeout: float, *, shares_memory: bool
     ) -> None:
         """Makes the group.
 
         Args:
             engine: ``tf.distribute.MultiWorkerMirroredStrategy``.
-            rank: This worker's number.
+            job: The job of this process.
             timeout: How long to wait in a collective, in seconds.
             shares_memory: Whether the devices of this worker share their memory.
         """
         super().__init__(engine, shares_memory=shares_memory)
         self._devices = engine.extended.worker_devices
-        self._rank = rank
+        self._rank = job.rank
         lanes = self._devices[:1] if shares_memory else self._devices
-        self._transport = Transport(engine, lanes, timeout)
+        self._transport = Transport(engine, lanes, timeout, lambda: job.is_watched)
 
     @property
     def local(self) -> range:

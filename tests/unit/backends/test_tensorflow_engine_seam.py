@@ -11,7 +11,7 @@ import pytest
 from tests.fresh import run_fresh
 
 PROBE = """
-import inspect, json
+import contextlib, inspect, json
 import kerasdist as kd
 
 kd.config.set_logical_cpu_devices(2)
@@ -51,6 +51,17 @@ keys = engine_seam.collective_keys()
 mirrored = engine_seam.mirrored([tf.constant(1.0), tf.constant(1.0)])
 compiled = tf.function(lambda: 1, reduce_retracing=True)
 likewise = engine_seam.compiled_likewise(compiled, lambda: 2)
+
+class Owner:
+    @engine_seam.explained
+    @tf.function
+    def method(self):
+        return 3
+
+owner, entered = Owner(), []
+engine_seam.explaining = lambda place: entered.append(place) or contextlib.nullcontext()
+explained = [int(engine_seam.explained(tf.function(lambda: 2))()), int(owner.method())]
+explained.append(int(tf.function(lambda: owner.method() + 1)()))
 in_xla = []
 plain, xla = (
     tf.function(lambda: in_xla.append(engine_seam.compiles_with_xla()), jit_compile=xla)
@@ -74,6 +85,7 @@ print(json.dumps({
     "keys": keys,
     "mirrored": isinstance(mirrored, kd.Mirrored) and isinstance(mirrored, kd.DistributedValues),
     "likewise": [int(likewise()), likewise is not compiled],
+    "explained": [explained, len(entered), isinstance(owner.method, type(compiled))],
     "in_xla": in_xla,
     "passes": Own(1, 2).ag_pass_through,
     "rules": [rule._prefix for rule in engine_seam.autograph_config.CONVERSION_RULES[:2]],
@@ -123,6 +135,10 @@ def test_the_frameworks_values_pass_for_ours(probe):
 
 def test_a_compiled_function_is_compiled_anew(probe):
     assert probe["likewise"] == [2, True]
+
+
+def test_calls_are_explained_and_the_function_stays_one_of_tensorflows(probe):
+    assert probe["explained"] == [[2, 3, 4], 3, True]
 
 
 def test_xla_is_noticed(probe):

@@ -12,7 +12,7 @@ from tests.fresh import run_fresh
 
 # A job of one: the same engine, whose sums are of one worker.
 PROBE = """
-import json, socket
+import json, socket, types
 import keras
 import tensorflow as tf
 from kerasdist.backends.tensorflow import workers_seam
@@ -28,7 +28,8 @@ options = native_options(CommunicationOptions(timeout_seconds=20.0))
 engine, other = (
     workers_seam.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
 )
-group = WorkerGroup(engine, 0, 20.0, shares_memory=True)
+job = types.SimpleNamespace(rank=0, is_watched=False)
+group = WorkerGroup(engine, job, 20.0, shares_memory=True)
 
 with engine.scope():
     total, mean, first = (
