@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kerasdist.cluster.membership import Membership
@@ -10,7 +11,12 @@ from kerasdist.errors import JobError
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
 
+# What a step that is compiled, and called by nothing else of ours, is called in messages.
+FUNCTION = "kerasdist.function"
+
 _current: list[Job] = []
+
+_ALONE = nullcontext()
 
 
 def join(membership: Membership, facts: Mapping[str, Any]) -> tuple[Job, bool]:
@@ -40,3 +46,12 @@ def join(membership: Membership, facts: Mapping[str, Any]) -> tuple[Job, bool]:
 def current() -> Job | None:
     """Returns the job of this process, None if it is alone."""
     return _current[0] if _current else None
+
+
+def explaining(place: str) -> AbstractContextManager[None]:
+    """Returns a context that says in our words what a lost worker did to the work inside.
+
+    Args:
+        place: What to call the work in messages.
+    """
+    return _current[0].explaining(place) if _current else _ALONE

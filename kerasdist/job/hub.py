@@ -37,8 +37,9 @@ class Member:
         facts: What it said of itself.
         heard: When it last gave a sign of life.
         step: How many steps it has begun.
-        moved: When it began the last one.
         place: What it is doing that needs the others; empty: nothing.
+        entered: How often it has begun to do so.
+        moved: When one of these has changed.
         left: Whether it has said goodbye.
     """
 
@@ -48,8 +49,9 @@ class Member:
     facts: dict[str, Any]
     heard: float
     step: int = 0
-    moved: float = 0.0
     place: str = ""
+    entered: int = 0
+    moved: float = 0.0
     left: bool = False
 
     def tell(self, message: Any) -> None:
@@ -177,9 +179,10 @@ class Hub:
         member.heard = time.monotonic()
         match message["type"]:
             case "beat":
-                if (message["step"], message["place"]) != (member.step, member.place):
+                if message["doing"] != [member.step, member.place, member.entered]:
                     member.moved = member.heard
-                member.step, member.place = message["step"], message["place"]
+                member.step, member.place, member.entered = message["doing"]
+                self._check_leavers()
             case "meet":
                 self._meet(member, message)
             case "bye":
@@ -206,10 +209,19 @@ class Hub:
         self._check_leavers()
 
     def _check_leavers(self) -> None:
-        """One that leaves will never come to where another waits."""
-        waiting = {key[0] == LEAVING: one.labels for key, one in self._meetings.items()}
-        if len(waiting) > 1:
-            self._fail_apart({**waiting[False], **waiting[True]})
+        """One that leaves will never come to where another waits, nor take another's step."""
+        waiting = {key[0] == LEAVING: one for key, one in self._meetings.items()}
+        if True not in waiting:
+            return
+        leaving = waiting[True]
+        others = waiting[False].labels if False in waiting else {}
+        ahead = {
+            one.rank: f"step {one.step} of {one.place}"
+            for one in self._members.values()
+            if one.place and one.step > min(leaving.values.values())
+        }
+        if others or ahead:
+            self._fail_apart({**ahead, **others, **leaving.labels})
 
     def _patrol(self) -> None:
         now, limits = time.monotonic(), self._timeouts

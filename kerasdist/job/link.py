@@ -23,6 +23,7 @@ class Link:
         facts: What this worker said of itself.
         step: How many steps that need the others this worker has begun.
         place: What it is doing that needs them; empty: nothing.
+        entered: How often it has begun to do so.
     """
 
     def __init__(self, host: str, port: int, facts: Mapping[str, Any], timeouts: Timeouts) -> None:
@@ -41,6 +42,7 @@ class Link:
         self.facts = dict(facts)
         self.step = 0
         self.place = ""
+        self.entered = 0
         self._timeouts = timeouts
         self._who = f"[worker {facts['rank']}/{facts['num_workers']}]"
         self._changed = threading.Condition()
@@ -188,7 +190,7 @@ class Link:
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat
         while not self._closed and self._failure is None:
-            self._send({"type": "beat", "step": self.step, "place": self.place})
+            self._send({"type": "beat", "doing": [self.step, self.place, self.entered]})
             if time.monotonic() - self._heard > limit:
                 self.fail(
                     "lost",

@@ -19,6 +19,7 @@ from typing import NoReturn, final
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
 from kerasdist.job.hub import Hub
 from kerasdist.job.link import Link
+from kerasdist.job.script_exit import Failure
 from kerasdist.launch.exit_codes import ExitCode
 
 # How long the main thread may take to come to an end by itself.
@@ -32,6 +33,16 @@ _TELLING_SECONDS = 2.0
 
 # The frameworks whose errors may be a lost worker's.
 _ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
+
+# How JAX begins a ValueError of its own, which it raises where it runs a program it knows (0.10).
+_STATUSES = (
+    "UNKNOWN:",
+    "UNAVAILABLE:",
+    "INTERNAL:",
+    "ABORTED:",
+    "CANCELLED:",
+    "DEADLINE_EXCEEDED:",
+)
 
 
 @final
@@ -66,6 +77,15 @@ class Watch:
         """
         self.disarm()
         self._end_with(failure, f"{failure}\n")
+
+    def fail(self, failure: Failure) -> None:
+        """Tells the others that this worker ends because it says so, and lets it end.
+
+        Args:
+            failure: What it says.
+        """
+        self.disarm()
+        self._leave_in_the_lurch(failure.why, failure.code)
 
     def come_first(self) -> None:
         """Hears of uncaught errors before a framework does that has put itself before us.
@@ -109,10 +129,13 @@ class Watch:
             failure = self._link.failure_within(NEWS_SECONDS)
             if failure is not None:
                 self._end_with(failure, f"{failure}\n")
-        self._link.close(error=f"{kind.__name__}: {error}"[:500])
+        self._leave_in_the_lurch(f"{kind.__name__}: {error}", 1)
+
+    def _leave_in_the_lurch(self, why: str, code: int) -> None:
+        self._link.close(error=why[:500])
         self._let_others_know()
-        # The same may keep this worker from its end.
-        threading.Thread(target=_end_later, daemon=True).start()
+        # What they wait for may keep this worker from its end.
+        threading.Thread(target=_end_later, args=(code,), daemon=True).start()
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:
         lost = isinstance(failure, WorkerLostError)
@@ -140,12 +163,14 @@ def may_be_a_loss(error: BaseException) -> bool:
     if isinstance(error, KerasdistError):
         return False
     module = type(error).__module__.partition(".")[0]
+    if isinstance(error, ValueError) and str(error).startswith(_STATUSES):
+        return True
     return isinstance(error, RuntimeError | OSError) or module in _ENGINES
 
 
-def _end_later() -> NoReturn:
+def _end_later(code: int) -> NoReturn:
     time.sleep(GRACE_SECONDS)
-    _end(1)
+    _end(code)
 
 
 def _end(code: int) -> NoReturn:

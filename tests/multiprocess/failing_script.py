@@ -1,11 +1,13 @@
 """One worker of a small training job in which something goes wrong.
 
+python -m tests.multiprocess.failing_script BACKEND          waits for orders (see `forks`)
 python -m tests.multiprocess.failing_script BACKEND BEHAVIOUR
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +18,19 @@ prepare(sys.argv[1])
 import keras  # noqa: E402
 
 import kerasdist as kd  # noqa: E402
+from kerasdist.backends import registry  # noqa: E402
+from tests.multiprocess import networks  # noqa: E402
+from tests.multiprocess.forks import wait_to_be_one  # noqa: E402
 
 ROWS = 40
+STRIKES = 3
+if len(sys.argv) == 2:
+    # What workers import only when they need it: ours, and TensorFlow, by Keras on all backends.
+    registry.current()
+    import tensorflow  # noqa: F401
+
+    kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
+    wait_to_be_one()
 RANK = int(os.environ["KERASDIST_RANK"])
 
 
@@ -36,19 +49,36 @@ def model(strategy, units=8, optimizer="adam"):
 
 
 class At(keras.callbacks.Callback):
-    """Sends this process a signal at one of Keras's events, if it is worker 1."""
+    """Does something, on one worker, when one of Keras's events comes for the third time."""
 
-    def __init__(self, event, number):
+    def __init__(self, event, deed, rank=1):
         super().__init__()
-        self._count = 0
-        if RANK == 1:
-            setattr(self, event, lambda *_, **__: self._strike(number))
+        self._count, self._deed = 0, deed
+        if rank == RANK:
+            setattr(self, event, lambda *_, **__: self._strike())
 
-    def _strike(self, number):
+    def _strike(self):
         self._count += 1
-        if self._count == 3:
-            print("striking", flush=True)
-            os.kill(os.getpid(), number)
+        if self._count == STRIKES:
+            strike(self._deed)
+
+
+def strike(deed):
+    print("striking", flush=True)
+    if isinstance(deed, signal.Signals):
+        os.kill(os.getpid(), deed)
+    else:
+        deed()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Deadly(keras.layers.Layer):
+    """Kills worker 1 in its first call for training, while the step is traced or compiled."""
+
+    def call(self, inputs, training=None):
+        if training and RANK == 1:
+            strike(signal.SIGKILL)
+        return inputs
 
 
 def fit(made, rows=ROWS, callbacks=(), **arguments):
@@ -87,12 +117,99 @@ def be_stopped_in_an_epoch(strategy):
     fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGSTOP)])
 
 
+def be_killed_in_compile(strategy):
+    with strategy.scope():
+        made = keras.Sequential([keras.layers.Input((4,)), Deadly(), keras.layers.Dense(1)])
+        made.compile("adam", "mse")
+    fit(made)
+
+
+def be_killed_in_a_compiled_loop(strategy):
+    """``strategy.run`` is called in the compiled step alone, and only while that is traced."""
+    with strategy.scope():
+        made = model(strategy)
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(made.trainable_variables)
+
+    def replica_step(x):
+        def loss():
+            return keras.ops.mean(keras.ops.square(made(x, training=True)))
+
+        value, gradients = kd.value_and_grad(loss, made.trainable_variables)
+        optimizer.apply(gradients, made.trainable_variables)
+        return value
+
+    @kd.function
+    def step(x):
+        return strategy.reduce("mean", strategy.run(replica_step, args=(x,)), axis=None)
+
+    batch = keras.ops.ones((4, 4))
+    for number in range(400):
+        if number == STRIKES and RANK == 1:
+            strike(signal.SIGKILL)
+        try:
+            keras.ops.convert_to_numpy(step(batch))
+        except kd.errors.WorkerLostError as error:
+            print("the step raised", error, flush=True)
+            raise
+
+
+def exit_in_an_epoch(strategy):
+    fit(model(strategy), callbacks=[At("on_train_batch_end", lambda: sys.exit(3))])
+
+
+def be_cut_off(strategy):
+    fit(model(strategy), callbacks=[At("on_train_batch_end", networks.cut)], epochs=500)
+
+
+def be_preempted(strategy):
+    """Runs undisturbed, then preempted on each worker in turn; goes on; ends with the same."""
+
+    def run(folder, rank=None):
+        keras.utils.set_random_seed(5)
+        made = model(strategy)
+        backup = kd.callbacks.BackupAndRestore(Path(os.environ["FOLDER"], folder))
+        kd.experimental.preempt(backup)
+        callbacks = [backup, Seen(), At("on_train_batch_begin", signal.SIGTERM, rank)]
+        fit(made, callbacks=callbacks, shuffle=True)
+        return [*made.get_weights(), *map(keras.ops.convert_to_numpy, made.optimizer.variables)]
+
+    expected = run("undisturbed")
+    if os.environ["KERASDIST_RESTART"] == "0":
+        try:
+            run("preempted", rank=0)
+        except SystemExit as error:
+            print("left with", int(error.code), flush=True)
+        check(run("preempted"), expected)
+        run("preempted again", rank=1)
+    check(run("preempted again"), expected)
+
+
+class Seen(keras.callbacks.Callback):
+    """Tells of each batch that is computed."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        print("batch", batch, flush=True)
+
+
+def check(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    print("equal", flush=True)
+
+
 def have_another_model(strategy):
     made = model(strategy, units=8 + RANK)
     fit(made)
 
 
+def have_another_keras(strategy):
+    print("joined", strategy, flush=True)
+
+
 def main():
+    if sys.argv[2] == "be_cut_off":
+        networks.move_into_one(RANK)
     strategy = kd.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(3)
     globals()[sys.argv[2]](strategy)

@@ -79,6 +79,40 @@ def end_early(job: Job):
     job.exchange("the next step", None)
 
 
+def exit_with_3(job: Job):
+    if job.rank == 1:
+        sys.exit(3)
+    job.exchange("the next step", None)
+
+
+def exit_with_a_message(job: Job):
+    """In the midst of work that needs all, with an exception of its own."""
+    with job.explaining("fit"):
+        if job.rank == 1:
+            raise SystemExit("no more data")
+        time.sleep(LONG)
+
+
+def exit_with_0(job: Job):
+    """While another is in a step that does not end."""
+    with job.explaining("fit"):
+        job.tick()
+        if job.rank == 1:
+            sys.exit(0)
+        job.tick()
+        time.sleep(LONG)
+
+
+def all_exit_with_3(job: Job):
+    """The last one while the others are on their way out; nobody has been left by them."""
+    try:
+        sys.exit(4)
+    except SystemExit:
+        job.exchange("that was caught", None)
+    time.sleep(0.3 * job.rank)
+    sys.exit(3)
+
+
 def go_elsewhere(job: Job):
     job.exchange("step 6" if job.rank == 1 else "end of epoch 1", None)
 

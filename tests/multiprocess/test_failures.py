@@ -1,23 +1,36 @@
 """When a worker of a training job is lost, or does something else, all end and say why."""
 
-import contextlib
+import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from kerasdist.launch.exit_codes import ExitCode
 from tests.conformance.registry import BACKENDS
+from tests.multiprocess.forks import Job, Nursery
+from tests.multiprocess.networks import CHIEF
 from tests.multiprocess.processes import Processes, free_port, report
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
 SECONDS = 150.0
 HEARTBEAT = 6
+SCRIPT = ("-m", "tests.multiprocess.failing_script")
+OLDEST = Path(sys.prefix) / "keras-oldest"
 
 LOSSES = {
+    "be_killed_in_compile": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_an_epoch": "worker 1 .* is lost: .* it was killed",
     "be_killed_in_validation": "worker 1 .* is lost: .* it was killed",
+    "be_killed_in_a_compiled_loop": "the step raised .*worker 1 .* is lost: .* it was killed",
     "be_stopped_in_an_epoch": f"worker 1 .* has not given a sign of life for {HEARTBEAT} s",
+    "be_cut_off": f"worker 1 .*sign of life for {HEARTBEAT} s: .* is cut off from the network",
+    "exit_in_an_epoch": "worker 1 .* is lost: it ended with exit code 3",
 }
+
+# How worker 1 ends, where it is not killed.
+OWN_CODES = {"be_cut_off": ExitCode.LOST_WORKER, "exit_in_an_epoch": 3}
 
 DISAGREEMENTS = {
     "batches": "number of batches of x=7 on worker 1, 5 on worker 0",
@@ -26,25 +39,60 @@ DISAGREEMENTS = {
 }
 
 
-def _job(backend: str, behaviour: str) -> Processes:
+def _environments(folder: Path, restart: int = 0, host: str = "localhost") -> list[dict[str, str]]:
     common = {
         "KERASDIST_WORKERS": "2",
-        "KERASDIST_COORDINATOR": f"localhost:{free_port()}",
+        "KERASDIST_COORDINATOR": f"{host}:{free_port()}",
         "KERASDIST_HEARTBEAT_TIMEOUT": str(HEARTBEAT),
         "KERASDIST_MEETING_TIMEOUT": "60",
+        "KERASDIST_RESTART": str(restart),
+        "FOLDER": str(folder),
     }
-    return Processes(
-        [["-m", "tests.multiprocess.failing_script", backend, behaviour]] * 2,
-        [{**common, "KERASDIST_RANK": str(rank)} for rank in range(2)],
-    )
+    return [{**common, "KERASDIST_RANK": str(rank)} for rank in range(2)]
+
+
+class Jobs:
+    """The jobs of a backend; a job begins while the one before it runs."""
+
+    def __init__(self, backend: str, nursery: Nursery, folder: Path):
+        self.backend = backend
+        self._nursery = nursery
+        self._folder = folder
+        self._waiting = [*LOSSES, "have_another_model", "be_preempted"]
+        self._begun: dict[str, Job] = {}
+
+    def __getitem__(self, behaviour: str) -> Job:
+        while behaviour not in self._begun:
+            self._begin_next()
+        if self._waiting:
+            self._begin_next()
+        return self._begun[behaviour]
+
+    def _begin_next(self):
+        behaviour = self._waiting.pop(0)
+        self._begun[behaviour] = self.begin(behaviour)
+
+    def begin(self, behaviour: str, restart: int = 0) -> Job:
+        folder = self._folder / behaviour
+        folder.mkdir(exist_ok=True)
+        host = CHIEF if behaviour == "be_cut_off" else "localhost"
+        environments = _environments(folder, restart, host)
+        return self._nursery.begin([self.backend, behaviour], environments)
+
+    def with_another_keras(self) -> tuple[Job, Processes]:
+        """Worker 0 of a job whose other worker has the oldest Keras, and that other one."""
+        here, there = _environments(self._folder)
+        path = os.pathsep.join(filter(None, [str(OLDEST), os.environ.get("PYTHONPATH")]))
+        command = [*SCRIPT, self.backend, "have_another_keras"]
+        other = Processes([command], [{**there, "PYTHONPATH": path}])
+        return self._nursery.begin(command[2:], [here]), other
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def jobs(request):
-    """All jobs of a backend, begun together."""
-    behaviours = [*LOSSES, "have_another_model"]
-    with contextlib.ExitStack() as stack:
-        yield {one: stack.enter_context(_job(request.param, one)) for one in behaviours}
+def jobs(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    with Nursery(*SCRIPT, request.param) as nursery:
+        yield Jobs(request.param, nursery, folder)
 
 
 @pytest.mark.parametrize("behaviour", LOSSES)
@@ -56,6 +104,15 @@ def test_the_survivor_ends_and_names_the_lost_worker(jobs, behaviour):
     assert re.search(LOSSES[behaviour], ended[0].output), report(ended)
     assert "[worker 0/2]" in ended[0].output, report(ended)
     assert "came to the end" not in ended[0].output, report(ended)
+    if behaviour in OWN_CODES:
+        assert ended[1].code == OWN_CODES[behaviour], report(ended)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_both_sides_of_a_partition_name_the_other(jobs):
+    cut_off = jobs["be_cut_off"].join(SECONDS)[1]
+    said = f"the chief, worker 0, has not given a sign of life for {HEARTBEAT} s: .* is cut off"
+    assert re.search(said, cut_off.output), report([cut_off])
 
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
@@ -76,3 +133,38 @@ def test_another_model_ends_the_job(jobs):
         assert re.search(r"same variables. Received: .*kernel \(4, 9\)", worker.output), report(
             ended
         )
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_another_version_of_keras_ends_the_job(jobs):
+    here, there = jobs.with_another_keras()
+    with there:
+        ended = [*here.join(SECONDS), *there.join(SECONDS)]
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        said = (
+            r"DisagreementError: .*same versions. Received: keras='3[\d.]+' on worker 1, '3[\d.]+'"
+        )
+        assert re.search(said, worker.output), report(ended)
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+def test_a_preempted_run_goes_on_at_the_next_batch(jobs):
+    """Signals to either worker; on the second time all processes end, and are started again."""
+    ended = jobs["be_preempted"].join(SECONDS)
+    for worker in ended:
+        assert worker.code == ExitCode.PREEMPTED, report(ended)
+        assert _course(worker.output) == [*TWO_EPOCHS, *"012", "left with 76", *REST, *"012"]
+    again = jobs.begin("be_preempted", restart=1).join(SECONDS)
+    for worker in again:
+        assert worker.code == 0, report(again)
+        assert _course(worker.output) == [*TWO_EPOCHS, *REST]
+
+
+TWO_EPOCHS = "0123401234"
+REST = (*"3401234", "equal")
+
+
+def _course(output: str) -> list[str]:
+    """The batches of a worker, and what it says between them."""
+    return re.findall(r"(?<=batch )\d|left with 76|equal", output)

@@ -22,6 +22,9 @@ LOSSES = [
     ("be_stopped", LOST, "worker 1 .* has not given a sign of life for 2 s", HEARTBEAT),
     ("raise_an_error", LOST, "worker 1 .* ended with KeyError: .*a mistake", 0),
     ("end_early", 1, "worker 0 is at 'the next step'; worker 1 is at 'end of the script'", 0),
+    ("exit_with_3", LOST, "worker 1 .* is lost: it ended with exit code 3", 0),
+    ("exit_with_a_message", LOST, "worker 1 .*: it ended with exit code 1: no more data", 0),
+    ("exit_with_0", 1, "worker 0 is at 'step 2 of fit'; .*worker 1 is at 'end of the script'", 0),
     ("go_elsewhere", 1, "worker 0 is at 'end of epoch 1'; worker 1 is at 'step 6'", 0),
     ("disagree", 1, "same models. Received: units=5 on worker 1, 4 on worker 0", 0),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
@@ -31,7 +34,7 @@ LOSSES = [
 ]
 
 
-WITHOUT_LOSS = ["end_well", "wait_at_exit", "own_error", "chief_is_killed"]
+WITHOUT_LOSS = ["end_well", "wait_at_exit", "own_error", "chief_is_killed", "all_exit_with_3"]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,23 @@ def test_an_error_of_the_users_stays_what_it_is(jobs):
     assert [worker.code for worker in ended] == [1, 1, 1], report(ended)
     for worker in ended:
         assert "ValueError: a mistake of the user's" in worker.output, report(ended)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("behaviour", "code"), [("exit_with_3", 3), ("exit_with_a_message", 1), ("exit_with_0", 1)]
+)
+def test_a_worker_that_ends_by_itself_has_its_own_exit_code(jobs, behaviour, code):
+    ended = jobs[behaviour].join(SLACK)
+    assert ended[1].code == code, report(ended)
+    if behaviour == "exit_with_a_message":
+        assert ended[1].output.strip() == "no more data", report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_all_may_end_with_an_exit_code(jobs):
+    ended = jobs["all_exit_with_3"].join(SLACK)
+    assert [worker.code for worker in ended] == [3, 3, 3], report(ended)
 
 
 @pytest.mark.timeout(60)

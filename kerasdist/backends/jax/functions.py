@@ -14,6 +14,7 @@ from kerasdist.backends.jax import replica_scope, scopes
 from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.exchange import Differentiated
 from kerasdist.backends.jax.programs import Program
+from kerasdist.job.current import FUNCTION, explaining
 
 
 def function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,7 +29,8 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if scopes.program() is not None:
             return function(*args, **kwargs)  # a part of the program around it
-        return program(_call, function, args, kwargs)
+        with explaining(FUNCTION):
+            return program(_call, function, args, kwargs)
 
     return compiled
 

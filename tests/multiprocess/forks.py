@@ -1,0 +1,141 @@
+"""Workers that are forked from a process that has imported a framework, and not started it.
+
+To import one costs more than what most workers do. A script that wants its workers so calls
+`wait_to_be_one` behind its imports; the tests hold the process that waits as a `Nursery`.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.multiprocess.processes import ROOT, Ended
+
+
+def wait_to_be_one():
+    """Forks a process for each order, and tells of its end; returns in the forked ones alone."""
+    ranks: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([0], [], [], 0.02)
+        order = os.read(0, 1 << 16) if readable else None
+        if order == b"":
+            os._exit(0)
+        for line in (order or b"").splitlines():
+            number, arguments, environment, log = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                _become(arguments, environment, log)
+                return
+            ranks[child] = number
+            _tell("began", number, child)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                _tell("ended", ranks.pop(ended[0]), os.waitstatus_to_exitcode(ended[1]))
+
+
+def _tell(*words: object):
+    os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def _become(arguments: Sequence[str], environment: Mapping[str, str], log: str):
+    os.setsid()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+class Nursery:
+    """The process that waits, and those that it has forked; leaving the block ends all."""
+
+    def __init__(self, *command: str):
+        self._folder = tempfile.TemporaryDirectory()
+        self._errors = Path(self._folder.name) / "errors"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._heard = b""
+        self.logs: list[Path] = []
+        self.pids: dict[int, int] = {}
+        self.ended: dict[int, tuple[int, float]] = {}
+
+    def begin(self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> "Job":
+        """Forks a worker for each environment."""
+        first = len(self.logs)
+        for environment in environments:
+            number = len(self.logs)
+            self.logs.append(Path(self._folder.name) / str(number))
+            order = [number, arguments, environment, str(self.logs[-1])]
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+        return Job(self, range(first, len(self.logs)))
+
+    def listen(self):
+        """Notes who has begun and ended."""
+        if self._process.poll() is not None:
+            raise RuntimeError(self._errors.read_text("utf-8", "replace"))
+        self._heard += self._process.stdout.read() or b""
+        *lines, self._heard = self._heard.split(b"\n")
+        for line in lines:
+            what, number, value = json.loads(line)
+            if what == "began":
+                self.pids[number] = value
+            else:
+                self.ended[number] = value, time.monotonic()
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(self, *error: object):
+        with contextlib.suppress(RuntimeError):
+            self.listen()
+        for number, pid in self.pids.items():
+            if number not in self.ended:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait(10)
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+
+class Job:
+    """Workers of one job, that are forked and read like those of `processes.Processes`."""
+
+    def __init__(self, nursery: Nursery, numbers: Sequence[int]):
+        self._nursery = nursery
+        self._numbers = numbers
+        self._began = time.monotonic()
+
+    def join(self, seconds: float, but: Sequence[int] = ()) -> list[Ended]:
+        """Waits for all, except those that cannot end by themselves."""
+        deadline = time.monotonic() + seconds
+        waited = {number for rank, number in enumerate(self._numbers) if rank not in but}
+        self._nursery.listen()
+        while waited - self._nursery.ended.keys() and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self._nursery.listen()
+        return [self._worker(rank, number) for rank, number in enumerate(self._numbers)]
+
+    def _worker(self, rank: int, number: int) -> Ended:
+        code, at = self._nursery.ended.get(number, (None, time.monotonic()))
+        log = self._nursery.logs[number]
+        output = log.read_text("utf-8", "replace") if log.exists() else ""
+        return Ended(rank, code, at - self._began, output)
