@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
+# The suites that have both cores at work, each with a process a backend.
+COMPUTING := tests/conformance tests/examples tests/facade tests/keras_trainer tests/keras_versions
+
 # A replica is a thread. OpenMP's own threads on top of them wait actively, which makes
 # torch ten times slower on a machine whose cores are busy.
 export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test docs support format clean
+.PHONY: help venv demo check lint unit test test-computing test-others docs support format clean
 
 help: ## print this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,8 +46,16 @@ lint: $(STAMP) ## format, lint, types
 unit: $(STAMP) ## the tests that train nothing
 	$(PYTEST) -q tests/unit tests/packaging -m "not slow"
 
+# Side by side, since many tests wait for processes rather than compute. Those that watch the clock
+# go first; --output-sync keeps the two reports apart.
 test: lint $(STAMP) ## everything (under 25 minutes)
-	$(PYTEST) -q tests
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-computing test-others
+
+test-computing:
+	nice -n 5 $(PYTEST) -q $(COMPUTING)
+
+test-others:
+	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=%)
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -22,8 +22,11 @@ PATIENCE = 60.0
 CHIEF = "10.77.0.1"
 
 
-def move_into_one(rank: int):
-    """Moves worker 0 or 1 of a job of two into its network; FOLDER is a folder of the job's."""
+def move_into_one(rank: int, named: bool):
+    """Moves worker 0 or 1 of a job of two into its network; FOLDER is a folder of the job's.
+
+    The machine's name there leads to its address, or, if it is not named, to the loopback.
+    """
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "cannot make a network namespace; it takes root")
     note = Path(os.environ["FOLDER"]) / "moved"
@@ -39,8 +42,7 @@ def move_into_one(rank: int):
     _ip("address", "add", f"10.77.0.{rank + 1}/24", "dev", f"cable{rank}")
     _ip("link", "set", "lo", "up")
     _ip("link", "set", f"cable{rank}", "up")
-    # Gloo asks for the address of its machine's name, which would be the loopback in each.
-    socket.sethostname(f"10.77.0.{rank + 1}")
+    socket.sethostname(f"10.77.0.{rank + 1}" if named else "localhost")
 
 
 def cut():

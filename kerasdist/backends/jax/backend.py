@@ -90,6 +90,8 @@ class JaxBackend(Backend):
         del communication
         _prepare(options, several=True)
         here = _named(devices)
+        if here[0].platform == "cpu":
+            connection.check_way_back(job)
         job.agree("kind of devices", {"platform": here[0].platform})
         numbers = job.exchange("devices", [device.id for device in here])
         known = {device.id: device for device in jax.devices(here[0].platform)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import socket
 
 import jax
 
 from kerasdist.backends.jax.relay import Relay
 from kerasdist.errors import JobError
+from kerasdist.job import network
 from kerasdist.job.job import Job
 
 # Our watch notices a lost worker first, and names it; JAX would end all processes without a name.
@@ -49,3 +51,24 @@ def connect(job: Job) -> None:
             "script, before arrays, models and random seeds, and let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
+
+
+def check_way_back(job: Job) -> None:
+    """Complains where the others could not reach JAX's sums on CPUs, rather than wait for them.
+
+    Args:
+        job: The job of this process.
+
+    Raises:
+        JobError: If the machine's name is a loopback address, and other workers are elsewhere. JAX
+            offers no way to say another address (0.10).
+    """
+    address = network.misleads(job.addresses, job.rank)
+    if address is not None:
+        name = socket.gethostname()
+        raise JobError(
+            f"[worker {job.rank}/{job.num_workers}] Expected the name of this machine to be an "
+            "address at which other machines reach it: JAX sums there, on CPUs. Received: "
+            f"{name!r}, which is {socket.gethostbyname(name)}. Write {address} behind the name, in "
+            "/etc/hosts."
+        )

@@ -6,6 +6,7 @@ it. Whatever is summed travels in its own type; whatever is only copied travels 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, final
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from kerasdist.errors import JobError, ReplicaError
+from kerasdist.job import network
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -72,6 +74,7 @@ def connect(job: Job) -> None:
         timeout=timedelta(seconds=job.timeouts.join),
         wait_for_workers=False,
     )
+    _let_gloo_be_reached(job)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,
@@ -82,6 +85,14 @@ def connect(job: Job) -> None:
     # While all workers are still there: at the end of the process a worker may wait for one that
     # has gone.
     job.at_leave(dist.destroy_process_group)
+
+
+def _let_gloo_be_reached(job: Job) -> None:
+    """Has Gloo listen where the other workers reach this one, unless the user has said where."""
+    address = network.misleads(job.addresses, job.rank)
+    interface = None if address is None else network.interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 @final

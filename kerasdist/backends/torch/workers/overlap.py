@@ -120,7 +120,9 @@ class Overlap:
                 summed[index] = None if id(parameter) in nowhere else parameter.grad
         left = [i for i, variable in enumerate(variables) if id(variable) not in plan.served]
         if left and self._any_worker_has([gradients[index] for index in left]):
-            rest = self._sum([gradients[i] for i in left], [variables[i] for i in left], 1.0)
+            # These were not divided on their way.
+            weight = 1.0 / plan.reducer.factor
+            rest = self._sum([gradients[i] for i in left], [variables[i] for i in left], weight)
             for index, total in zip(left, rest, strict=True):
                 summed[index] = total
             self._drop_plan()  # the next step shows anew what the reducer is for

@@ -27,6 +27,9 @@ class Reducer:
     nothing, since the others wait for the sums. Whether anybody has a gradient there, a marker
     tells: one parameter more, whose gradient is a one for each of the others. It lies in the last
     bucket, which no worker sums before its step has come to all of them.
+
+    Attributes:
+        factor: How many times larger the loss is made, which torch divides its means by.
     """
 
     def __init__(
@@ -55,9 +58,9 @@ class Reducer:
             init_sync=False,  # the variables are equal already
             bucket_cap_mb=bucket_bytes / _MEBIBYTE if bucket_bytes else None,
         )
-        self._factor = workers
+        self.factor = workers
         if compression is not None:
-            self._factor = 1
+            self.factor = 1
             # A lambda, as torch compares annotations with its own types.
             self._torchs.register_comm_hook(
                 None, lambda _, bucket: compression.start_future_sum(bucket.buffer())
@@ -88,7 +91,7 @@ class Reducer:
         Args:
             loss: This step's loss.
         """
-        return torch.add(self._marker.sum(), loss, alpha=self._factor)
+        return torch.add(self._marker.sum(), loss, alpha=self.factor)
 
     def finish(self) -> frozenset[int]:
         """Makes the sums that this worker's backward pass did not come to.

@@ -1,0 +1,71 @@
+"""By which of its addresses a machine reaches the other workers.
+
+Gloo, with which PyTorch and JAX sum on CPUs, offers the others the address of the machine's own
+name. Debian and Ubuntu write a loopback address behind that name, where nobody else gets through.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+
+# Linux's request for the address of an interface, and where the answer stands (netdevice(7)).
+_SIOCGIFADDR = 0x8915
+_ADDRESS = slice(20, 24)
+
+
+def misleads(addresses: Sequence[str], rank: int) -> str | None:
+    """Returns the address by which this machine should be offered to others, if its name misleads.
+
+    Args:
+        addresses: ``host:port`` of each worker, by rank.
+        rank: The number of this worker.
+
+    Returns:
+        The address on the way to another machine; None if the name is as good, if all workers are
+        on this machine, or if nobody can tell.
+    """
+    if not _is_loopback(socket.gethostname()):
+        return None
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    others = [host for other, host in enumerate(hosts) if other != rank and not _is_loopback(host)]
+    return _way_to(others[0]) if others else None
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the network interface that has an address, None if nobody can tell.
+
+    Args:
+        address: An IPv4 address of this machine.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+            except OSError:  # it has no address, or this system has another request
+                continue
+            if socket.inet_ntoa(answer[_ADDRESS]) == address:
+                return name
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
+
+
+def _way_to(host: str) -> str | None:
+    """Returns the address of this machine that its packets to a host carry; sends none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packet:
+        try:
+            packet.connect((host, 9))  # any port
+        except OSError:
+            return None
+        address = packet.getsockname()[0]
+    return None if _is_loopback(address) else address

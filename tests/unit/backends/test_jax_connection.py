@@ -1,0 +1,26 @@
+"""How JAX's workers connect: what is refused before anybody waits."""
+
+from tests.fresh import run_fresh
+
+MISLEADING_NAME = """
+import types
+from kerasdist.backends.jax import connection
+from kerasdist.errors import JobError
+from kerasdist.job import network
+
+connection.socket = types.SimpleNamespace(
+    gethostname=lambda: "machine", gethostbyname=lambda name: "127.0.1.1"
+)
+network.misleads = lambda addresses, rank: "10.0.0.1"
+job = types.SimpleNamespace(rank=0, num_workers=2, addresses=("10.0.0.1:1", "10.0.0.2:1"))
+try:
+    connection.check_way_back(job)
+except JobError as error:
+    print(error)
+"""
+
+
+def test_a_machine_that_others_cannot_reach_by_its_name_is_told_what_to_write():
+    said = run_fresh(MISLEADING_NAME, KERAS_BACKEND="jax")
+    assert said.startswith("[worker 0/2] Expected the name of this machine")
+    assert "'machine', which is 127.0.1.1. Write 10.0.0.1 behind the name, in /etc/hosts" in said
