@@ -110,7 +110,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("mlp", 256, 40, _mlp, _mlp_rows),
-        Task("cnn", 64, 6, _cnn, _cnn_rows),
-        Task("transformer", 16, 4, _transformer, _transformer_rows),
+        Task("cnn", 64, 16, _cnn, _cnn_rows),
+        Task("transformer", 16, 8, _transformer, _transformer_rows),
     )
 }
