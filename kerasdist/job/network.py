@@ -6,7 +6,6 @@ name. Debian and Ubuntu write a loopback address behind that name, where nobody 
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
 import struct
@@ -41,6 +40,10 @@ def interface_of(address: str) -> str | None:
     Args:
         address: An IPv4 address of this machine.
     """
+    try:
+        import fcntl
+    except ImportError:  # Windows has none, and nothing else here that it lacks
+        return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

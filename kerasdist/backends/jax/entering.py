@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from kerasdist.backends.jax.arrays import is_traced
-from kerasdist.backends.jax.sources import flatten, is_distributed, joined
+from kerasdist.backends.jax.sources import Source, flatten, is_distributed, joined
 from kerasdist.errors import ScopeError
 
 # Stands for an argument that is compiled in.
@@ -38,6 +38,7 @@ class Entering:
         self.arrays: list[Any] = []
         self._structure = structure
         self._places: list[int] = []
+        self._sources: dict[int, Source] = {}
         self._parcels: dict[int, int] = {}
         self.form: Hashable = self._form(structure)
 
@@ -58,24 +59,26 @@ class Entering:
             arrays: What stands for `arrays` there.
         """
         leaves, structure = self._flat
-        pairs = zip(leaves, self._places, strict=True)
-        return jax.tree.unflatten(
-            structure,
-            [
-                leaf if place == _NO_ARRAY else _standing_for(leaf, arrays[place])
-                for leaf, place in pairs
-            ],
-        )
+        own = [
+            leaf if place == _NO_ARRAY else self._leaf(index, leaf, arrays[place])
+            for index, (leaf, place) in enumerate(zip(leaves, self._places, strict=True))
+        ]
+        return jax.tree.unflatten(structure, own)
+
+    def _leaf(self, index: int, leaf: Any, array: Any) -> Any:
+        source = self._sources.get(index)
+        if source is None:
+            return array
+        if source.packed is not None:
+            array = source.packed[1].cut(array)
+        return type(leaf)(type(source)(array, source.layout))
 
     def _form(self, one: Any) -> Hashable:
         kind = type(one)
         if kind is tuple or kind is list:  # what JAX would flatten alike, in more time
             return kind, *map(self._form, one)
-        if is_distributed(one):
-            return self._form_of_distributed(one)
-        if kind is np.ndarray:
-            self._enter(one)
-            return one.shape, one.dtype
+        if kind is np.ndarray or is_distributed(one):
+            return self._form_of_leaf(one)
         if kind is dict and not one:  # most calls have no keyword arguments
             return kind
         leaves, structure = flatten(one)
@@ -88,6 +91,7 @@ class Entering:
         if source is None:  # if a program needs it, that will be said
             self._places.append(_NO_ARRAY)
             return type(value), id(value)
+        self._sources[len(self._places)] = source
         if source.packed is None:
             array = source.entering
             self._enter(array)
@@ -128,19 +132,3 @@ class Entering:
     def _enter(self, array: Any) -> None:
         self._places.append(len(self.arrays))
         self.arrays.append(array)
-
-
-def _standing_for(leaf: Any, array: Any) -> Any:
-    """Returns what an argument is inside a program, where an array stands for what it entered as.
-
-    Args:
-        leaf: The argument.
-        array: The array.
-    """
-    if not is_distributed(leaf):
-        return array
-    source = joined(leaf)
-    assert source is not None
-    if source.packed is not None:
-        array = source.packed[1].cut(array)
-    return type(leaf)(type(source)(array, source.layout))

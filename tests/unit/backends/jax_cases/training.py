@@ -48,29 +48,24 @@ def trained(strategy, sizes, features=3):
     return losses, [*model.weights, *optimizer.variables], float(metric.result())
 
 
-def compare(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for one, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6, err_msg=one.path)
-    assert abs(found[2] - expected[2]) < 1e-5 * expected[2]
+def equals_one_device(sizes):
+    expected = trained(kd.OneDeviceStrategy("cpu:0"), sizes)
+    for count in (2, 3, 4):
+        found = trained(kd.MirroredStrategy([f"cpu:{i}" for i in range(count)]), sizes)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+        for one, other in zip(found[1], expected[1], strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-6, err_msg=one.path)
+        assert abs(found[2] - expected[2]) < 1e-5 * expected[2]
 
 
 @case
 def a_custom_loop_gives_the_numbers_of_one_device(strategy):
-    sizes = [12, 12, 12]
-    expected = trained(kd.OneDeviceStrategy("cpu:0"), sizes)
-    for count in (2, 3, 4):
-        several = kd.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-        compare(trained(several, sizes), expected)
+    equals_one_device([12, 12, 12])
 
 
 @case
 def so_it_does_where_batches_are_ragged_or_smaller_than_the_number_of_replicas(strategy):
-    sizes = [12, 7, 1, 5, 7]
-    expected = trained(kd.OneDeviceStrategy("cpu:0"), sizes)
-    for count in (2, 3, 4):
-        several = kd.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-        compare(trained(several, sizes), expected)
+    equals_one_device([12, 7, 1, 5, 7])
 
 
 @case
