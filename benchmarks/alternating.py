@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from awake import cores_awake
+
 MAX_DEATHS = 5
 
 _NOTHING: Mapping[str, str] = {}
@@ -118,9 +120,10 @@ def measure(contenders: Mapping[str, Contender | Team], rounds: int) -> dict[str
     """Returns the seconds of each contender, one figure a round, and ends them."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:
-        for _ in range(rounds):
-            for name, contender in contenders.items():
-                seconds[name].append(contender.seconds())
+        with cores_awake():
+            for _ in range(rounds):
+                for name, contender in contenders.items():
+                    seconds[name].append(contender.seconds())
         for name, contender in contenders.items():
             if contender.deaths:
                 print(f"{name!r} died {contender.deaths} times")

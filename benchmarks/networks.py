@@ -109,7 +109,7 @@ def _transformer_rows(generator, number):
 TASKS = {
     task.name: task
     for task in (
-        Task("mlp", 256, 40, _mlp, _mlp_rows),
+        Task("mlp", 256, 160, _mlp, _mlp_rows),
         Task("cnn", 64, 16, _cnn, _cnn_rows),
         Task("transformer", 16, 8, _transformer, _transformer_rows),
     )

@@ -20,7 +20,7 @@ from kerasdist.input.options import (
     InputReplicationMode,
 )
 from kerasdist.input.sharded import WorkerBatches
-from kerasdist.input.sources import batches_of
+from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
 from kerasdist.structures import map_leaves
 from kerasdist.values import per_replica
 
@@ -104,7 +104,7 @@ class DividedDataset(DistributedDataset):
 
     def _batches(self) -> Iterator[Any]:
         divide, replicas = self.strategy.runner.divide, self.strategy.num_replicas_in_sync
-        return (divide(batch, replicas) for batch in batches_of(self.source)())
+        return (divide(batch, replicas) for batch in lasting_batches_of(self.source)())
 
 
 @final
@@ -125,7 +125,11 @@ class ShardedDataset(DistributedDataset):
 
     def _batches(self) -> Iterator[Any]:
         place, replicas = self.strategy.runner.per_replica, len(self.strategy.local_replicas)
-        return (place(divided(own.rows, replicas)) for own in self.source)
+        lasting = is_lasting(self.source.source.dataset)
+        return (
+            place(divided(own.rows if lasting else copied(own.rows), replicas))
+            for own in self.source
+        )
 
 
 @final
@@ -150,7 +154,7 @@ class GatheredDataset(DistributedDataset):
 
     def _rounds(self, job: Job | None) -> Iterator[Sequence[Any]]:
         replicas = len(self.strategy.local_replicas)
-        iterators = [batches_of(pipeline)() for pipeline in self.source]
+        iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
         empty: Any = _NONE
         while True:

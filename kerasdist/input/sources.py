@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from kerasdist import keras_seam
 from kerasdist.errors import InputError
+from kerasdist.structures import map_leaves
 
 
 def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
@@ -30,6 +31,37 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
             "or pass a list of batches."
         )
     return lambda: iter(source)
+
+
+def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
+    """Returns the same, of batches that stay as they are when the source goes on to the next one.
+
+    A generator may fill the same array anew for each batch, and we may have asked it for the next
+    one before this one is used.
+
+    Args:
+        source: As for `batches_of`.
+    """
+    start = batches_of(source)
+    return start if is_lasting(source) else lambda: map(copied, start())
+
+
+def is_lasting(source: Any) -> bool:
+    """Returns whether the arrays of a batch stay as they are when a source goes on.
+
+    Args:
+        source: As for `batches_of`.
+    """
+    return isinstance(source, list | tuple) or keras_seam.yields_new_arrays(source)
+
+
+def copied(batch: Any) -> Any:
+    """Returns a batch of copies of its arrays and tensors.
+
+    Args:
+        batch: The batch.
+    """
+    return map_leaves(keras_seam.copied, batch)
 
 
 def _is_iterable(source: Any) -> bool:

@@ -26,12 +26,14 @@ from kerasdist.keras_seam.array_rows import (
 from kerasdist.keras_seam.data import (
     PyDataset,
     batches,
+    copied,
     get_data_adapter,
     is_dataset,
     is_native_dataset,
     is_torch_dataloader,
     spec_of_rows,
     train_validation_split,
+    yields_new_arrays,
 )
 from kerasdist.keras_seam.hooks import (
     OVERRIDDEN,
@@ -41,12 +43,12 @@ from kerasdist.keras_seam.hooks import (
     install_apply_mask,
     install_dropout,
     install_in_build,
+    install_in_torch_nn,
     install_in_variables,
     install_reads,
     install_scaled_apply,
     install_scope_reads,
     install_torch_adam,
-    install_torch_convolution,
 )
 from kerasdist.keras_seam.models import (
     BATCH_EVENTS,
@@ -133,6 +135,7 @@ __all__ = [
     "batches",
     "change_aggregation",
     "computes_on_gradients",
+    "copied",
     "copy_thread_state",
     "every_nth_file",
     "flat_layers",
@@ -148,12 +151,12 @@ __all__ = [
     "install_apply_mask",
     "install_dropout",
     "install_in_build",
+    "install_in_torch_nn",
     "install_in_variables",
     "install_reads",
     "install_scaled_apply",
     "install_scope_reads",
     "install_torch_adam",
-    "install_torch_convolution",
     "is_array_adapter",
     "is_dataset",
     "is_default",
@@ -189,4 +192,5 @@ __all__ = [
     "torch_rows",
     "train_validation_split",
     "unpack_x_y_sample_weight",
+    "yields_new_arrays",
 ]

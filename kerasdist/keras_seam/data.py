@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
 
@@ -40,6 +41,26 @@ def is_native_dataset(source: Any) -> bool:
         source: Anything.
     """
     return backend_name() == "tensorflow" and data_adapters.is_tf_dataset(source)
+
+
+def yields_new_arrays(source: Any) -> bool:
+    """Returns whether a framework makes a dataset's batches, each of arrays of its own.
+
+    Args:
+        source: Anything.
+    """
+    return data_adapters.is_tf_dataset(source) or data_adapters.is_torch_dataloader(source)
+
+
+def copied(leaf: Any) -> Any:
+    """Returns a copy of an array or tensor, and anything else as it is.
+
+    Args:
+        leaf: A leaf of a structure.
+    """
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return keras.ops.copy(leaf) if keras.ops.is_tensor(leaf) else leaf
 
 
 def batches(dataset: Any) -> Iterator[Any]:

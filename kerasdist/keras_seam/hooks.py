@@ -183,13 +183,14 @@ def install_dropout(hook: Callable[..., Any]) -> None:
     _put_in(backend.random, "dropout", hook)
 
 
-def install_torch_convolution(hook: Callable[..., Any]) -> None:
-    """Puts in the hook that PyTorch alone needs, where a batch is convolved.
+def install_in_torch_nn(name: str, hook: Callable[..., Any]) -> None:
+    """Puts in a hook that PyTorch alone needs, where Keras computes what layers have in common.
 
     Args:
+        name: A function of ``keras.src.backend.torch.nn``.
         hook: Like those of `Hooks`.
     """
-    _put_in(backend.nn, "conv", hook)
+    _put_in(backend.nn, name, hook)
 
 
 def install_torch_adam(hook: Callable[..., Any]) -> None:

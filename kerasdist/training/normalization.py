@@ -34,10 +34,13 @@ def global_moments(
         Two tensors of shape ``(channels,)``, of the type of `inputs`.
     """
     if mask is None and _has_rows(inputs, axes):
-        count = _count(inputs, axes)
-        # One operation each, where steps are not compiled.
-        mean = ops.mean(inputs, axes, keepdims=True)
-        squares = ops.var(inputs, axes, keepdims=True) * count
+        count = ops.reshape(_count(inputs, axes), (1,))
+        mean, variance = collectives.own_moments(inputs, axes) or (
+            # One operation each, where steps are not compiled.
+            ops.reshape(ops.mean(inputs, axes), (-1,)),
+            ops.reshape(ops.var(inputs, axes), (-1,)),
+        )
+        squares = variance * count
     else:
         count, mean, squares = _of_some(inputs, axes, mask)
 

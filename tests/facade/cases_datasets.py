@@ -173,6 +173,36 @@ def input_options(lab):
 
 
 @case
+def an_array_that_is_filled_anew(lab):
+    """A source may use one array, or tensor, for all its batches, and be asked for the next one."""
+    strategy = lab.strategy()
+
+    def of_arrays():
+        rows = np.empty((SIZE, 2), "float32")
+        for number in range(4):
+            rows[:] = number
+            yield rows
+
+    def of_tensors():  # where they can be written to, only PyTorch's
+        for rows in of_arrays():
+            yield tensor[:].copy_(torch.from_numpy(rows))
+
+    sources = [of_arrays]
+    if lab.backend == "torch":
+        import torch
+
+        tensor = torch.empty(SIZE, 2)
+        sources.append(of_tensors)
+    for source in sources:
+        for data, expected in (
+            (strategy.distribute_dataset(source()), [0, 0, 1, 1, 2, 2, 3, 3]),
+            (strategy.distribute_datasets_from_function(lambda _, s=source: s()), [0, 1, 2, 3]),
+        ):
+            found = [part for batch in data for part in lab.components(batch, strategy)]
+            lab.equal(expected, [int(part.mean()) for part in found])
+
+
+@case
 def an_iteration_left_early(lab):
     """Leaving a loop in the middle, and two iterations at once."""
     strategy = lab.strategy()

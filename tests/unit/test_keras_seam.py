@@ -125,15 +125,20 @@ if keras_seam.backend_name() == "torch":
     adams.append(round(float(w.value), 4))
 told["adams"] = adams
 if keras_seam.backend_name() == "torch":
-    convolution = []
-    keras_seam.install_torch_convolution(
-        lambda original, *args, **kwargs: convolution.append(
-            list(inspect.signature(original).parameters)
-        )
-        or original(*args, **kwargs)
-    )
-    keras.ops.conv(keras.ops.ones((1, 3, 3, 1)), keras.ops.ones((2, 2, 1, 1)))
-    told["convolution"] = convolution
+    in_nn = {}
+
+    def look_at(name):
+        def hook(original, *args, **kwargs):
+            in_nn[name] = list(inspect.signature(original).parameters)
+            return original(*args, **kwargs)
+
+        keras_seam.install_in_torch_nn(name, hook)
+
+    for name in ("conv", "moments", "batch_normalization"):
+        look_at(name)
+    image = keras.ops.ones((1, 3, 3, 1))
+    keras.layers.BatchNormalization()(keras.layers.Conv2D(1, 2)(image), training=True)
+    told["in nn"] = in_nn
 
 print(json.dumps({
     "seed": seed,
@@ -290,10 +295,14 @@ def test_what_adam_keeps_and_where_torch_updates_with_it(probe):
     assert probe["told"]["adams"] == [slots, [*slots[:2], ["hat"] * 2], *updated]
 
 
-def test_where_torch_convolves(probe):
-    parameters = ["inputs", "kernel", "strides", "padding", "data_format", "dilation_rate"]
-    told = [parameters] if probe["backend"] == "torch" else None
-    assert probe["told"].get("convolution") == told
+def test_where_torch_computes_what_layers_have_in_common(probe):
+    channels = ["x", "mean", "variance", "axis", "offset", "scale", "epsilon"]
+    told = {
+        "conv": ["inputs", "kernel", "strides", "padding", "data_format", "dilation_rate"],
+        "moments": ["x", "axes", "keepdims", "synchronized"],
+        "batch_normalization": channels,
+    }
+    assert probe["told"].get("in nn") == (told if probe["backend"] == "torch" else None)
 
 
 def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):

@@ -26,7 +26,7 @@ _signature = cache(inspect.signature)
 @cache
 def install() -> None:
     """Puts the hook into Keras, once in a process."""
-    keras_seam.install_torch_convolution(_convolution)
+    keras_seam.install_in_torch_nn("conv", _convolution)
 
 
 def _convolution(original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -19,7 +19,15 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.torch import convolutions, draws, fused_adam, masks, modules, rendezvous
+from kerasdist.backends.torch import (
+    batch_norm,
+    convolutions,
+    draws,
+    fused_adam,
+    masks,
+    modules,
+    rendezvous,
+)
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import Components, LoopRules
 from kerasdist.backends.torch.draws import FirstDraw, StepDraws, part_from_first_gpu
@@ -64,6 +72,7 @@ class TorchReplicaSet(ReplicaSet):
             draws.install()
             fused_adam.install()
             convolutions.install()
+            batch_norm.install()
 
     @property
     def on_cpu(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.torch import convolutions, draws, fused_adam, masks
+from kerasdist.backends.torch import batch_norm, convolutions, draws, fused_adam, masks
 from kerasdist.backends.torch.draws import StepDraws
 from kerasdist.backends.torch.host_memory import keep_freed_memory
 from kerasdist.backends.torch.replicas import keras_name, torch_device
@@ -80,6 +80,7 @@ class WorkerReplicaSet(ReplicaSet):
         draws.install()
         fused_adam.install()
         convolutions.install()
+        batch_norm.install()
         self.group = Group(job, self._device)
         self.loops = LoopState(self.group)
         self.gradient_sum = GradientSum(self.group, job, communication)

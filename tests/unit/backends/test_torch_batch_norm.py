@@ -1,0 +1,125 @@
+"""Batch normalization in replicas is Keras's; in a fresh process, as Keras fixes its backend."""
+
+import json
+
+import pytest
+
+from tests.fresh import run_fresh
+
+SCRIPT = """
+import json
+import kerasdist as kd
+import keras, numpy as np, torch
+
+BatchNormalization = keras.layers.BatchNormalization
+# A layer, the shape of an example, and whether torch's kernels are to serve it.
+CASES = {
+    "rows": (lambda: BatchNormalization(), (5,), True),
+    "series": (lambda: BatchNormalization(), (7, 5), True),
+    "images": (lambda: BatchNormalization(), (4, 3, 5), True),
+    "volumes": (lambda: BatchNormalization(), (2, 3, 4, 5), True),
+    "plain": (lambda: BatchNormalization(center=False, scale=False), (4, 3, 5), True),
+    "renorm": (lambda: BatchNormalization(renorm=True), (4, 3, 5), True),
+    "channels first": (lambda: BatchNormalization(axis=1), (5, 4, 3), False),
+    "float16": (lambda: BatchNormalization(dtype="mixed_float16"), (4, 3, 5), True),
+}
+ROWS = 6
+MODES = ("own", "synchronized", "inference")
+strategies = {
+    mode: kd.MirroredStrategy(
+        ["cpu:0", "cpu:1"], batch_norm="synchronized" if mode == "synchronized" else "per_replica"
+    )
+    for mode in MODES
+}
+kernel, called = torch.native_batch_norm, []
+
+def counted(*args):
+    called.append(args)
+    return kernel(*args)
+
+torch.native_batch_norm = counted
+
+def derivatives(layer, x, y, training):
+    outputs = layer(x, training=training)
+    weights = [variable.value for variable in layer.trainable_variables]
+    loss = (y * outputs.float().sin()).mean()
+    first = torch.autograd.grad(loss, [x, *weights], create_graph=True)
+    penalty = first[0].square().sum()
+    second = torch.autograd.grad(penalty, [x, *weights], allow_unused=True)
+    again = (y * layer(x, training=training).float().sin()).mean()
+    alone = torch.autograd.grad(again, [x, *weights])
+    statistics = [variable.value for variable in layer.non_trainable_variables[:2]]
+    return [one for one in (outputs, *first, *second, *alone, *statistics) if one is not None]
+
+told = {}
+for name, (make, shape, serves) in CASES.items():
+    for mode, strategy in strategies.items():
+        torch.manual_seed(1)
+        x = torch.randn(ROWS, *shape) * 3 + 1
+        y = torch.randn(ROWS, *shape)
+        x.requires_grad_()
+
+        def made():
+            layer = make()
+            layer.build((None, *shape))
+            for index, weight in enumerate(layer.trainable_variables):
+                weight.assign(np.linspace(1 + index, 2, 5))
+            return layer
+
+        plain = made()
+        training = mode != "inference"
+        with strategy.scope():
+            layer = made()
+        # With all rows on each replica the global moments are a replica's own.
+        expected = derivatives(plain, x, y, training)
+        called.clear()
+        found = strategy.run(lambda: derivatives(layer, x, y, training))
+        replicas = [*zip(*map(strategy.local_results, found), strict=True)]
+        told[f"{name}, {mode}"] = {
+            "differences": [
+                max(
+                    ((a - b).abs().max() / (1 + a.abs().max())).item()
+                    for a, b in zip(expected, own, strict=True)
+                )
+                for own in replicas
+            ],
+            "served": bool(called) == serves,
+            "types": [
+                a.dtype == b.dtype and a.shape == b.shape
+                for a, b in zip(expected, replicas[0], strict=True)
+            ],
+        }
+print(json.dumps(told))
+"""
+
+KINDS = [
+    "rows",
+    "series",
+    "images",
+    "volumes",
+    "plain",
+    "renorm",
+    "channels first",
+    "float16",
+]
+MODES = ["own", "synchronized", "inference"]
+
+
+@pytest.fixture(scope="module")
+def told():
+    return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch").splitlines()[-1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_are_those_of_plain_keras(told, kind, mode):
+    """First and second derivatives; Keras's variance loses digits, float16 has three of them."""
+    one = told[f"{kind}, {mode}"]
+    assert all(one["types"])
+    assert max(one["differences"]) < (2e-3 if kind == "float16" else 2e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_kernels_serve_what_they_can(told, kind, mode):
+    assert told[f"{kind}, {mode}"]["served"]
