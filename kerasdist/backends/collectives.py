@@ -40,18 +40,16 @@ class Collectives(abc.ABC):
         del optimizer
         return is_scaled and self.weighs_scaled_losses
 
-    def differentiated_loss(self, optimizer: Any, loss: Any) -> Any:
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighed: bool) -> Any:
         """Returns a loss as the backward pass is to begin with it.
 
         Args:
             optimizer: The optimizer for which it is.
-            loss: The loss, scaled and weighed.
+            loss: The loss, scaled.
+            is_weighed: Whether it has got the replica's weight.
         """
-        del optimizer
+        del optimizer, is_weighed
         return loss
-
-    def loss_is_weighed(self) -> None:  # noqa: B027  few have anything to note
-        """Notes that the loss has got the replica's weight."""
 
     @abc.abstractmethod
     def merge_call(
@@ -155,6 +153,19 @@ class Collectives(abc.ABC):
             tensor: A tensor of this replica, of the same shape in all of them.
         """
         return self.all_gather(tensor[None])
+
+    def own_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
+        """Returns mean and variance of the replica's own rows; None if Keras's operations do best.
+
+        Args:
+            inputs: Float tensor with at least one row.
+            axes: The axes to average over.
+
+        Returns:
+            Two tensors with a value a channel, or None.
+        """
+        del inputs, axes
+        return None
 
     @abc.abstractmethod
     def apply_gradients(

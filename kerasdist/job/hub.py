@@ -107,7 +107,7 @@ class Hub:
         threading.Thread(target=self._serve, name="kerasdist-hub", daemon=True).start()
 
     def wait_until_all_left(self, seconds: float) -> None:
-        """Waits for the goodbyes.
+        """Waits until no worker needs the hub any more.
 
         Args:
             seconds: How long at most.
@@ -146,6 +146,7 @@ class Hub:
             if member is not None and not member.left:
                 member.left = True
                 self._fail_lost(member.rank, f"its connection ended ({_why(error)}): it was killed")
+                self._check_all_left()
         finally:
             writer.close()
 
@@ -189,8 +190,7 @@ class Hub:
                 member.left = True
                 if message["error"] is not None:
                     self._fail_lost(member.rank, f"it ended with {message['error']}")
-                if all(one.left for one in self._members.values()):
-                    self._ended.set()
+                self._check_all_left()
             case other:
                 raise ConnectionError(f"not a kerasdist worker: it says {other!r}")
 
@@ -222,6 +222,12 @@ class Hub:
         }
         if others or ahead:
             self._fail_apart({**ahead, **others, **leaving.labels})
+
+    def _check_all_left(self) -> None:
+        """After a failure, workers leave without a goodbye."""
+        everyone = self._members.values()
+        if len(everyone) == self._workers and all(one.left for one in everyone):
+            self._ended.set()
 
     def _patrol(self) -> None:
         now, limits = time.monotonic(), self._timeouts

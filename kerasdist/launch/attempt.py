@@ -16,8 +16,12 @@ from kerasdist.launch.worker import Event, Exited, Signalled
 SETTLE_SECONDS = 0.5
 """How long to wait, after a failure, for others that fail by themselves at the same moment."""
 
-LOST_SECONDS = 3.0
-"""How long to wait for the worker whose loss another complains of."""
+LOST_SECONDS = 15.0
+"""How long to wait for the worker whose loss another complains of.
+
+It tells the others first, and a framework may then keep it from its end for as long as
+`kerasdist.job.watch` lets it.
+"""
 
 KILL_SECONDS = 3.0
 """How long a guard has to end its worker by SIGKILL, before it is ended itself."""

@@ -207,11 +207,12 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
         # A loss without reduction, on TensorFlow: its gradient is that of the sum of its values.
         loss = numerics.per_weight(loss, replica.weight)
     is_scaled = numerics.is_weighed_by_loss(optimizer)
-    if replica.collectives.weighs_loss_of(optimizer, is_scaled=is_scaled):
+    is_weighed = replica.collectives.weighs_loss_of(optimizer, is_scaled=is_scaled)
+    if is_weighed:
         # Before the scale: float16 gradients are then as large as on one device, not larger.
         loss = numerics.weighted(loss, replica.weight)
-        replica.collectives.loss_is_weighed()
-    return replica.collectives.differentiated_loss(optimizer, original(optimizer, loss))
+    loss = original(optimizer, loss)
+    return replica.collectives.differentiated_loss(optimizer, loss, is_weighed=is_weighed)
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:

@@ -7,7 +7,14 @@ import numpy as np
 from tests.conformance.actions import evaluate, fit, quiet_fit
 from tests.conformance.compare import ADAPTIVE, BFLOAT16, FLOAT16, FLOAT32, NORMAL, Tolerance
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression, tagger, tokens
+from tests.conformance.models import (
+    dense,
+    in_half_precision,
+    regression,
+    tagger,
+    tokens,
+    weights_for,
+)
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
@@ -242,6 +249,18 @@ def mixed_float16(lab):
     model = under_policy(lab, "mixed_float16", FLOAT16)
     name = type(model.optimizer).__name__
     lab.check(name == "LossScaleOptimizer", f"expected a LossScaleOptimizer, received {name}")
+
+
+@case("precision", replicas=(3,))
+def mixed_float16_uneven(lab):
+    """`mixed_float16` with normalization and sample weights; a last batch of one example."""
+    x, y = regression(N)
+    lab.same(
+        in_half_precision,
+        fit(x, y, batch_size=5, sample_weight=weights_for(N), shuffle=False, epochs=2),
+        evaluate(x, y, batch_size=5),
+        tolerance=FLOAT16,
+    )
 
 
 @case("precision")

@@ -1,7 +1,11 @@
 """Steps of the user, in each backend's own signature (trap 8)."""
 
+import functools
+import itertools
+
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression, weights_for
 from tests.conformance.registry import REPLICAS, case
@@ -140,6 +144,34 @@ def two_optimizers(lab):
         return model
 
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
+
+
+@case("custom steps", backends=("tensorflow", "torch"), replicas=(3,))
+def one_of_two_optimizers_scales(lab):
+    """Two optimizers of which one scales its loss, with gradients that pass between replicas.
+
+    On JAX `fit` is one global program, where no loss is weighed.
+    """
+    x, y = regression(N)
+
+    def optimizer(scales):
+        sgd = keras.optimizers.SGD(0.05)
+        scaling = keras.optimizers.LossScaleOptimizer
+        return scaling(sgd, initial_scale=2.0**8, dynamic_growth_steps=2) if scales else sgd
+
+    def build(first_scales, together):
+        model = steps.scaling_optimizers_model(lab.backend, together=together)()()
+        model.judge_optimizer = optimizer(first_scales)
+        model.compile(optimizer(not first_scales))
+        model.build((None, 4))
+        return model
+
+    for first_scales, together in itertools.product((True, False), repeat=2):
+        lab.same(
+            functools.partial(build, first_scales, together),
+            fit(x, y, batch_size=4, shuffle=False),
+            tolerance=NORMAL,
+        )
 
 
 @case("custom steps", replicas=REPLICAS)

@@ -60,6 +60,24 @@ def dense(optimizer: Any = None, loss: Any = "mse", metrics: Any = ("mae",), **o
     return model
 
 
+def in_half_precision() -> Any:
+    """Dense, normalization, dense under `mixed_float16`, with a scale at which nothing overflows.
+
+    Where a gradient nearly does, rounding decides whether a step is taken.
+    """
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = keras.layers
+    normal = layers.BatchNormalization(momentum=0.5)
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), layers.Dense(6, activation="tanh"), normal, layers.Dense(1)]
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.05), initial_scale=2.0**8
+    )
+    model.compile(optimizer, "mse", weighted_metrics=["mae"])
+    return model
+
+
 def tagger(loss: Any = None, **options) -> Any:
     """A label for every step in time, with the mask of the padding."""
     layers = keras.layers

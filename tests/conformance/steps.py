@@ -6,7 +6,7 @@ the model, in the scope or out of it.
 
 import importlib
 
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import kd, keras
 
 
 def _of(backend):
@@ -54,6 +54,11 @@ def two_optimizer_model(backend):
     return lambda: _of(backend).two_optimizer_model()
 
 
+def scaling_optimizers_model(backend, *, together):
+    """Two optimizers that scale their losses: both at first, or each after the other's update."""
+    return lambda: _of(backend).scaling_optimizers_model(together)
+
+
 def parts(model):
     """The two halves of the model with two optimizers."""
     model.maker = keras.layers.Dense(3, name="maker")
@@ -69,3 +74,20 @@ def losses_of_two(made, real, judged_made, judged_real):
     judge = ops.mean(ops.square(judged_real - 1.0)) + ops.mean(ops.square(judged_made))
     maker = ops.mean(ops.square(judged_made - 1.0)) + 0.1 * ops.mean(ops.square(made - real))
     return judge, maker
+
+
+def mixing_losses_of_two(made, real, judged_made, judged_real):
+    """The same, and a term of each whose gradient passes from replica to replica."""
+    judge, maker = losses_of_two(made, real, judged_made, judged_real)
+    judge += keras.ops.var(kd.global_batch(judged_made - judged_real))
+    maker += keras.ops.var(kd.global_batch(judged_made))
+    return judge, maker
+
+
+def in_order(together, scaled, gradients, apply):
+    """Two optimizers' work: kind by kind for both of them, or all of the first one's first."""
+    for indices in [(0, 1)] if together else [(0,), (1,)]:
+        losses = [scaled(index) for index in indices]
+        found = [gradients(index, loss) for index, loss in zip(indices, losses, strict=True)]
+        for index, own in zip(indices, found, strict=True):
+            apply(index, own)

@@ -3,7 +3,7 @@
 import keras
 import torch
 
-from tests.conformance.steps import losses_of_two, parts
+from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, parts
 
 
 def guide_model(scale):
@@ -104,5 +104,33 @@ def two_optimizer_model():
             self.judge_loss.update_state(judge_loss.detach())
             self.maker_loss.update_state(maker_loss.detach())
             return {m.name: m.result() for m in (self.judge_loss, self.maker_loss)}
+
+    return Model
+
+
+def scaling_optimizers_model(together):
+    class Model(two_optimizer_model()):
+        def train_step(self, data):
+            x, _ = data
+            optimizers = self.judge_optimizer, self.optimizer
+            variables = self.judge.trainable_variables, self.maker.trainable_variables
+            metrics = self.judge_loss, self.maker_loss
+
+            def scaled(index):
+                made = self.maker(x)
+                judged = self.judge(made), self.judge(x[:, :3])
+                loss = mixing_losses_of_two(made, x[:, :3], *judged)[index]
+                metrics[index].update_state(loss.detach())
+                return optimizers[index].scale_loss(loss)
+
+            def gradients(index, loss):
+                return torch.autograd.grad(loss, [variable.value for variable in variables[index]])
+
+            def apply(index, gradients):
+                with torch.no_grad():
+                    optimizers[index].apply(gradients, variables[index])
+
+            in_order(together, scaled, gradients, apply)
+            return {metric.name: metric.result() for metric in metrics}
 
     return Model

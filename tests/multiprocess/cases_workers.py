@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.conformance.actions import fit, predict
+from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import dense, regression
+from tests.conformance.models import dense, in_half_precision, regression, weights_for
 from tests.conformance.registry import case
 
 
@@ -52,6 +53,15 @@ def equal_results(lab):
 
     model = lab.same(build, fit(x, y, batch_size=5, epochs=2), predict(x, batch_size=4))
     lab.alike([array.tolist() for array in values(model.variables)])
+
+
+@case("workers")
+def mixed_float16(lab):
+    """`mixed_float16` in uneven batches: one device's results, and the same on every worker."""
+    x, y = regression(11)
+    uneven = fit(x, y, batch_size=4, sample_weight=weights_for(11), epochs=2)
+    model = lab.same(in_half_precision, uneven, tolerance=FLOAT16)
+    lab.alike([array.tolist() for array in values([*model.variables, *model.optimizer.variables])])
 
 
 @case("workers")

@@ -32,6 +32,8 @@ LOSSES = {
 # How worker 1 ends, where it is not killed.
 OWN_CODES = {"be_cut_off": ExitCode.LOST_WORKER, "exit_in_an_epoch": 3}
 
+OTHERS = dict(zip(BACKENDS, (*BACKENDS[1:], BACKENDS[0]), strict=True))
+
 DISAGREEMENTS = {
     "batches": "number of batches of x=7 on worker 1, 5 on worker 0",
     "epochs": "argument epochs=3 on worker 1, 2 on worker 0",
@@ -81,11 +83,18 @@ class Jobs:
 
     def with_another_keras(self) -> tuple[Job, Processes]:
         """Worker 0 of a job whose other worker has the oldest Keras, and that other one."""
-        here, there = _environments(self._folder)
         path = os.pathsep.join(filter(None, [str(OLDEST), os.environ.get("PYTHONPATH")]))
-        command = [*SCRIPT, self.backend, "have_another_keras"]
-        other = Processes([command], [{**there, "PYTHONPATH": path}])
-        return self._nursery.begin(command[2:], [here]), other
+        return self._joining(self.backend, PYTHONPATH=path)
+
+    def with_another_backend(self, other: str) -> tuple[Job, Processes]:
+        """Worker 0 of a job whose other worker has another backend, and that other one."""
+        return self._joining(other)
+
+    def _joining(self, other: str, **variables: str) -> tuple[Job, Processes]:
+        here, there = _environments(self._folder)
+        command = [*SCRIPT, other, "only_join"]
+        processes = Processes([command], [{**there, **variables}])
+        return self._nursery.begin([self.backend, "only_join"], [here]), processes
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -146,6 +155,20 @@ def test_another_version_of_keras_ends_the_job(jobs):
             r"DisagreementError: .*same versions. Received: keras='3[\d.]+' on worker 1, '3[\d.]+'"
         )
         assert re.search(said, worker.output), report(ended)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_another_backend_ends_the_job(jobs):
+    other = OTHERS[jobs.backend]
+    here, there = jobs.with_another_backend(other)
+    with there:
+        ended = [*here.join(SECONDS), *there.join(SECONDS)]
+    said = f"Received: backend={other!r} on worker 1, {jobs.backend!r} on worker 0"
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        assert re.search(f"DisagreementError: .*same versions. {said}", worker.output), report(
+            ended
+        )
 
 
 @pytest.mark.timeout(2 * SECONDS + 60)

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+import kerasdist
 from kerasdist.launch.exit_codes import ExitCode
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
 from tests.multiprocess.processes import Processes, free_port, report
@@ -38,6 +39,13 @@ LOSSES = [
     ("broken_engine", LOST, "(?s)Connection closed by peer.*worker 1 .* it was killed", 0),
 ]
 
+
+# A worker of an older release, as far as the others can tell.
+OLDER = """
+import runpy, kerasdist
+kerasdist.__version__ = "0.0.1"
+runpy.run_module("tests.multiprocess.job_script", run_name="__main__")
+"""
 
 WITHOUT_LOSS = ["end_well", "wait_at_exit", "own_error", "chief_is_killed", "all_exit_with_3"]
 
@@ -121,6 +129,22 @@ def test_a_worker_that_ends_by_itself_has_its_own_exit_code(jobs, behaviour, cod
 def test_all_may_end_with_an_exit_code(jobs):
     ended = jobs["all_exit_with_3"].join(SLACK)
     assert [worker.code for worker in ended] == [3, 3, 3], report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_another_version_of_kerasdist_ends_the_job():
+    arguments = ["2", str(free_port()), "end_well"]
+    commands = [
+        ["-m", "tests.multiprocess.job_script", "0", *arguments],
+        ["-c", OLDER, "1", *arguments],
+    ]
+    with Processes(commands) as processes:
+        ended = processes.join(SLACK)
+    said = f"versions. Received: kerasdist='0.0.1' on worker 1, {kerasdist.__version__!r} on worker"
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        assert "DisagreementError" in worker.output, report(ended)
+        assert said in worker.output, report(ended)
 
 
 @pytest.mark.timeout(60)

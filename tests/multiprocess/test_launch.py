@@ -153,8 +153,7 @@ sys.exit(10)
 """
         assert run(tmp_path, body).exit_code == 11
 
-    def test_who_was_lost_is_reported_not_who_says_so(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(attempt, "LOST_SECONDS", 20.0)
+    def test_who_was_lost_is_reported_not_who_says_so(self, tmp_path):
         body = f"""
 if rank == 0: sys.exit({int(ExitCode.LOST_WORKER)})
 time.sleep({attempt.SETTLE_SECONDS + 0.5})

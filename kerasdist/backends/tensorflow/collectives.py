@@ -114,9 +114,19 @@ class TensorFlowCollectives(Collectives):
         self._waiting: _Update | None = None
         self._writes: dict[int, _Write] = {}
 
-    def loss_is_weighed(self) -> None:
-        """Notes that the loss has this replica's weight, which its gradients then have, too."""
-        self._loss_is_weighed = True
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighed: bool) -> Any:
+        """Returns a loss that says, when it is differentiated, whether it has been weighed."""
+        del optimizer
+
+        @tf.custom_gradient
+        def marked(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                self._loss_is_weighed = is_weighed
+                return upstream
+
+            return tf.identity(given), gradient
+
+        return marked(loss)
 
     def merge_call(
         self,
@@ -206,7 +216,7 @@ class TensorFlowCollectives(Collectives):
         known = keras_seam.optimized_variables(optimizer) if variables is None else variables
         replaces = [gradient_replaces(variable) for variable in known]
         weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
-        self._loss_is_weighed = False  # the next optimizer of this step has a loss of its own
+        self._loss_is_weighed = False  # as is one that `scale_loss` does not see
         given = [
             gradient if replaced or weight is None else gradient_sums.weighted(gradient, weight)
             for gradient, replaced in zip(gradients, replaces, strict=True)

@@ -12,8 +12,15 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.torch import batch_norm
 from kerasdist.backends.torch.components import aggregated
-from kerasdist.backends.torch.differentiable import as_tensor, check_summable, gathered, summed
+from kerasdist.backends.torch.differentiable import (
+    as_tensor,
+    check_summable,
+    gathered,
+    summed,
+    weighed_before,
+)
 from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum
 from kerasdist.backends.torch.rendezvous import Rendezvous
 from kerasdist.backends.torch.variables import FIT, ReplicaScope
@@ -78,9 +85,18 @@ class TorchCollectives(Collectives):
         self.loss = None
         self._number = 0
 
-    def loss_is_weighed(self) -> None:
-        """Notes that the loss has this replica's weight, which its gradients then have, too."""
-        self.gradient_weight = 1.0
+    def differentiated_loss(
+        self, optimizer: Any, loss: torch.Tensor, *, is_weighed: bool
+    ) -> torch.Tensor:
+        """Returns a loss as the backward pass is to begin with it.
+
+        Args:
+            optimizer: The optimizer for which it is.
+            loss: The loss, scaled.
+            is_weighed: Whether it has got this replica's weight.
+        """
+        del optimizer
+        return weighed_before(self, loss) if is_weighed else loss
 
     def merge_call(
         self,
@@ -160,6 +176,17 @@ class TorchCollectives(Collectives):
             axis: The axis, from 0.
         """
         return gathered(self, self._label("all_gather"), as_tensor(tensor), axis)
+
+    def own_moments(
+        self, inputs: torch.Tensor, axes: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns mean and variance of the replica's own rows, by torch's kernel where it serves.
+
+        Args:
+            inputs: Tensor with at least one row.
+            axes: The axes to average over.
+        """
+        return batch_norm.moments(inputs, axes)
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None

@@ -15,7 +15,7 @@ class Replica(Protocol):
 
     Attributes:
         gradient_weight: The weight that the gradients of the replica's loss will get: its share of
-            the examples, or 1 where the loss has that already.
+            the examples; 1 in the backward pass of a loss that has that already.
     """
 
     gradient_weight: float
@@ -63,6 +63,16 @@ def gathered(replica: Replica, label: str, tensor: torch.Tensor, axis: int) -> t
     return _Gather.apply(replica, label, tensor, axis)
 
 
+def weighed_before(replica: Replica, loss: torch.Tensor) -> torch.Tensor:
+    """Returns a loss that has the replica's weight, so that its backward pass knows.
+
+    Args:
+        replica: The collectives of the replica that calls.
+        loss: The loss.
+    """
+    return _Weighed.apply(replica, loss)
+
+
 def gradient_of_global(replica: Replica, label: str, gradient: torch.Tensor) -> torch.Tensor:
     """Returns the gradient of the global loss by a value that all replicas hold alike.
 
@@ -74,6 +84,25 @@ def gradient_of_global(replica: Replica, label: str, gradient: torch.Tensor) -> 
     weight = replica.gradient_weight
     [total] = _Sum.apply(replica, label, 1.0 / weight, weight, gradient)
     return total
+
+
+class _Weighed(torch.autograd.Function):
+    """A loss that has its replica's weight. Other losses of the same step may be without."""
+
+    @staticmethod
+    def forward(ctx: Any, replica: Replica, loss: torch.Tensor) -> torch.Tensor:
+        ctx.replica = replica
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        replica, weight = ctx.replica, ctx.replica.gradient_weight
+        replica.gradient_weight = 1.0
+        # At the end of this pass.
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: setattr(replica, "gradient_weight", weight)
+        )
+        return None, *gradients
 
 
 class _Sum(torch.autograd.Function):

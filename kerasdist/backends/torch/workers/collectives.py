@@ -12,12 +12,14 @@ import torch
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.torch import batch_norm
 from kerasdist.backends.torch.differentiable import (
     as_tensor,
     check_summable,
     gathered,
     gradient_of_global,
     summed,
+    weighed_before,
 )
 from kerasdist.backends.torch.workers.gradients import GradientSum
 from kerasdist.backends.torch.workers.group import Group
@@ -83,19 +85,19 @@ class WorkerCollectives(Collectives):
         """
         return is_scaled or (self._overlap is not None and self._overlap.serves(optimizer))
 
-    def differentiated_loss(self, optimizer: Any, loss: torch.Tensor) -> torch.Tensor:
+    def differentiated_loss(
+        self, optimizer: Any, loss: torch.Tensor, *, is_weighed: bool
+    ) -> torch.Tensor:
         """Returns a loss as the backward pass is to begin with it.
 
         Args:
             optimizer: The optimizer for which it is.
-            loss: The loss.
+            loss: The loss, scaled.
+            is_weighed: Whether it has got this replica's weight.
         """
-        overlap = self._overlap
-        return loss if overlap is None or not overlap.serves(optimizer) else overlap.marked(loss)
-
-    def loss_is_weighed(self) -> None:
-        """Notes that the loss has this replica's weight, which its gradients then have, too."""
-        self.gradient_weight = 1.0
+        if self._overlap is not None and self._overlap.serves(optimizer):
+            loss = self._overlap.marked(loss)
+        return weighed_before(self, loss) if is_weighed else loss
 
     def merge_call(
         self,
@@ -174,6 +176,17 @@ class WorkerCollectives(Collectives):
             tensor: A tensor of this replica, of the same shape on all of them.
         """
         return _Stack.apply(self, as_tensor(tensor))
+
+    def own_moments(
+        self, inputs: torch.Tensor, axes: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns mean and variance of the replica's own rows, by torch's kernel where it serves.
+
+        Args:
+            inputs: Tensor with at least one row.
+            axes: The axes to average over.
+        """
+        return batch_norm.moments(inputs, axes)
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
