@@ -35,6 +35,11 @@ class WrappedAdapter(keras_seam.DataAdapter):
         return self._inner.get_torch_dataloader()
 
     @property
+    def builtin_prefetch(self) -> bool:
+        """True: Keras 3.12 would send a worker's batches to one device (on JAX)."""
+        return True
+
+    @property
     def num_batches(self) -> int | None:
         """Number of batches, None where it is not known."""
         return self._inner.num_batches

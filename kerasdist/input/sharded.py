@@ -123,6 +123,11 @@ class ShardedAdapter(keras_seam.DataAdapter):
         return self.batches
 
     @property
+    def builtin_prefetch(self) -> bool:
+        """True: what Keras 3.12 would send to a device are no arrays (on JAX)."""
+        return True
+
+    @property
     def num_batches(self) -> int | None:
         """The number of steps until all workers' data have ended, None if that is not known."""
         return self.batches.length

@@ -1,4 +1,4 @@
-"""The oldest Keras that is supported: the tripwires, and a case of each kind on every backend.
+"""The oldest Keras that is supported: tripwires, workers, and a case of each kind everywhere.
 
 Everything else runs over the Keras of requirements/lock.txt, which is the newest. The oldest lies
 in a folder of the same virtual environment that `make venv` fills; with it first on the path, fresh
@@ -19,6 +19,7 @@ OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
 TRIPWIRES = ("tests/unit/test_keras_seam.py", "tests/unit/test_keras_seam_data.py")
 TRIPWIRE_SECONDS = 110
+WORKERS = "tests/multiprocess/test_one_device.py"
 BACKENDS = registry.BACKENDS
 SECONDS = 400
 
@@ -87,9 +88,20 @@ def test_it_is_the_pinned_one():
 
 
 def test_the_tripwires_hold():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TRIPWIRES]
+    pass_alone(TRIPWIRE_SECONDS, *TRIPWIRES)
+
+
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_workers_equal_one_device(backend):
+    pass_alone(SECONDS - 10, WORKERS, "-k", f"{backend} and 2x1")
+
+
+def pass_alone(seconds, *arguments):
+    """Expects tests of this suite to pass, in a process that finds the oldest Keras."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=TRIPWIRE_SECONDS, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
     )
     assert done.returncode == 0, done.stdout
 
