@@ -20,7 +20,13 @@ class Runner(abc.ABC):
     The meaning of every method is that of the method of ``tf.distribute.Strategy``, or of its
     ``extended``, that it serves. All of them are called in cross-replica context: in a scope, or in
     the function that `ReplicaContext.merge_call` runs.
+
+    Attributes:
+        places_ahead: Whether a batch is worth placing while the one before it is used. In the
+            memory of the host it is not: there it would only be out of the caches again.
     """
+
+    places_ahead = True
 
     @abc.abstractmethod
     def run(

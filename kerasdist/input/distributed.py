@@ -49,15 +49,9 @@ class DistributedDataset(abc.ABC):
 
     def __iter__(self) -> Iterator[Any]:
         ahead = self._options.experimental_per_replica_buffer_size
-        if not self._options.experimental_fetch_to_device:
-            ahead = 0
-        waiting: deque[Any] = deque()
-        for batch in self._batches():
-            # Placing a batch does not wait for its copy, so it is on its way while others are used.
-            waiting.append(batch)
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
+        if not (self._options.experimental_fetch_to_device and self.strategy.runner.places_ahead):
+            return self._batches()
+        return _read_ahead(self._batches(), ahead)
 
     def __bool__(self) -> bool:
         return True  # however long it is, and whether that is known
@@ -87,6 +81,16 @@ class DistributedDataset(abc.ABC):
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:
         """Yields each batch as a value with these components, placed."""
+
+
+def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    waiting: deque[Any] = deque()
+    for batch in batches:
+        # Placing a batch does not wait for its copy, so it is on its way while others are used.
+        waiting.append(batch)
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    yield from waiting
 
 
 @final

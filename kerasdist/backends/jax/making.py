@@ -93,8 +93,10 @@ class InProcess(Maker):
         return value
 
     def divide(self, batch: Any) -> Any:
-        """Copies a batch that can be divided evenly, small arrays of a type into one array."""
-        leaves = flatten(batch)
+        """Divides a batch; where that can be done evenly, small arrays of a type lie in one."""
+        # Most batches are tuples of arrays, and a short step has little else to do.
+        is_flat = type(batch) is tuple and all(type(leaf) is np.ndarray for leaf in batch)
+        leaves = batch if is_flat else flatten(batch)
         # Where batches are placed ahead, nobody waits for that.
         parcels = None if self._place.places_ahead else self._packing.of(leaves)
         if parcels is None:
@@ -105,7 +107,7 @@ class InProcess(Maker):
             for member, slot in zip(parcel.members, parcel.slots, strict=True):
                 source = Stacked.in_parcel(array, slot, self._place.pieces)
                 values[member] = PerReplica(source)
-        return pack(batch, values)
+        return tuple(values) if is_flat else pack(batch, values)
 
     def entering(self, structure: Any) -> Any:
         """Returns the structure: a program finds out what there is to know by itself."""

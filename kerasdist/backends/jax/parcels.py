@@ -18,6 +18,9 @@ import numpy as np
 # Larger arrays go alone: to cut them out costs as much as to put them there.
 _SMALL_BYTES = 16 * 1024
 
+# JAX shares memory with NumPy that begins at a multiple of so many bytes.
+_SHARED_FROM = 64
+
 # Batches of so many forms are remembered.
 _FORMS = 64
 
@@ -64,15 +67,24 @@ class Parcel:
     dtype: np.dtype[Any]
 
     def packed(self, leaves: Sequence[np.ndarray], replicas: int) -> np.ndarray:
-        """Returns a copy of the arrays, with a row of axis 0 for each replica.
+        """Returns the arrays, with a row of axis 0 for each replica.
+
+        They are copied, except for a large one, of which JAX makes a copy when a program takes it.
 
         Args:
             leaves: The leaves of the batch.
             replicas: How many replicas.
         """
         flat = [leaves[member].reshape(replicas, -1) for member in self.members]
-        array = np.concatenate(flat, 1)
+        is_copied_anyway = flat[0].nbytes > _SMALL_BYTES and not _is_shared(flat[0])
+        array = flat[0] if is_copied_anyway else np.concatenate(flat, 1)
         return array if array.dtype is self.dtype else array.astype(self.dtype)
+
+
+def _is_shared(rows: np.ndarray) -> bool:
+    """Whether a program on the CPU would read a row where it is, long after it was called."""
+    address, size = rows.__array_interface__["data"][0], rows.nbytes // len(rows)
+    return any((address + row * size) % _SHARED_FROM == 0 for row in range(len(rows)))
 
 
 @final
@@ -87,6 +99,7 @@ class Packing:
         """
         self._replicas = replicas
         self._known: dict[Any, list[Parcel] | None] = {}
+        self._last: tuple[Any, list[Parcel] | None] = None, None
 
     def of(self, leaves: Sequence[Any]) -> list[Parcel] | None:
         """Returns the parcels of a batch; None if it cannot be divided evenly as it is.
@@ -97,11 +110,13 @@ class Packing:
         form = tuple([(leaf.shape, leaf.dtype) for leaf in leaves if type(leaf) is np.ndarray])
         if len(form) < len(leaves):
             return None  # not all are on the host
-        if form not in self._known:
-            if len(self._known) >= _FORMS:
-                self._known.clear()
-            self._known[form] = self._parcels(leaves) if self._is_even(leaves) else None
-        return self._known[form]
+        if form != self._last[0]:  # or it need not be looked up
+            if form not in self._known:
+                if len(self._known) >= _FORMS:
+                    self._known.clear()
+                self._known[form] = self._parcels(leaves) if self._is_even(leaves) else None
+            self._last = form, self._known[form]
+        return self._last[1]
 
     def _is_even(self, leaves: Sequence[np.ndarray]) -> bool:
         rows = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves}

@@ -65,6 +65,7 @@ class JaxRunner(Runner):
         assert isinstance(replica_set.arrays, MeshPlacement)
         self._replica_set = replica_set
         self._place = replica_set.arrays
+        self.places_ahead = self._place.places_ahead
         self._replicas = replica_set.num_replicas
         self._runs = Programs()
         self._updates = Programs()

@@ -59,6 +59,7 @@ class TensorFlowRunner(Runner):
         self._group = replica_set.group
         self._engine = replica_set.group.engine
         self._shares_memory = replica_set.group.shares_memory
+        self.places_ahead = not self._shares_memory
         # A function that is compiled already, compiled anew around all replicas.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 

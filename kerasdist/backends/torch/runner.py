@@ -46,6 +46,7 @@ class TorchRunner(Runner):
         self._home = torch_device(replica_set.variable_devices[0])
         self._components = replica_set.components
         self._pace = LoopPace(on_cpu=replica_set.on_cpu)
+        self.places_ahead = not replica_set.on_cpu
 
     @torch.compiler.disable
     def run(

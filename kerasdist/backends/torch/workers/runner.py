@@ -40,6 +40,7 @@ class WorkerRunner(Runner):
         self._replica_set = replica_set
         self._group = replica_set.group
         self._loops = replica_set.loops
+        self.places_ahead = replica_set.group.device.type != "cpu"
 
     @torch.compiler.disable
     def run(
