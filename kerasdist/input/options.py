@@ -57,7 +57,8 @@ class InputOptions:
         experimental_replication_mode: For whom the dataset function is called.
         experimental_place_dataset_on_device: On TensorFlow, whether the dataset itself lives on the
             device.
-        experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1.
+        experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1; none
+            where the replicas compute in the host's own memory.
         auto_shard_policy: Which data a worker reads; None: what the dataset's own ``tf.data.
             Options`` say, else `AutoShardPolicy.AUTO`.
     """

@@ -11,6 +11,7 @@ from kerasdist.backends.jax.relay import Relay
 from kerasdist.errors import JobError
 from kerasdist.job import network
 from kerasdist.job.job import Job
+from kerasdist.job.watch import GRACE_SECONDS
 
 # Our watch notices a lost worker first, and names it; JAX would end all processes without a name.
 _LATER = 20
@@ -42,7 +43,8 @@ def connect(job: Job) -> None:
             coordinator_bind_address=f"[::]:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat),
+            # Later than a failed worker ends by itself: here JAX aborts it.
+            shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
         raise JobError(
