@@ -132,10 +132,7 @@ class _Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
     ) -> torch.Tensor:
-        mean, variance, scale, offset = columns
-        ctx.save_for_backward(rows, mean, variance, scale)
-        ctx.epsilon = epsilon
-        return _normal(rows, scale, offset, (mean, variance), epsilon)
+        return _forward(ctx, rows, epsilon, columns)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -161,15 +158,12 @@ class _NormalizedByOwn(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
     ) -> torch.Tensor:
-        mean, variance, scale, offset = columns
-        ctx.save_for_backward(rows, mean, (variance + epsilon).rsqrt(), scale)
-        ctx.epsilon = epsilon
-        return _normal(rows, scale, offset, (mean, variance), epsilon)
+        return _forward(ctx, rows, epsilon, columns)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         [gradient] = gradients
-        rows, mean, inverse, scale = ctx.saved_tensors
+        rows, mean, variance, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated once more
             deviation = rows - rows.mean(0)
             inverse = (deviation.square().mean(0) + ctx.epsilon).rsqrt()
@@ -178,9 +172,19 @@ class _NormalizedByOwn(torch.autograd.Function):
             of_scale = (gradient * normal).sum(0)
             of_rows = scale * inverse * (gradient - (of_offset + normal * of_scale) / len(rows))
         else:
+            inverse = (variance + ctx.epsilon).rsqrt()
             statistics = None, None, mean, inverse, True
             of_rows, of_scale, of_offset = _backward(gradient, rows, scale, statistics, ctx.epsilon)
         return of_rows, None, None, None, of_scale, of_offset
+
+
+def _forward(
+    ctx: Any, rows: torch.Tensor, epsilon: float, columns: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    mean, variance, scale, offset = columns
+    ctx.save_for_backward(rows, mean, variance, scale)
+    ctx.epsilon = epsilon
+    return _normal(rows, scale, offset, (mean, variance), epsilon)
 
 
 def _normal(
