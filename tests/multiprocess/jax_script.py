@@ -5,6 +5,7 @@ python -m tests.multiprocess.jax_script; the environment says which worker. Prin
 
 import os
 import traceback
+from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -33,6 +34,13 @@ def number():
 
 def local(value):
     return [np.asarray(one).tolist() for one in STRATEGY.local_results(value)]
+
+
+@case
+def gloo_waits_for_its_turn():
+    everyone = [os.sched_getscheduler(int(one.name)) for one in Path("/proc/self/task").iterdir()]
+    assert os.SCHED_BATCH in everyone, everyone
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @case

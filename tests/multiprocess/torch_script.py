@@ -5,6 +5,7 @@ python -m tests.multiprocess.torch_script; the environment says which worker. Pr
 
 import os
 import traceback
+from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -126,6 +127,13 @@ class counted:
 
     def __exit__(self, *error):
         setattr(self.owner, self.name, self.original)
+
+
+@case
+def gloo_waits_for_its_turn():
+    everyone = [os.sched_getscheduler(int(one.name)) for one in Path("/proc/self/task").iterdir()]
+    assert os.SCHED_BATCH in everyone, everyone
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @case

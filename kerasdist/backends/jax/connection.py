@@ -9,7 +9,7 @@ import jax
 
 from kerasdist.backends.jax.relay import Relay
 from kerasdist.errors import JobError
-from kerasdist.job import network
+from kerasdist.job import network, threads
 from kerasdist.job.job import Job
 from kerasdist.job.watch import GRACE_SECONDS
 
@@ -53,6 +53,8 @@ def connect(job: Job) -> None:
             "script, before arrays, models and random seeds, and let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
+    with threads.waiting_their_turn():
+        jax.local_devices()  # starts JAX, and with it Gloo
 
 
 def check_way_back(job: Job) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from kerasdist.errors import JobError, ReplicaError
-from kerasdist.job import network
+from kerasdist.job import network, threads
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -75,13 +75,14 @@ def connect(job: Job) -> None:
         wait_for_workers=False,
     )
     _let_gloo_be_reached(job)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=store,
-        rank=job.rank,
-        world_size=job.num_workers,
-        timeout=timedelta(seconds=job.timeouts.meeting),
-    )
+    with threads.waiting_their_turn():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=job.rank,
+            world_size=job.num_workers,
+            timeout=timedelta(seconds=job.timeouts.meeting),
+        )
     # While all workers are still there: at the end of the process a worker may wait for one that
     # has gone.
     job.at_leave(dist.destroy_process_group)

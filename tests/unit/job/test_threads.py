@@ -1,0 +1,65 @@
+"""Threads that do not interrupt others when they wake."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kerasdist.job import threads
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's classes")
+
+
+def choose(scheduling_class: int) -> None:
+    os.sched_setscheduler(0, scheduling_class, os.sched_param(0))
+
+
+def own_class() -> int:
+    return os.sched_getscheduler(0)
+
+
+def in_a_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Returns what a function returns in a thread of its own, which takes its class with it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+def classes(of_starter: int) -> tuple[int, int, int]:
+    """A thread's own class in a block and after it, and that of one it starts in the block."""
+    choose(of_starter)
+    with threads.waiting_their_turn():
+        inside, started = own_class(), in_a_thread(own_class)
+    return inside, own_class(), started
+
+
+def test_threads_that_start_in_the_block_wait_for_their_turn():
+    _, after, started = in_a_thread(classes, os.SCHED_OTHER)
+    assert started == os.SCHED_BATCH
+    assert after == os.SCHED_OTHER
+
+
+def test_what_the_user_has_chosen_stays():
+    assert in_a_thread(classes, os.SCHED_IDLE) == (os.SCHED_IDLE,) * 3
+
+
+def test_an_error_in_the_block_comes_out_and_ends_it():
+    def failing() -> int:
+        choose(os.SCHED_OTHER)
+        with pytest.raises(ZeroDivisionError), threads.waiting_their_turn():
+            raise ZeroDivisionError
+        return own_class()
+
+    assert in_a_thread(failing) == os.SCHED_OTHER
+
+
+def test_a_sandbox_that_forbids_it_changes_nothing(monkeypatch):
+    def forbidden(scheduling_class: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(threads, "_choose", forbidden)
+    assert in_a_thread(classes, os.SCHED_OTHER) == (os.SCHED_OTHER,) * 3
