@@ -77,10 +77,12 @@ class Entering:
         kind = type(one)
         if kind is tuple or kind is list:  # what JAX would flatten alike, in more time
             return kind, *map(self._form, one)
-        if kind is np.ndarray or is_distributed(one):
-            return self._form_of_leaf(one)
         if kind is dict and not one:  # most calls have no keyword arguments
             return kind
+        if is_distributed(one):
+            return self._form_of_distributed(one)
+        if kind is np.ndarray:
+            return self._form_of_leaf(one)
         leaves, structure = flatten(one)
         if structure != _LEAF:
             return structure, *map(self._form_of_leaf, leaves)

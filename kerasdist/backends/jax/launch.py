@@ -173,7 +173,7 @@ def _on_mesh(
         if settled is not kept:  # there they stay
             keras_seam.store_values(version.kept, settled)
         kept = place.entered(settled, version.kept)
-    arrays = list(map(place.argument, arrays))
+    arrays = list(map(place.intake.argument, arrays))
     lost: list[Any] = []
     stacks: list[Any] = []
     for key, variable in version.held.items():

@@ -94,19 +94,22 @@ class InProcess(Maker):
 
     def divide(self, batch: Any) -> Any:
         """Divides a batch; where that can be done evenly, small arrays of a type lie in one."""
+        if self._place.places_ahead:  # then nobody waits for that
+            return self.per_replica(divided(batch, self._replicas))
         # Most batches are tuples of arrays, and a short step has little else to do.
-        is_flat = type(batch) is tuple and all(type(leaf) is np.ndarray for leaf in batch)
-        leaves = batch if is_flat else flatten(batch)
-        # Where batches are placed ahead, nobody waits for that.
-        parcels = None if self._place.places_ahead else self._packing.of(leaves)
+        leaves: Sequence[Any] = batch if type(batch) is tuple else ()
+        parcels = self._packing.of(leaves)
+        is_flat = parcels is not None
+        if not is_flat:
+            leaves = flatten(batch)
+            parcels = self._packing.of(leaves)
         if parcels is None:
             return self.per_replica(divided(batch, self._replicas))
         values: list[Any] = [None] * len(leaves)
         for parcel in parcels:
             array = parcel.packed(leaves, self._replicas)
             for member, slot in zip(parcel.members, parcel.slots, strict=True):
-                source = Stacked.in_parcel(array, slot, self._place.pieces)
-                values[member] = PerReplica(source)
+                values[member] = PerReplica(Stacked.in_parcel(array, slot, self._place.pieces))
         return tuple(values) if is_flat else pack(batch, values)
 
     def entering(self, structure: Any) -> Any:

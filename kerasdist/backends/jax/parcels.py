@@ -75,16 +75,20 @@ class Parcel:
             leaves: The leaves of the batch.
             replicas: How many replicas.
         """
-        flat = [leaves[member].reshape(replicas, -1) for member in self.members]
-        is_copied_anyway = flat[0].nbytes > _SMALL_BYTES and not _is_shared(flat[0])
-        array = flat[0] if is_copied_anyway else np.concatenate(flat, 1)
+        if len(self.members) > 1:
+            array = np.concatenate([leaves[one].reshape(replicas, -1) for one in self.members], 1)
+        else:
+            array = leaves[self.members[0]].reshape(replicas, -1)
+            if array.nbytes <= _SMALL_BYTES or _is_shared(array):
+                array = array.copy()
         return array if array.dtype is self.dtype else array.astype(self.dtype)
 
 
 def _is_shared(rows: np.ndarray) -> bool:
     """Whether a program on the CPU would read a row where it is, long after it was called."""
-    address, size = rows.__array_interface__["data"][0], rows.nbytes // len(rows)
-    return any((address + row * size) % _SHARED_FROM == 0 for row in range(len(rows)))
+    address, size = rows.__array_interface__["data"][0], rows.nbytes
+    starts = range(address, address + size, size // len(rows))
+    return 0 in [start % _SHARED_FROM for start in starts]
 
 
 @final

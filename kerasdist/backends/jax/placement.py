@@ -250,14 +250,6 @@ class MeshPlacement(Placement):
         """
         return self.rest.left([array])[0] if self.layout.spans_workers else array
 
-    def argument(self, array: Any) -> Any:
-        """Returns an argument of the user's as a program takes it.
-
-        Args:
-            array: An array, JAX's or NumPy's.
-        """
-        return self.intake.argument(array)
-
     def everywhere(self, array: Any) -> Any:
         """Returns an array that is whole on every device.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, cast, final, overload
+from typing import Any, final, overload
 
 import jax
 import jax.core
@@ -320,9 +320,9 @@ def joined(value: DistributedValues, replicas: int | None = None) -> Source | No
     Raises:
         ValueError: If it has another number of components.
     """
-    source = value.source
+    source: Any = value.source
     if replicas is None and type(source) in _SOURCES:  # much faster than to ask an abstract class
-        return cast("Source", source)
+        return source
     count = source.replicas if isinstance(source, Source) else len(source)
     if replicas is not None and count != replicas:
         raise ValueError(
