@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
@@ -12,14 +11,11 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.components import check_alike
-from kerasdist.backends.tensorflow.engine_seam import (
-    converted_as_here,
-    cross_replica_code_without_merge_call,
-    keeps_one_copy,
-)
+from kerasdist.backends.tensorflow.engine_seam import converted_as_here, keeps_one_copy
 from kerasdist.backends.tensorflow.exchange import Exchange
+from kerasdist.backends.tensorflow.summed_steps import Update, Write
 from kerasdist.backends.tensorflow.values import regrouped, to_native
-from kerasdist.backends.tensorflow.variables import check_mirrored, gradient_replaces
+from kerasdist.backends.tensorflow.variables import gradient_replaces
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import UnsupportedError
 from kerasdist.replica_context import BatchShare
@@ -28,62 +24,6 @@ from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
-
-
-@dataclass(frozen=True)
-class _Update:
-    """A step of an optimizer, before the replicas' gradients are summed.
-
-    Attributes:
-        optimizer: The Keras optimizer.
-        known: The variables that the gradients belong to.
-        variables: The same as the caller said it, or None.
-        gradients: This replica's gradients, weighted.
-    """
-
-    optimizer: Any
-    known: list[Any]
-    variables: list[Any] | None
-    gradients: list[Any]
-
-    def apply(self, engine: tf.distribute.Strategy, sums: list[Any]) -> None:
-        """Updates every copy of the variables.
-
-        Args:
-            engine: The strategy, in cross-replica context.
-            sums: The sums of all replicas' gradients.
-        """
-        if not self.optimizer.built:
-            with tf.init_scope():
-                self.optimizer.build(self.known)
-        check_mirrored(self.optimizer.variables, engine, "the optimizer")
-        with cross_replica_code_without_merge_call():
-            keras_seam.apply_combined_gradients(self.optimizer, sums, self.variables)
-
-
-@dataclass(frozen=True)
-class _Write:
-    """An assignment, before the replicas' changes are summed.
-
-    Attributes:
-        variable: The Keras variable.
-        before: Its value before.
-        change: This replica's change of it, weighted.
-        write: Keras's own function for it.
-    """
-
-    variable: Any
-    before: tf.Tensor
-    change: tf.Tensor
-    write: Callable[[Any, Any], Any]
-
-    def finish(self, total: tf.Tensor) -> None:
-        """Writes the variable.
-
-        Args:
-            total: The sum of all replicas' changes.
-        """
-        self.write(self.variable, self.before + total)
 
 
 @final
@@ -111,8 +51,8 @@ class TensorFlowCollectives(Collectives):
         self._group = exchange.group
         self._engine = exchange.group.engine
         self._waits = waits
-        self._waiting: _Update | None = None
-        self._writes: dict[int, _Write] = {}
+        self._waiting: Update | None = None
+        self._writes: dict[int, Write] = {}
 
     def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighed: bool) -> Any:
         """Returns a loss that says, when it is differentiated, whether it has been weighed."""
@@ -222,7 +162,7 @@ class TensorFlowCollectives(Collectives):
             for gradient, replaced in zip(gradients, replaces, strict=True)
         ]
 
-        step = _Update(optimizer, known, variables, given)
+        step = Update(optimizer, known, variables, given)
         if self._waits and not any(replaces):
             if self._waiting is not None:
                 raise UnsupportedError(
@@ -312,13 +252,13 @@ class TensorFlowCollectives(Collectives):
             replicas = self._engine.num_replicas_in_sync
             change = change / replicas if self._share is None else self._weighted(change)
 
-        step = _Write(variable, before, change, write)
+        step = Write(variable, before, change, write)
         if self._waits:
             self._writes[id(variable)] = step
         else:
             self._finish(step)
 
-    def _finish(self, step: _Write) -> None:
+    def _finish(self, step: Write) -> None:
         def update(parts: list[tuple[Any, ...]]) -> None:
             [total] = self._group.sums(parts)
             step.finish(total)

@@ -1,0 +1,93 @@
+"""Distributed datasets in `fit`, `evaluate` and `predict`."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lab import FLOAT32, fresh
+from tests.facade.lazy import kd, keras
+from tests.facade.sources import SOURCES, Sequence, X, Y, pairs, tf_dataset
+
+
+def trained(data, strategy, validation=None):
+    fresh()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), "mean_squared_error", metrics=["mae"])
+    history = model.fit(data, epochs=2, verbose=0, shuffle=False, validation_data=validation)
+    evaluated = model.evaluate(data, verbose=0)
+    predicted = model.predict(data, verbose=0)
+    return history.history, evaluated, predicted, model.get_weights()
+
+
+FITTED = ("list", "PyDataset", "tf_data", "DataLoader", "rows")
+
+
+def fitting(name):
+    def check(lab):
+        strategy = lab.strategy()
+        make, _ = SOURCES[name]
+        data = strategy.experimental_distribute_dataset(make())
+        plain = trained(Sequence(), kd.get_strategy(), Sequence())
+        lab.equal(plain, trained(data, strategy, data), FLOAT32)
+
+    return check
+
+
+for _name in FITTED:
+    case(
+        replicas=(2, 3),
+        name=f"fit_{_name}",
+        title=f"A distributed {_name} goes into `fit`, `evaluate` and `predict`",
+    )(fitting(_name))
+
+
+@case
+def fit_of_one_replica(lab):
+    """With one device a distributed dataset is the dataset itself, a list of batches, too."""
+    single = kd.OneDeviceStrategy("cpu:0")
+    data = single.distribute_dataset(tuple(pairs()))
+    lab.equal(3, len(list(data)))
+    plain = trained(Sequence(), kd.get_strategy())
+    lab.equal(plain, trained(single.distribute_dataset(Sequence()), single), FLOAT32)
+
+
+@case
+def fit_outside_of_strategies(lab):
+    """The default strategy's distributed dataset goes into a plain model's `fit`."""
+    plain = kd.get_strategy()
+    expected = trained(Sequence(), plain, Sequence())
+    data = plain.distribute_dataset(pairs())
+    lab.equal(expected, trained(data, plain, data), FLOAT32)
+
+
+@case
+def fit_of_framework_pipelines(lab):
+    """Pipelines of `tf.data`, which TensorFlow distributes by itself, in `fit`."""
+    strategy = lab.strategy()
+    data = strategy.distribute_datasets_from_function(lambda _: tf_dataset().take(2))
+    rounds = [tuple(np.concatenate(parts) for parts in zip(*pairs()[:2], strict=True))]
+    lab.equal(trained(Sequence(rounds), kd.get_strategy()), trained(data, strategy), FLOAT32)
+
+
+@case(replicas=(2, 3))
+def fit_of_pipelines(lab):
+    """A dataset of the replicas' own batches: a round of them is a global batch."""
+    strategy = lab.strategy()
+    small = [(X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2)]
+    data = strategy.distribute_datasets_from_function(lambda _: small)
+    size = 2 * lab.replicas
+    rounds = [(X[i : i + size], Y[i : i + size]) for i in range(0, 10, size)]
+    plain = trained(Sequence(rounds), kd.get_strategy())
+    lab.equal(plain, trained(data, strategy), FLOAT32)
+
+
+@case
+def fit_with_targets_beside(lab):
+    """Targets belong into the batches."""
+    strategy = lab.strategy()
+    data = strategy.distribute_dataset([X[:4]])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with lab.raises(kd.errors.InputError, "Expected nothing beside.*Received: y"):
+        model.fit(data, Y[:4], verbose=0)
