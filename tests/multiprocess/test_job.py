@@ -15,10 +15,11 @@ from tests.multiprocess.processes import Processes, free_port, report
 SLACK = 25.0
 LOST = int(ExitCode.LOST_WORKER)
 
-# Which of the others has begun its second step first, is open.
-AHEAD_OF_ONE_THAT_LEFT = (
-    "(?=.*worker 1 is at 'end of the script')(?=.*worker [02] is at 'step 2 of fit')"
-)
+
+def _apart(others: str, one: str) -> str:
+    """What is said where worker 1 is elsewhere; which of the others has come first, is open."""
+    return f"(?=.*worker 1 is at {one})(?=.*worker [02] is at {others})"
+
 
 # The behaviour of worker 1 (the chief's, in those that name it), the survivors' exit codes, what
 # they say, and after how many seconds at the latest.
@@ -27,11 +28,11 @@ LOSSES = [
     ("be_killed_while_another_is_busy", LOST, "worker 1 .* is lost: .* it was killed", 0),
     ("be_stopped", LOST, "worker 1 .* has not given a sign of life for 2 s", HEARTBEAT),
     ("raise_an_error", LOST, "worker 1 .* ended with KeyError: .*a mistake", 0),
-    ("end_early", 1, "worker 0 is at 'the next step'; worker 1 is at 'end of the script'", 0),
+    ("end_early", 1, _apart("'the next step'", "'end of the script'"), 0),
     ("exit_with_3", LOST, "worker 1 .* is lost: it ended with exit code 3", 0),
     ("exit_with_a_message", LOST, "worker 1 .*: it ended with exit code 1: no more data", 0),
-    ("exit_with_0", 1, AHEAD_OF_ONE_THAT_LEFT, 0),
-    ("go_elsewhere", 1, "worker 0 is at 'end of epoch 1'; worker 1 is at 'step 6'", 0),
+    ("exit_with_0", 1, _apart("'step 2 of fit'", "'end of the script'"), 0),
+    ("go_elsewhere", 1, _apart("'end of epoch 1'", "'step 6'"), 0),
     ("disagree", 1, "same models. Received: units=5 on worker 1, 4 on worker 0", 0),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
     ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
