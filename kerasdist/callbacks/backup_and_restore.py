@@ -233,6 +233,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._number += 1
         variables = training_state.variables_of(self.model)
         arrays = training_state.values(variables)
+        if batches:
+            training_state.add_up_anew(variables, arrays)
         job = current()
         if job is not None and not job.is_chief:
             return

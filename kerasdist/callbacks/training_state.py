@@ -72,6 +72,21 @@ def put_back(variables: Sequence[Any], backup: Backup) -> None:
         variable.assign(value)
 
 
+def add_up_anew(variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Gives replicas the sums that they add up together, as a run that is restored gets them.
+
+    It then goes on with the same parts, adds the same numbers in the same order, and comes to the
+    same results to the last bit. All workers must call it.
+
+    Args:
+        variables: Keras variables.
+        arrays: Their `values`.
+    """
+    for variable, value in zip(variables, arrays, strict=True):
+        if variable.synchronization == "on_read" and variable.aggregation == "sum":
+            variable.assign(value)
+
+
 def require_same(own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuses a backup of another model.
 

@@ -210,6 +210,30 @@ def backup_and_restore(lab):
 
 
 @case("workers")
+def backups_to_the_last_bit(lab):
+    """A run that is interrupted again and again has the numbers of one with the same backups."""
+
+    def run(folder, *callbacks):
+        backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
+        model = _model(lab)
+        # Equal parts: with others torch weighs gradients elsewhere in a run's first step.
+        return model, _fit(model, [backup, *callbacks], epochs=5, batch_size=4)
+
+    with lab.folder() as folder:
+        model, history = run(folder)
+        expected = [history.history["loss"], *model.get_weights()]
+    with lab.folder() as folder:
+        for interrupted in range(30):  # noqa: B007  it counts
+            with contextlib.suppress(Interrupt):
+                model, history = run(folder, _interrupting(3))
+                break
+        lab.check(interrupted > 5, f"interrupted {interrupted} times")
+        found = [history.history["loss"], *model.get_weights()]
+    for one, other in zip(found, expected, strict=True):
+        lab.check(np.array_equal(one, other), f"{one} instead of {other}")
+
+
+@case("workers")
 def torn_backups(lab):
     """A torn backup is refused, the one before it is used; an unfinished one goes."""
     with lab.folder() as folder:
