@@ -227,6 +227,8 @@ def backups_to_the_last_bit(lab):
             with contextlib.suppress(Interrupt):
                 model, history = run(folder, _interrupting(3))
                 break
+        else:
+            lab.check(False, "no run came to its end")
         lab.check(interrupted > 5, f"interrupted {interrupted} times")
         found = [history.history["loss"], *model.get_weights()]
     for one, other in zip(found, expected, strict=True):

@@ -18,7 +18,9 @@ LOST = int(ExitCode.LOST_WORKER)
 
 def _apart(others: str, one: str) -> str:
     """What is said where worker 1 is elsewhere; which of the others has come first, is open."""
-    return f"(?=.*worker 1 is at {one})(?=.*worker [02] is at {others})"
+    first = f"worker 0 is at {others}; worker 1 is at {one}"
+    last = f"worker 1 is at {one}; worker 2 is at {others}"
+    return f"{first}|{last}"
 
 
 # The behaviour of worker 1 (the chief's, in those that name it), the survivors' exit codes, what

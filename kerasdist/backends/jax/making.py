@@ -22,6 +22,9 @@ from kerasdist.job.job import Job
 from kerasdist.structures import flatten, map_leaves, pack, transpose
 from kerasdist.values import DistributedValues, PerReplica
 
+# What the leaves of most batches are.
+_ARRAYS_ALONE = {np.ndarray}
+
 
 class Maker(abc.ABC):
     """Makes distributed values, whose components lie on their replicas' devices."""
@@ -94,15 +97,11 @@ class InProcess(Maker):
 
     def divide(self, batch: Any) -> Any:
         """Divides a batch; where that can be done evenly, small arrays of a type lie in one."""
-        if self._place.places_ahead:  # then nobody waits for that
-            return self.per_replica(divided(batch, self._replicas))
         # Most batches are tuples of arrays, and a short step has little else to do.
-        leaves: Sequence[Any] = batch if type(batch) is tuple else ()
-        parcels = self._packing.of(leaves)
-        is_flat = parcels is not None
-        if not is_flat:
-            leaves = flatten(batch)
-            parcels = self._packing.of(leaves)
+        is_flat = type(batch) is tuple and set(map(type, batch)) == _ARRAYS_ALONE
+        leaves = batch if is_flat else flatten(batch)
+        # Where batches are placed ahead, nobody waits for that.
+        parcels = None if self._place.places_ahead else self._packing.of(leaves)
         if parcels is None:
             return self.per_replica(divided(batch, self._replicas))
         values: list[Any] = [None] * len(leaves)
