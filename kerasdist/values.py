@@ -20,6 +20,9 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
     `Strategy.experimental_distribute_values_from_function`.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedValues
+
+    Attributes:
+        source: What the value was made from; backends keep components together in it.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -29,17 +32,12 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
             values: The components, replica 0's first. It may be a sequence that fetches a component
                 when it is asked for.
         """
-        self._values = values
+        self.source = values
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The components on this machine, replica 0's first."""
-        return tuple(self._values)
-
-    @property
-    def source(self) -> Sequence[Any]:
-        """What the value was made from; backends keep components together in it."""
-        return self._values
+        return tuple(self.source)
 
     def __str__(self) -> str:
         return self._printed(str)

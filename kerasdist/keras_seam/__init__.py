@@ -86,6 +86,7 @@ from kerasdist.keras_seam.randomness import (
     keeps_or_mixes_draws,
     set_global_seed_generator,
 )
+from kerasdist.keras_seam.settings import settings
 from kerasdist.keras_seam.tf_data import (
     auto_shard_policy,
     every_nth_file,
@@ -180,6 +181,7 @@ __all__ = [
     "save_as",
     "set_global_seed_generator",
     "set_initial_epoch",
+    "settings",
     "skip_batches",
     "spec_of_rows",
     "stateless_scope",

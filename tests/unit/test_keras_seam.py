@@ -52,6 +52,16 @@ with keras.StatelessScope():
     with keras_seam.outside_stateless_scopes():
         scoped.append(in_stateless_scope())
 
+settings = [keras_seam.settings()]
+with keras.StatelessScope():
+    settings.append(keras_seam.settings())
+keras.config.set_floatx("float64")
+settings.append(keras_seam.settings())
+keras.config.set_floatx("float32")
+keras.config.set_dtype_policy("mixed_bfloat16")
+settings.append(keras_seam.settings())
+keras.config.set_dtype_policy("float32")
+
 with keras.StatelessScope(initialize_variables=False):
     waiting = keras.Variable("ones", shape=(), trainable=False)
     states = [keras_seam.stored_value(waiting) is None]
@@ -169,6 +179,7 @@ print(json.dumps({
         keras_seam.DIVIDES_ACTIVITY_PENALTY, abs(penalty(4) - penalty(2)) < 1e-6
     ],
     "scoped": scoped,
+    "settings": settings,
     "waiting": states,
     "builds": list(inspect.signature(keras_seam.Layer._maybe_build).parameters),
     "generator": type(keras_seam.global_seed_generator()).__name__,
@@ -242,6 +253,15 @@ def test_whether_a_layer_divides_its_activity_penalty_is_known(probe):
 def test_the_state_of_a_thread_is_where_it_was(probe):
     assert probe["scoped"] == [True, False]
     assert probe["generator"] == "SeedGenerator"
+
+
+def test_settings_are_where_they_were(probe):
+    assert probe["settings"] == [
+        ["float32", "float32", False],
+        ["float32", "float32", True],
+        ["float32", "float64", False],
+        ["mixed_bfloat16", "float32", False],
+    ]
 
 
 def test_variables_made_in_a_stateless_scope_wait_where_they_did(probe):

@@ -11,11 +11,12 @@ import keras
 import numpy as np
 
 from kerasdist.backends.jax.arrays import is_traced
-from kerasdist.backends.jax.sources import Source, flatten, is_distributed, joined
+from kerasdist.backends.jax.parcels import Slot
+from kerasdist.backends.jax.sources import KINDS, flatten, is_distributed, joined
 from kerasdist.errors import ScopeError
 
-# Stands for an argument that is compiled in.
-_NO_ARRAY = -1
+# Where an argument is that is compiled in.
+_NO_ARRAY = -1, None
 
 _LEAF = jax.tree.structure(0)
 
@@ -37,9 +38,7 @@ class Entering:
         """
         self.arrays: list[Any] = []
         self._structure = structure
-        self._places: list[int] = []
-        self._sources: dict[int, Source] = {}
-        self._parcels: dict[int, int] = {}
+        self._places: list[tuple[int, Slot | None]] = []
         self.form: Hashable = self._form(structure)
 
     @cached_property
@@ -50,7 +49,7 @@ class Entering:
     def constants(self) -> list[Any]:
         """Returns the arguments that are compiled in."""
         pairs = zip(self._flat[0], self._places, strict=True)
-        return [leaf for leaf, place in pairs if place == _NO_ARRAY]
+        return [leaf for leaf, place in pairs if place is _NO_ARRAY]
 
     def inside(self, arrays: Sequence[Any]) -> Any:
         """Returns the arguments, inside the program.
@@ -60,27 +59,19 @@ class Entering:
         """
         leaves, structure = self._flat
         own = [
-            leaf if place == _NO_ARRAY else self._leaf(index, leaf, arrays[place])
-            for index, (leaf, place) in enumerate(zip(leaves, self._places, strict=True))
+            leaf if place is _NO_ARRAY else _inside(leaf, arrays[place[0]], place[1])
+            for leaf, place in zip(leaves, self._places, strict=True)
         ]
         return jax.tree.unflatten(structure, own)
 
-    def _leaf(self, index: int, leaf: Any, array: Any) -> Any:
-        source = self._sources.get(index)
-        if source is None:
-            return array
-        if source.packed is not None:
-            array = source.packed[1].cut(array)
-        return type(leaf)(type(source)(array, source.layout))
-
     def _form(self, one: Any) -> Hashable:
         kind = type(one)
+        if kind in KINDS:
+            return self._form_of_distributed(one)
         if kind is tuple or kind is list:  # what JAX would flatten alike, in more time
             return kind, *map(self._form, one)
         if kind is dict and not one:  # most calls have no keyword arguments
             return kind
-        if is_distributed(one):
-            return self._form_of_distributed(one)
         if kind is np.ndarray:
             return self._form_of_leaf(one)
         leaves, structure = flatten(one)
@@ -93,17 +84,20 @@ class Entering:
         if source is None:  # if a program needs it, that will be said
             self._places.append(_NO_ARRAY)
             return type(value), id(value)
-        self._sources[len(self._places)] = source
         if source.packed is None:
             array = source.entering
             self._enter(array)
             return type(value), type(source), source.layout, array.shape, array.dtype
         parcel, slot = source.packed
-        place = self._parcels.setdefault(id(parcel), len(self.arrays))
-        if place == len(self.arrays):
-            self.arrays.append(parcel)
-        self._places.append(place)
-        return type(value), place, slot.form
+        arrays = self.arrays  # of which few precede: most parcels are met twice in a row
+        place = len(arrays) - 1
+        while place >= 0 and arrays[place] is not parcel:
+            place -= 1
+        if place < 0:
+            place = len(arrays)
+            arrays.append(parcel)
+        self._places.append((place, slot))
+        return type(value), place, slot
 
     def _form_of_leaf(self, leaf: Any) -> Hashable:
         if is_distributed(leaf):
@@ -132,5 +126,16 @@ class Entering:
         return type(leaf), leaf
 
     def _enter(self, array: Any) -> None:
-        self._places.append(len(self.arrays))
+        self._places.append((len(self.arrays), None))
         self.arrays.append(array)
+
+
+def _inside(leaf: Any, array: Any, slot: Slot | None) -> Any:
+    """Returns an argument, inside the program, where an array stands for what it has."""
+    if not is_distributed(leaf):
+        return array
+    source = joined(leaf)
+    assert source is not None
+    if slot is not None:  # the value itself may have left the parcel since
+        array = slot.cut_in_program(array)
+    return type(leaf)(type(source)(array, source.layout))

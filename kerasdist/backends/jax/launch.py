@@ -165,10 +165,9 @@ def _on_mesh(
 ) -> Any:
     place = version.place
     assert isinstance(place, MeshPlacement)
-    if not place.ready(consumed):
+    if not place.ready(consumed, kept):
         written = list(version.consumed.values())
         consumed = place.entered(place.settled(consumed, written), written)
-    if not place.ready(kept):
         settled = place.settled(kept, version.kept)
         if settled is not kept:  # there they stay
             keras_seam.store_values(version.kept, settled)

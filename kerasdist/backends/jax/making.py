@@ -83,7 +83,7 @@ class InProcess(Maker):
             place: The devices.
         """
         super().__init__(place)
-        self._packing = Packing(self._replicas)
+        self._packing = Packing(self._replicas, place.whole)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Puts components of equal shape into one array on all devices, in one transfer.
@@ -106,7 +106,7 @@ class InProcess(Maker):
             return self.per_replica(divided(batch, self._replicas))
         values: list[Any] = [None] * len(leaves)
         for parcel in parcels:
-            array = parcel.packed(leaves, self._replicas)
+            array = parcel.packed(leaves)
             for member, slot in zip(parcel.members, parcel.slots, strict=True):
                 values[member] = PerReplica(Stacked.in_parcel(array, slot, self._place.pieces))
         return tuple(values) if is_flat else pack(batch, values)

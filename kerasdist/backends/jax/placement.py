@@ -184,6 +184,7 @@ class MeshPlacement(Placement):
         self.intake = (
             OfWorkers(layout, self.rest) if isinstance(self.rest, OnWorker) else OfProcess(layout)
         )
+        self._rests_whole = isinstance(self.rest, OnMesh) and not layout.splits.rules
         self.flow = ALL_CPUS if layout.local[0].platform == "cpu" else FreeFlow()
         self.places_ahead = self.intake.places_ahead
 
@@ -211,17 +212,17 @@ class MeshPlacement(Placement):
         leaves, structure = jax.tree.flatten(state)
         return jax.tree.unflatten(structure, self.rest.left(leaves))
 
-    def ready(self, arrays: Sequence[Any]) -> bool:
+    def ready(self, *arrays: Sequence[Any]) -> bool:
         """Returns whether values of variables are where a program takes them, as after a step.
 
         It may say no where they are: `settled` and `entered` look more closely.
 
         Args:
-            arrays: The values.
+            arrays: The values, in one list or several.
         """
-        if self.layout.splits.rules or not isinstance(self.rest, OnMesh):
+        if not self._rests_whole:
             return False
-        shardings = [one.sharding for one in arrays]
+        shardings = [one.sharding for some in arrays for one in some]
         return shardings.count(self.whole) == len(shardings)
 
     def settled(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:

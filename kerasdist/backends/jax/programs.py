@@ -16,7 +16,6 @@ from types import MethodType
 from typing import Any, final
 
 import jax
-import keras
 from jax import numpy as jnp
 
 from kerasdist import context, keras_seam
@@ -29,8 +28,6 @@ from kerasdist.backends.jax.placement import MeshPlacement
 _VERSIONS = 128
 # How often a function is traced until it creates no variable any more.
 _TRACINGS = 4
-
-_dtype_policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 
 # Values are taken out of variables, consumed and put back by one thread at a time.
 _launching = threading.RLock()
@@ -96,7 +93,7 @@ class Program:
             args, kwargs = entering.inside(arrays)
             return run(function, *args, **kwargs)
 
-        key = entering.form, _surroundings()
+        key = entering.form, id(context.scoped_strategy()), keras_seam.settings()
         with _launching:
             version = self._versions.get(key)
             if version is None or _is_outdated(version):
@@ -153,16 +150,6 @@ def _never_settles(variables: Any) -> ValueError:
         "Expected a function that creates its variables in its first call only. Received: new "
         f"variables in every call, such as {[v.path for v in variables][:3]}. Make them outside, "
         "or keep them where the next call finds them."
-    )
-
-
-def _surroundings() -> Hashable:
-    """What a program depends on beside its arguments and variables."""
-    return (
-        id(context.scoped_strategy()),
-        _dtype_policy().name,
-        _floatx(),
-        keras_seam.stateless_scope() is None,
     )
 
 

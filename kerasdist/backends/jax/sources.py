@@ -257,7 +257,7 @@ def is_distributed(leaf: Any) -> bool:
     Args:
         leaf: Anything.
     """
-    return type(leaf) in _KINDS  # much faster than to ask an abstract class
+    return type(leaf) in KINDS  # much faster than to ask an abstract class
 
 
 def flatten(structure: Any) -> tuple[list[Any], Any]:
@@ -389,7 +389,8 @@ def _register(kind: type[DistributedValues]) -> None:
     jax.tree_util.register_pytree_node(kind, children, unflattened)
 
 
-_KINDS = frozenset((PerReplica, Mirrored))
+# The classes of distributed values.
+KINDS = frozenset((PerReplica, Mirrored))
 
-for _kind in _KINDS:
+for _kind in KINDS:
     _register(_kind)

@@ -110,6 +110,8 @@ def batches_of_one_form_are_compiled_for_once(strategy):
     wider = [(np.ones((4, 3), "float32"), np.ones(4, "float32"))]
     assert [float(total(batch)) for batch in strategy.distribute_dataset(wider)] == [16.0]
     assert len(traces) > once
+    for width in range(4, 80):  # more forms than are remembered of batches, fewer than of programs
+        next(iter(strategy.distribute_dataset([np.ones((4, width), "float32")])))
     again = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
     assert again == found
     assert len(traces) == 2 * once

@@ -3,6 +3,7 @@
 import jax
 import keras
 import numpy as np
+from jax import numpy as jnp
 
 from kerasdist.functions import function
 from kerasdist.values import Mirrored, PerReplica
@@ -61,6 +62,40 @@ def arrays_of_a_batch_enter_together_and_come_out_apart(strategy):
 
 
 @case
+def arrays_of_a_batch_may_lie_and_be_typed_in_any_way(strategy):
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(8, 4096)).astype("float32")
+    batch = {
+        "every other row": numbers[::2, :3],
+        "columns first": np.asfortranarray(numbers[:4, 3:6]),
+        "backwards": numbers[3::-1, 6],
+        "large": numbers[::2],
+        "bfloat16": numbers[:4, :2].astype(jnp.bfloat16),
+        "flags": numbers[:4] > 0.5,
+        "few flags": numbers[:4, :2] > 0.5,
+        "bytes": (numbers[:4, 8] * 100).astype("int8"),
+        "half": numbers[:4, 9].astype("float16"),
+        "complex": numbers[:4, 10] * (1 + 2j),
+    }
+
+    @function
+    def whole(batch):
+        return strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)
+
+    def check(batch):
+        [divided] = strategy.distribute_dataset([batch])
+        found = whole(divided)
+        for name, leaf in batch.items():
+            assert found[name].dtype == jax.dtypes.canonicalize_dtype(leaf.dtype), name
+            np.testing.assert_array_equal(found[name], leaf.astype(found[name].dtype), name)
+
+    check(batch)
+    for name, leaf in batch.items():  # each without neighbours
+        check({name: leaf})
+    check({"no column": numbers[:4, :0], **batch})
+
+
+@case
 def distributed_values_are_pytrees(strategy):
     value = numbered(strategy)
     doubled = jax.tree.map(lambda x: x * 2, value)
@@ -100,3 +135,18 @@ def components_persist_until_somebody_assigns(strategy):
     looked_at = strategy.run(lambda: (read + 0.0, free + 0.0))
     assert components(strategy, looked_at[0]) == [5.0, 5.0]
     assert components(strategy, looked_at[1]) == [3.0, 3.0]
+
+
+@case
+def a_batch_can_be_looked_at_while_a_program_is_traced_for_it(strategy):
+    batch = np.arange(8, dtype="float32").reshape(4, 2), np.arange(4, dtype="float32")
+    [divided] = strategy.distribute_dataset([batch])
+    seen = []
+
+    @function
+    def total(batch):
+        seen.append(np.asarray(divided[0].values[1]).sum())  # from here on it lies alone
+        return strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y.sum(), batch), None)
+
+    assert [float(total(divided)) for _ in range(2)] == [34.0, 34.0]
+    assert set(seen) == {22.0}
