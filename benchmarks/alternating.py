@@ -116,11 +116,19 @@ def serve(make: Callable[[], Callable[[], object]]) -> None:
         answers.flush()
 
 
-def measure(contenders: Mapping[str, Contender | Team], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each contender, one figure a round, and ends them."""
+def measure(
+    contenders: Mapping[str, Contender | Team], rounds: int, *, awake: bool = True
+) -> dict[str, list[float]]:
+    """Returns the seconds of each contender, one figure a round, and ends them.
+
+    Args:
+        contenders: The contenders, by name.
+        rounds: How often each has its turn.
+        awake: Whether to keep the cores awake (see awake.py).
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:
-        with cores_awake():
+        with cores_awake() if awake else contextlib.nullcontext():
             for _ in range(rounds):
                 for name, contender in contenders.items():
                     seconds[name].append(contender.seconds())

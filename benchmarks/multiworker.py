@@ -95,7 +95,9 @@ def main() -> None:
             task = TASKS[name]
             contenders = CONTENDERS[backend].items()
             teams = {label: _team(backend, name, loop) for label, loop in contenders}
-            figures = measure(teams, options.rounds)
+            # A step is long enough for a core to wake, and what keeps it awake would be one more
+            # that wants it: a thread that waits for its turn would wait for that one, too.
+            figures = measure(teams, options.rounds, awake=False)
             plain = figures.get(PLAIN_TORCH)
             for label, seconds in figures.items():
                 # Ratios are of speeds, so the reference's seconds are above.

@@ -59,8 +59,7 @@ class Vote(keras.callbacks.Callback):
         self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
 
     def _vote(self, label: str, epoch: int, batches: int) -> None:
-        # Not the attribute `model`: on JAX to ask for it costs a copy of the state.
-        model: Any = self._model
+        model = keras_seam.model_of(self)
         asked = [backup.asked_to_leave for backup in self._backups]
         votes = self._job.exchange(label, [bool(model.stop_training), *asked])
         stop, *leave = map(any, zip(*votes, strict=True))

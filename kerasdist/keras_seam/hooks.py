@@ -55,6 +55,7 @@ class Hooks:
         add_loss: ``Layer.add_loss``.
         own_losses: ``Layer._get_own_losses``.
         clear_losses: ``Layer._clear_losses``.
+        tell_callbacks: Where Keras leaves it to a thread to tell callbacks that a batch is done.
     """
 
     model_created: Callable[..., None]
@@ -80,6 +81,7 @@ class Hooks:
     add_loss: Callable[..., Any]
     own_losses: Callable[..., Any]
     clear_losses: Callable[..., Any]
+    tell_callbacks: Callable[..., None]
 
 
 # Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
@@ -120,6 +122,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "add_loss": ((Layer, "add_loss"),),
     "own_losses": ((Layer, "_get_own_losses"),),
     "clear_losses": ((Layer, "_clear_losses"),),
+    "tell_callbacks": ((keras.callbacks.CallbackList, "_async_dispatch"),),
 }
 
 

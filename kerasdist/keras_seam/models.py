@@ -57,6 +57,15 @@ def hears_of(callback: Any, events: Iterable[str]) -> bool:
     return any(not is_default(getattr(callback, event)) for event in events)
 
 
+def model_of(callback: Any) -> Any:
+    """Returns the model of a callback, as it is: to ask for ``model`` copies its state on JAX.
+
+    Args:
+        callback: A Keras callback.
+    """
+    return callback._model
+
+
 def flat_layers(model: Any) -> list[Any]:
     """Returns a model's layers, layers inside of layers too.
 

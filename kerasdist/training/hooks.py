@@ -62,6 +62,7 @@ def install() -> None:
             add_loss=layer_losses.add_loss,
             own_losses=layer_losses.own_losses,
             clear_losses=layer_losses.clear_losses,
+            tell_callbacks=_tell_callbacks,
         )
     )
 
@@ -124,6 +125,16 @@ def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
     given["callbacks"] = on_workers.prepared(given["callbacks"], job)
     if job is not None and not job.is_chief:
         given["verbose"] = 0
+
+
+def _tell_callbacks(original: Original, told: Any, tell: Callable[..., None], *args: Any) -> None:
+    """Wakes no thread to tell nobody: that takes more than the rest of a short step's Python."""
+    model = keras_seam.model_of(told)
+    if model is not None and binding_of(model) is not None:
+        events = (tell.__name__.removeprefix("_"), "on_batch_end")
+        if not any(keras_seam.hears_of(one, events) for one in told.callbacks):
+            return
+    original(told, tell, *args)
 
 
 def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -212,6 +212,7 @@ SIGNATURES = {
     "reduce_loss": ["values", "sample_weight", "mask", "reduction", "dtype"],
     "scale_by_optimizer": ["self", "loss"],
     "scale_loss": ["value"],
+    "tell_callbacks": ["self", "fn"],
     "unscale_loss": ["value"],
     "update_mean": ["self", "values", "sample_weight"],
     "update_wrapped": ["self", "y_true", "y_pred", "sample_weight"],
