@@ -1,4 +1,4 @@
-"""Keras's settings, of which each thread has its own."""
+"""Keras's settings that every layer and operation may follow."""
 
 from __future__ import annotations
 
