@@ -107,8 +107,10 @@ class Worker:
     def _dead(self, key: str, status: str, message: str) -> Result:
         self.stop()
         with self._log_path.open("rb") as file:
-            file.seek(max(self._log_start, self._log_path.stat().st_size - LOG_TAIL))
-            tail = file.read().decode("utf-8", "replace")
+            file.seek(self._log_start)
+            log = file.read().decode("utf-8", "replace")
+        # What the case itself said, and the stacks that end it, before all that went well.
+        tail = log[max(0, log.find(f"===== {key} =====")) :][-LOG_TAIL:]
         if "Timeout (" in tail:
             status, message = "timeout", f"over its limit of {self._limits.get(key, 0):.0f} s"
         code = self._process.returncode
