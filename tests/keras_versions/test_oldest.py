@@ -14,12 +14,12 @@ import pytest
 
 from tests.conformance import registry, runner
 from tests.fresh import ROOT, run_fresh
+from tests.multiprocess.layouts import PAIR, cases
 
 OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
 TRIPWIRES = ("tests/unit/test_keras_seam.py", "tests/unit/test_keras_seam_data.py")
-TRIPWIRE_SECONDS = 110
-WORKERS = "tests/multiprocess/test_one_device.py"
+TRIPWIRE_SECONDS = 200
 BACKENDS = registry.BACKENDS
 SECONDS = 400
 
@@ -53,6 +53,23 @@ CASES = (
     "training.steps_per_execution_equals_single_steps",
 )
 
+# The same of what workers do.
+WORKER_CASES = (
+    "data.generator",
+    "data.py_dataset_uneven",
+    "shards.arrays_by_rows",
+    "shards.data_loader",
+    "shards.pipeline_a_worker",
+    "worker_callbacks.backup_and_restore",
+    "worker_callbacks.checkpoints",
+    "worker_callbacks.metrics_reduction",
+    "worker_callbacks.stop_in_an_epoch",
+    "workers.custom_loop",
+    "workers.equal_order",
+    "workers.equal_results",
+    "workers.mixed_float16",
+)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def oldest_keras():
@@ -65,15 +82,33 @@ def oldest_keras():
 
 
 @pytest.fixture(scope="module")
-def runs(oldest_keras, tmp_path_factory):
-    """The cases, on all backends beside each other."""
+def results_elsewhere(tmp_path_factory):
+    """The whole suite's results, from which docs/support.md is written, lie where they lie."""
     with pytest.MonkeyPatch.context() as patch:
-        # The whole suite's results, from which docs/support.md is written, lie where they lie.
-        patch.setattr(runner, "RESULTS", tmp_path_factory.mktemp("conformance"))
-        running = {backend: runner.BackendRun(backend, keys(backend)) for backend in BACKENDS}
-        yield running
-        for run in running.values():
-            run.stop()
+        patch.setattr(runner, "RESULTS", tmp_path_factory.mktemp("results") / "conformance")
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(oldest_keras, results_elsewhere):
+    """The cases, on all backends beside each other."""
+    yield from running(lambda backend: runner.BackendRun(backend, keys(backend)))
+
+
+@pytest.fixture(scope="module")
+def pairs(oldest_keras, results_elsewhere):
+    """The workers' cases, likewise."""
+    limits = {name: case.seconds for name, case in cases().items()}
+    yield from running(
+        lambda backend: runner.BackendRun.of_group(backend, WORKER_CASES, str(PAIR), limits)
+    )
+
+
+def running(start):
+    started = {backend: start(backend) for backend in BACKENDS}
+    yield started
+    for run in started.values():
+        run.stop()
 
 
 def keys(backend):
@@ -87,21 +122,11 @@ def test_it_is_the_pinned_one():
     assert f"keras=={found}" in PINS.read_text("utf-8").splitlines(), "Call `make venv` again."
 
 
+@pytest.mark.timeout(TRIPWIRE_SECONDS + 20)
 def test_the_tripwires_hold():
-    pass_alone(TRIPWIRE_SECONDS, *TRIPWIRES)
-
-
-@pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_workers_equal_one_device(backend):
-    pass_alone(SECONDS - 10, WORKERS, "-k", f"{backend} and 2x1")
-
-
-def pass_alone(seconds, *arguments):
-    """Expects tests of this suite to pass, in a process that finds the oldest Keras."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TRIPWIRES]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TRIPWIRE_SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout
 
@@ -109,7 +134,18 @@ def pass_alone(seconds, *arguments):
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_one_device(backend, runs):
-    results = [*runs[backend].results()]
-    bad = [f"{one.key}: {one.status}: {one.message}" for one in results if not one.good]
-    assert not bad, "\n\n".join(bad)
-    assert [one.key for one in results] == keys(backend)
+    expect_good(runs[backend], keys(backend))
+
+
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_workers_equal_one_device(backend, pairs):
+    expect_good(pairs[backend], WORKER_CASES)
+
+
+def expect_good(run, wanted):
+    results = [*run.results()]
+    bad = [one for one in results if not one.good]
+    told = (f"{one.key}: {one.status}: {one.message}\n{one.traceback}" for one in bad)
+    assert not bad, "\n\n".join(told)
+    assert [one.key for one in results] == list(wanted)
