@@ -24,7 +24,8 @@ from typing import Any
 from tests.conformance import registry
 
 ROOT = Path(__file__).resolve().parents[2]
-COLLECT_EVERY = 20
+COLLECT_EVERY = 5
+COLLECT_SECONDS = 150
 
 
 def prepare(backend: str):
@@ -132,11 +133,14 @@ def main():
         print(f"\n===== {key} =====", file=sys.stderr, flush=True)
         line = run_item(item, labs)
         reset()
-        if number % COLLECT_EVERY == 0:
-            gc.collect()
         tell(event="end", key=key, **line)
         if line["traceback"]:
             print(line["traceback"], file=sys.stderr, flush=True)
+        if number % COLLECT_EVERY == 0:
+            # Not in a case's time: where plain Keras has left iterators of tf.data behind, each may
+            # take as long as it is old (`kerasdist.backends.tensorflow.pipelines.untuned`).
+            faulthandler.dump_traceback_later(COLLECT_SECONDS, exit=True)
+            gc.collect()
     faulthandler.cancel_dump_traceback_later()
     tell(event="done")
     lines.flush()
