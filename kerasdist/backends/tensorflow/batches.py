@@ -1,11 +1,11 @@
-"""Global batches, and their division into the replicas' pieces inside the compiled step."""
+"""The division of global batches into the replicas' pieces, inside the compiled step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -16,49 +16,6 @@ from kerasdist.replica_context import BatchShare
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-
-
-@final
-class GlobalBatchDataset(tf.distribute.DistributedDataset):
-    """A dataset of global batches that Keras takes for one that is distributed already.
-
-    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
-    unequal steps (TRAPS, 2), shards it by file, and warns about that.
-    """
-
-    def __init__(self, dataset: Iterable[Any], spec: Any) -> None:
-        """Wraps a dataset.
-
-        Args:
-            dataset: Yields global batches, or what a worker needs of them.
-            spec: The types and shapes of a batch.
-        """
-        self._dataset = dataset
-        self._spec = spec
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset)
-
-    @property
-    def element_spec(self) -> Any:
-        """The types and shapes of a global batch."""
-        return self._spec
-
-
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of arrays without the thread that tunes a pipeline while it runs.
-
-    There is nothing to tune in slices of arrays. But at the end of an epoch an iterator waits for
-    that thread, which sometimes misses that it shall end and sleeps on: until as much time has
-    passed as a power of two times 10 ms. An epoch of 2.6 s then takes 5.1 s; on workers of one core
-    each every second epoch does (seen with 2.21; plain Keras waits too).
-
-    Args:
-        dataset: Yields slices of arrays.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 @dataclass(frozen=True)

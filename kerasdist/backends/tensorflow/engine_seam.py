@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
+from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
@@ -35,6 +36,25 @@ def keeping_input_devices(engine: tf.distribute.Strategy) -> Iterator[None]:
         yield
     finally:
         engine.extended._input_workers_devices = devices
+
+
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+
+
+def calls_python(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a pipeline calls Python functions, such as generators, or may do so.
+
+    Args:
+        dataset: The pipeline.
+    """
+    if isinstance(dataset, dataset_ops._VariantDataset):
+        return True  # nobody knows what is in it
+    for wrapper in dataset._functions():
+        graph = wrapper.function.graph.as_graph_def()
+        inner = (node.op for function in graph.library.function for node in function.node_def)
+        if not _PYTHON.isdisjoint([*(node.op for node in graph.node), *inner]):
+            return True
+    return any(calls_python(source) for source in dataset._inputs())
 
 
 class _Open(threading.local):

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow import gradients
-from kerasdist.backends.tensorflow.batches import GlobalBatchDataset, Piece, pieces
+from kerasdist.backends.tensorflow.batches import Piece, pieces
 from kerasdist.backends.tensorflow.components import check_alike, concat
+from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.collectives import CommunicationOptions
 
 # The parts of one value that the replicas of this process hold, by replica.

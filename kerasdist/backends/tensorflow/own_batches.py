@@ -9,13 +9,9 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_seam
-from kerasdist.backends.tensorflow.batches import (
-    GlobalBatchDataset,
-    OwnRows,
-    own_numbers,
-    untuned,
-)
+from kerasdist.backends.tensorflow.batches import OwnRows, own_numbers
 from kerasdist.backends.tensorflow.groups import Group
+from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset, pipeline_of, untuned
 from kerasdist.backends.tensorflow.values import tensor_of_array
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.sharded import ShardedAdapter, WorkerBatches
@@ -41,7 +37,7 @@ class WorkerAdapter(WrappedAdapter):
             batches = self._inner.batches
             return GlobalBatchDataset(_OwnBatches(batches), _spec(batches))
         if not keras_seam.is_array_adapter(self._inner):
-            return self._group.batches(self._inner.get_tf_dataset())
+            return self._group.batches(pipeline_of(self._inner))
         replicas, own = self._group.engine.num_replicas_in_sync, self._group.local
         dataset = keras_seam.tensorflow_rows(
             self._inner,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import context, keras_seam
+from kerasdist import context
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow import reads
-from kerasdist.backends.tensorflow.batches import Piece, untuned
+from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
     EngineScope,
@@ -28,6 +28,7 @@ from kerasdist.backends.tensorflow.gradients import native_options
 from kerasdist.backends.tensorflow.groups import Group, LocalGroup
 from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.own_batches import WorkerAdapter
+from kerasdist.backends.tensorflow.pipelines import pipeline_of
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.workers import WorkerGroup
@@ -220,10 +221,7 @@ class GroupAdapter(WrappedAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches, as the group takes them."""
-        dataset = super().get_tf_dataset()
-        if keras_seam.is_array_adapter(self._inner):
-            dataset = untuned(dataset)
-        return self._group.batches(dataset)
+        return self._group.batches(pipeline_of(self._inner))
 
 
 def _share_memory(devices: Sequence[Device]) -> bool:

@@ -11,17 +11,12 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.tensorflow.batches import (
-    GlobalBatchDataset,
-    OwnRows,
-    Piece,
-    own_rows,
-    pieces_of_own,
-)
+from kerasdist.backends.tensorflow.batches import OwnRows, Piece, own_rows, pieces_of_own
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import mirrored
 from kerasdist.backends.tensorflow.gradients import summed
 from kerasdist.backends.tensorflow.groups import Group, Parts
+from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.backends.tensorflow.transport import Column, Transport
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers_seam import SharedSum, WorkersStrategy
