@@ -49,12 +49,16 @@ def calls_python(dataset: tf.data.Dataset) -> bool:
     """
     if isinstance(dataset, dataset_ops._VariantDataset):
         return True  # nobody knows what is in it
-    for wrapper in dataset._functions():
-        graph = wrapper.function.graph.as_graph_def()
-        inner = (node.op for function in graph.library.function for node in function.node_def)
-        if not _PYTHON.isdisjoint([*(node.op for node in graph.node), *inner]):
-            return True
-    return any(calls_python(source) for source in dataset._inputs())
+    graphs = (wrapper.function.graph for wrapper in dataset._functions())
+    return any(map(_has_python, graphs)) or any(map(calls_python, dataset._inputs()))
+
+
+def _has_python(graph: Any) -> bool:
+    # Not by the graph's description, into which large constants would be copied.
+    inner = (function.graph for function in graph._functions.values())
+    return any(one.type in _PYTHON for one in graph.get_operations()) or any(
+        map(_has_python, inner)
+    )
 
 
 class _Open(threading.local):
