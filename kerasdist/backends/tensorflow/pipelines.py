@@ -47,9 +47,9 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     def _may_end_aside(self) -> bool:
         """Whether this is tuned, and nobody can tell when it ends: Python that it calls could."""
         dataset = self._dataset
-        if not isinstance(dataset, tf.data.Dataset) or calls_python(dataset):
+        if not isinstance(dataset, tf.data.Dataset):
             return False
-        return dataset.options().autotune.enabled is not False
+        return dataset.options().autotune.enabled is not False and not calls_python(dataset)
 
 
 def pipeline_of(adapter: Any) -> tf.data.Dataset:
