@@ -14,6 +14,8 @@ COMPUTING := tests/conformance tests/examples tests/facade
 # torch ten times slower on a machine whose cores are busy.
 export OMP_NUM_THREADS ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 3
+# Tests start some hundred processes, each of which would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo check lint unit test test-computing test-others docs support format clean

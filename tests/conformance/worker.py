@@ -18,12 +18,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.conformance import registry
+from tests.environment import keep_compiled_programs
 
-ROOT = Path(__file__).resolve().parents[2]
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 150
 
@@ -37,11 +36,7 @@ def prepare(backend: str):
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     # A replica is a thread: OpenMP's own on top of them wait actively and steal its core.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Most cases train one of a few models: without the cache XLA compiles each of them a hundred
-    # times, which is more than half of the time on JAX.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "jax-cache"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    keep_compiled_programs()
 
 
 def run_item(item: registry.Item, labs: Callable[[registry.Item], Any]) -> dict:
