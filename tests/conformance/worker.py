@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.conformance import registry
-from tests.environment import keep_compiled_programs
+from tests.environment import compile_quickly, keep_compiled_programs
 
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 150
@@ -37,6 +37,8 @@ def prepare(backend: str):
     # A replica is a thread: OpenMP's own on top of them wait actively and steal its core.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     keep_compiled_programs()
+    if backend == "jax":
+        compile_quickly()
 
 
 def run_item(item: registry.Item, labs: Callable[[registry.Item], Any]) -> dict:
@@ -86,6 +88,12 @@ def reset():
     keras.backend.clear_session(free_memory=False)
 
 
+def collect():
+    """Goes through what is new: the frameworks' objects and what they keep of each case stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
@@ -118,8 +126,7 @@ def main():
         )
     keras.utils.disable_interactive_logging()
     keras.config.disable_traceback_filtering()
-    # The frameworks' own objects need no collecting; going through them costs most of a second.
-    gc.freeze()
+    collect()
     tell(event="ready", backend=arguments.backend, keras=keras.__version__)
     for number, key in enumerate(wanted, start=1):
         item = known[key]
@@ -135,7 +142,7 @@ def main():
             # Not in a case's time: where plain Keras has left iterators of tf.data behind, each may
             # take as long as it is old (`kerasdist.backends.tensorflow.pipelines.untuned`).
             faulthandler.dump_traceback_later(COLLECT_SECONDS, exit=True)
-            gc.collect()
+            collect()
     faulthandler.cancel_dump_traceback_later()
     tell(event="done")
     lines.flush()
