@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from tests.fresh import run_python
 
 SIDE_BY_SIDE = "tests.unit.backends.tensorflow_side_by_side"
 HOME = Path(__file__).with_name("tensorflow_side_by_side")
+SECONDS = 280
 CASES = [
     (source.stem, name)
     for source in sorted(HOME.glob("*.py"))
@@ -18,15 +18,16 @@ CASES = [
 ]
 
 
-@cache
-def complaints(replicas, module):
-    """What each case of a module has to complain about, empty where all is well."""
-    output = run_python("-m", SIDE_BY_SIDE, str(replicas), module, KERAS_BACKEND="tensorflow")
+@pytest.fixture(scope="module")
+def complaints():
+    """What each case has to complain about, empty where all is well."""
+    output = run_python("-m", SIDE_BY_SIDE, seconds=SECONDS, KERAS_BACKEND="tensorflow")
     return json.loads(output.splitlines()[-1])
 
 
+@pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize(("module", "case"), CASES)
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_side_by_side(replicas, module, case):
-    complaint = complaints(replicas, module)[case]
+def test_side_by_side(complaints, replicas, module, case):
+    complaint = complaints[f"{replicas} {module} {case}"]
     assert not complaint, complaint

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-CASES = {}
+CASES = []
 
 
 def case(function):
-    CASES[function.__name__] = function
+    CASES.append(function)
     return function
 
 
