@@ -39,6 +39,8 @@ def prepare(backend: str):
     keep_compiled_programs()
     if backend == "jax":
         compile_quickly()
+    # Tracing makes many objects that stay for long: to look through every 700 costs a twentieth.
+    gc.set_threshold(50_000)
 
 
 def run_item(item: registry.Item, labs: Callable[[registry.Item], Any]) -> dict:

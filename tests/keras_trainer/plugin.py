@@ -12,6 +12,7 @@ file that ``KERAS_TRAINER_OUTCOMES`` names, so that a run that is killed still t
 
 import faulthandler
 import functools
+import gc
 import json
 import os
 import sys
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(config, items):
     left = [item for item in items if short_id(item.nodeid) not in known]
     config.hook.pytest_deselected(items=[item for item in items if item not in left])
     items[:] = left
+
+
+def pytest_collection_finish():
+    """The frameworks' own objects, and most of what is traced, stay: that is not looked through."""
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.hookimpl(wrapper=True)

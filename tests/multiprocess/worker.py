@@ -5,13 +5,12 @@ Started by `tests.multiprocess.group`, with kerasdist's variables in the environ
 
 import argparse
 import faulthandler
-import gc
 import json
 import os
 import sys
 
 from tests.conformance import registry
-from tests.conformance.worker import prepare, reset, run_item
+from tests.conformance.worker import collect, prepare, reset, run_item
 from tests.multiprocess.layouts import Layout, cases
 
 
@@ -46,7 +45,7 @@ def main():
     lab_of = labs(strategy, arguments.layout)
     keras.utils.disable_interactive_logging()
     keras.config.disable_traceback_filtering()
-    gc.freeze()
+    collect()
     known = cases()
     tell(event="ready", backend=arguments.backend)
     for key in wanted:

@@ -1,4 +1,4 @@
-"""``python -m tests.unit.backends.tensorflow_side_by_side [case ...]``: on two replicas, and three."""
+"""``python -m tests.unit.backends.tensorflow_side_by_side [case ...]``: on two and three."""
 
 import importlib
 import json
