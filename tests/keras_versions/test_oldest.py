@@ -14,7 +14,7 @@ import pytest
 
 from tests.conformance import registry, runner
 from tests.fresh import ROOT, run_fresh
-from tests.multiprocess.layouts import PAIR, cases
+from tests.multiprocess.layouts import PAIR, limits
 
 OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
@@ -98,9 +98,8 @@ def runs(oldest_keras, results_elsewhere):
 @pytest.fixture(scope="module")
 def pairs(oldest_keras, results_elsewhere):
     """The workers' cases, likewise."""
-    limits = {name: case.seconds for name, case in cases().items()}
     yield from running(
-        lambda backend: runner.BackendRun.of_group(backend, WORKER_CASES, str(PAIR), limits)
+        lambda backend: runner.BackendRun.of_group(backend, WORKER_CASES, str(PAIR), limits())
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conformance.runner import BackendRun, Result
-from tests.multiprocess.layouts import cases
+from tests.multiprocess.layouts import limits
 
 
 class Groups:
@@ -16,15 +16,12 @@ class Groups:
             if "group_case" in params:
                 group = params["backend"], params["layout"]
                 self._keys.setdefault(group, []).append(params["group_case"])
-        self._limits = {name: case.seconds for name, case in cases().items()}
         self._runs: dict[tuple[str, str], BackendRun] = {}
 
     def result(self, backend: str, layout: str, key: str) -> Result:
         group = backend, layout
         if group not in self._runs:
-            self._runs[group] = BackendRun.of_group(
-                backend, self._keys[group], layout, self._limits
-            )
+            self._runs[group] = BackendRun.of_group(backend, self._keys[group], layout, limits())
         return self._runs[group].result(key)
 
     def close(self):

@@ -77,6 +77,11 @@ def cases() -> dict[str, registry.Case]:
     return {**registry.load(), **registry.load(OWN)}
 
 
+def limits() -> dict[str, float]:
+    """The seconds that each case may take, by name."""
+    return {name: case.seconds for name, case in cases().items()}
+
+
 def keys(backend: str, layout: Layout) -> Iterator[str]:
     """The names of the cases that run on a layout."""
     for case in cases().values():
