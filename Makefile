@@ -63,7 +63,7 @@ docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 support: $(STAMP) ## run the exactness suite and write docs/support.md from it
-	$(BIN)/python -m tests.conformance.support
+	XLA_FLAGS= $(BIN)/python -m tests.conformance.support  # optimized: see tests/environment.py
 
 format: $(STAMP) ## format the code and apply ruff's safe fixes
 	$(BIN)/ruff check --fix .
