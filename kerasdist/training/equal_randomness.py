@@ -35,6 +35,7 @@ def ensure(job: Job, backend: Backend) -> None:
 
 def _digest(backend: Backend) -> str:
     """What stands for the state of all generators that shuffle data."""
-    state = np.random.get_state(legacy=False)  # the one that Keras draws from
-    parts = (random.getstate(), str(state), keras_seam.global_seed(), backend.random_state())
+    name, key, *rest = np.random.get_state()  # the one that Keras draws from
+    numpy_state = (name, np.asarray(key).tobytes(), *rest)
+    parts = (random.getstate(), numpy_state, keras_seam.global_seed(), backend.random_state())
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -145,6 +145,21 @@ def no_thread_is_woken_to_tell_nobody(lab):
         lab.check(counts[0] == steps, f"{kind.__name__} hears in fit, told {counts}")
 
 
+@contextlib.contextmanager
+def _begun_pipelines():
+    """Collects those that iterators begin with."""
+    datasets = []
+    kind = type(iter(tf.data.Dataset.range(1)))
+    begin = kind._create_iterator
+
+    def noted(iterator, dataset):
+        datasets.append(dataset)
+        begin(iterator, dataset)
+
+    with mock.patch.object(kind, "_create_iterator", noted):
+        yield datasets
+
+
 @case("cost of an epoch", backends=("tensorflow",))
 def no_wait_for_a_tuner(lab):
     """Nothing tunes the pipeline of arrays, for whose end that of an epoch would wait.
@@ -155,18 +170,33 @@ def no_wait_for_a_tuner(lab):
     model = built(lab.strategy())
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
     sources = {"arrays": ((x, y), {"batch_size": BATCH}), "dataset": ((dataset,), {})}
-    tuned = {name: [] for name in sources}
-    begin = tf.data.Dataset.__iter__
+    tuned = {}
     for name, (source, options) in sources.items():
-
-        def noted(dataset, name=name):
-            tuned[name].append(dataset.options().autotune.enabled is not False)
-            return begin(dataset)
-
-        with mock.patch.object(tf.data.Dataset, "__iter__", noted):
+        with _begun_pipelines() as begun:
             model.fit(*source, verbose=0, **options)
+        tuned[name] = [one.options().autotune.enabled is not False for one in begun]
     lab.check(tuned["arrays"] and not any(tuned["arrays"]), f"arrays are tuned: {tuned}")
     lab.check(tuned["dataset"] and all(tuned["dataset"]), f"the dataset is not tuned: {tuned}")
+
+
+@case("cost of an epoch", backends=("tensorflow",))
+def one_pipeline_an_epoch(lab):
+    """The pipeline of arrays that Keras makes at the end of an epoch, and leaves, never begins."""
+    x, y = regression(N)
+    model = built(lab.strategy())
+    passes = {
+        "fit": lambda: model.fit(x, y, BATCH, epochs=3, verbose=0),
+        "fit in order": lambda: model.fit(x, y, BATCH, epochs=3, shuffle=False, verbose=0),
+        "evaluate": lambda: model.evaluate(x, y, BATCH, verbose=0),
+        "predict": lambda: model.predict(x, BATCH, verbose=0),
+    }
+    begun = {}
+    for name, run in passes.items():
+        with _begun_pipelines() as pipelines:
+            run()
+        begun[name] = len(pipelines)
+    wanted = {"fit": 3, "fit in order": 3, "evaluate": 1, "predict": 1}
+    lab.check(begun == wanted, f"pipelines that began: {begun}")
 
 
 @case("cost of an epoch", backends=("tensorflow",))

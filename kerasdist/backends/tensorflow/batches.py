@@ -70,12 +70,9 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     leaves = keras.tree.flatten(batch)
     batched = _batched([_none_for_optional(leaf) for leaf in leaves])
     total = _rows(batched[0])
-    sizes, begins = _bounds(total, replicas)
-    begin, size = begins[own.start], tf.reduce_sum(sizes[own.start : own.stop])
+    begin, end = (_begin(replica, total, replicas) for replica in (own.start, own.stop))
     # Three replicas of which the second one's piece is meant.
-    division = _Division(
-        [begin, size, total - begin - size], [0, begin, begin + size], [_NOBODYS] * 3
-    )
+    division = _Division([begin, end - begin, total - end], [0, begin, end], [_NOBODYS] * 3)
 
     def rows(leaf: Any) -> Any:
         return leaf if isinstance(leaf, tf.experimental.Optional) else division.parts(leaf)[1]
@@ -91,9 +88,10 @@ def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tf.Tensor:
         replicas: How many replicas there are on all workers.
         own: The worker's own.
     """
-    sizes, begins = _bounds(tf.shape(numbers)[0], replicas)
-    begin, size = begins[own.start], tf.reduce_sum(sizes[own.start : own.stop])
-    return numbers[begin : begin + size]
+    total = numbers.shape[0]
+    if total is None:
+        total = tf.shape(numbers)[0]
+    return numbers[_begin(own.start, total, replicas) : _begin(own.stop, total, replicas)]
 
 
 def pieces_of_own(batch: OwnRows, replicas_here: int) -> list[Piece]:
@@ -247,6 +245,15 @@ def _bounds(total: Any, replicas: int) -> tuple[Any, Any]:
     rest = total % replicas
     sizes = total // replicas + tf.cast(index < rest, tf.int32)
     return sizes, index * (total // replicas) + tf.minimum(index, rest)
+
+
+def _begin(replica: int, total: Any, replicas: int) -> Any:
+    """One of those beginnings, or the end of all, with as few operations as can be."""
+    if replica in (0, replicas):
+        return total if replica else 0
+    share, rest = total // replicas, total % replicas
+    least = min if isinstance(rest, int) else tf.minimum
+    return replica * share + least(replica, rest)
 
 
 def _scalar(weight: float) -> tf.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow import batches
-from kerasdist.backends.tensorflow.engine_seam import keeping_input_devices
+from kerasdist.backends.tensorflow.data_seam import keeping_input_devices
 from kerasdist.backends.tensorflow.groups import Group
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.distributed import DistributedDataset, equivalent

@@ -1,4 +1,4 @@
-"""The only file that touches private parts of TensorFlow; a test watches each of them."""
+"""Private parts of TensorFlow that scopes and compiled functions need; a test watches each."""
 
 from __future__ import annotations
 
@@ -12,53 +12,12 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
-from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import control_flow_util
 
 from kerasdist.job.current import FUNCTION, explaining
-
-
-@contextmanager
-def keeping_input_devices(engine: tf.distribute.Strategy) -> Iterator[None]:
-    """Keeps the devices of an engine's input pipelines as they are.
-
-    A dataset with a pipeline a replica changes them for good: every later dataset of the engine
-    would get a pipeline a replica, too, and each replica the same batches (seen with 2.21).
-
-    Args:
-        engine: The strategy.
-    """
-    devices = engine.extended._input_workers_devices
-    try:
-        yield
-    finally:
-        engine.extended._input_workers_devices = devices
-
-
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
-
-
-def calls_python(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a pipeline calls Python functions, such as generators, or may do so.
-
-    Args:
-        dataset: The pipeline.
-    """
-    if isinstance(dataset, dataset_ops._VariantDataset):
-        return True  # nobody knows what is in it
-    graphs = (wrapper.function.graph for wrapper in dataset._functions())
-    return any(map(_has_python, graphs)) or any(map(calls_python, dataset._inputs()))
-
-
-def _has_python(graph: Any) -> bool:
-    # Not by the graph's description, into which large constants would be copied.
-    inner = (function.graph for function in graph._functions.values())
-    return any(one.type in _PYTHON for one in graph.get_operations()) or any(
-        map(_has_python, inner)
-    )
 
 
 class _Open(threading.local):

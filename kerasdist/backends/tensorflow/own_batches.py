@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.batches import OwnRows, own_numbers
 from kerasdist.backends.tensorflow.groups import Group
-from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset, pipeline_of, untuned
+from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.backends.tensorflow.values import tensor_of_array
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.sharded import ShardedAdapter, WorkerBatches
@@ -37,14 +37,14 @@ class WorkerAdapter(WrappedAdapter):
             batches = self._inner.batches
             return GlobalBatchDataset(_OwnBatches(batches), _spec(batches))
         if not keras_seam.is_array_adapter(self._inner):
-            return self._group.batches(pipeline_of(self._inner))
+            return self._group.batches(self._inner.get_tf_dataset())
         replicas, own = self._group.engine.num_replicas_in_sync, self._group.local
         dataset = keras_seam.tensorflow_rows(
             self._inner,
             lambda numbers: own_numbers(numbers, replicas, own),
             lambda rows, numbers: OwnRows(rows, tf.shape(numbers)[0]),
         ).prefetch(tf.data.AUTOTUNE)
-        return GlobalBatchDataset(untuned(dataset), dataset.element_spec.rows)
+        return GlobalBatchDataset.of_arrays(dataset, dataset.element_spec.rows)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Pipelines of ``tf.data`` that Keras reads: which are tuned, and who waits for their end."""
+"""Pipelines of ``tf.data`` that Keras reads: which are tuned, when they begin, who ends them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from kerasdist import keras_seam
-from kerasdist.backends.tensorflow.engine_seam import calls_python
+from kerasdist.backends.tensorflow.data_seam import LateIterator, calls_python
 
 
 @final
@@ -31,8 +30,25 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         """
         self._dataset = dataset
         self._spec = spec
+        self._is_of_arrays = False
+
+    @classmethod
+    def of_arrays(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
+        """Wraps slices of arrays, whose order depends on nothing that other iterators have done.
+
+        Args:
+            dataset: As Keras makes it; it has not run yet.
+            spec: The types and shapes of a batch.
+        """
+        self = cls(_untuned(dataset), spec)
+        self._is_of_arrays = True
+        return self
 
     def __iter__(self) -> Iterator[Any]:
+        if self._is_of_arrays:
+            # At the end of an epoch Keras makes an iterator that it throws away at the beginning of
+            # the next one. To begin it would take 10 to 20 ms, as much as some steps.
+            return LateIterator(self._dataset)
         iterator = iter(self._dataset)
         if self._may_end_aside:
             _end_aside(iterator)
@@ -52,18 +68,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         return dataset.options().autotune.enabled is not False and not calls_python(dataset)
 
 
-def pipeline_of(adapter: Any) -> tf.data.Dataset:
-    """Returns the batches of one of Keras's data adapters.
-
-    Args:
-        adapter: Any; only arrays' slices are not tuned. (What is tuned is read a batch ahead, which
-            a generator of the user's may notice.)
-    """
-    dataset = adapter.get_tf_dataset()
-    return untuned(dataset) if keras_seam.is_array_adapter(adapter) else dataset
-
-
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset without the thread that tunes a pipeline while it runs.
 
     There is nothing to tune in slices of arrays. But the end of an iterator waits for that thread,
@@ -85,7 +90,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _end_aside(iterator: Any) -> None:
-    """Lets a thread wait for the end of an iterator that is tuned (see `untuned`).
+    """Lets a thread wait for the end of an iterator that is tuned (see `_untuned`).
 
     Args:
         iterator: A ``tf.data.Iterator``. What it stands for ends when nobody holds it any more.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import context
+from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
@@ -28,7 +28,7 @@ from kerasdist.backends.tensorflow.gradients import native_options
 from kerasdist.backends.tensorflow.groups import Group, LocalGroup
 from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.own_batches import WorkerAdapter
-from kerasdist.backends.tensorflow.pipelines import pipeline_of
+from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.workers import WorkerGroup
@@ -221,7 +221,11 @@ class GroupAdapter(WrappedAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches, as the group takes them."""
-        return self._group.batches(pipeline_of(self._inner))
+        dataset = self._inner.get_tf_dataset()
+        # Only slices of arrays are known to be the same whoever reads them, and when.
+        if keras_seam.is_array_adapter(self._inner):
+            return GlobalBatchDataset.of_arrays(dataset, dataset.element_spec)
+        return self._group.batches(dataset)
 
 
 def _share_memory(devices: Sequence[Device]) -> bool:

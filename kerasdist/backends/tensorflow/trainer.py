@@ -120,31 +120,39 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self, step: Callable[[Any], Any], watched: Sequence[Any] = ()
     ) -> StepsOnIterator:
         self._prepare()
+        read: list[Any] = []  # to find out anew after each step takes as long as a small collective
+
+        def end(done: tuple[Any, Any]) -> Any:
+            logs, values = done
+            self._group.note(read, values)
+            return logs
+
         return StepsOnIterator(
-            lambda batch: self._step_on_batch(step, batch, watched),
+            lambda batch: self._step_on_batch(step, batch, watched, read),
             self.steps_per_execution,
             begin=self.replica_set.begin_step,
-            end=lambda done: self._end_step(done, watched),
+            end=end,
             eagerly=self.run_eagerly,
         )
 
     def _step_on_batch(
-        self, step: Callable[[Any], Any], batch: Any, watched: Sequence[Any]
+        self, step: Callable[[Any], Any], batch: Any, watched: Sequence[Any], read: list[Any]
     ) -> tuple[Any, Any]:
-        """Does a step; returns its logs, and what was read for them."""
+        """Does a step; returns its logs, and the values of what was read for them."""
         own = self.runs_kerass_own_steps
 
         def replica_step(data: Any) -> Any:
             logs = step(data)
             local = {} if own else self.get_metrics_result()
-            return logs, local, collectives_here().end_step(self._costly(watched))
+            read[:] = self._costly(watched)
+            return logs, local, collectives_here().end_step(read)
 
         # In a step of Keras's own nothing that follows the optimizer's step sees what it did.
         done = self.replica_set.run(
             self.bound_strategy, replica_step, batch, updates_wait=own and self._group.is_divided
         )
         _, (_, _, values) = done[0]
-        with _known(self._costly(watched), values):
+        with _known(read, values):
             results = self.get_metrics_result()
         if own:
             return results, values
@@ -157,11 +165,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
             results,
             [weight for _, _, weight in everyone],
         ), values
-
-    def _end_step(self, done: tuple[Any, Any], watched: Sequence[Any]) -> Any:
-        logs, values = done
-        self._group.note(self._costly(watched), values)
-        return logs
 
     def _costly(self, watched: Sequence[Any]) -> list[Any]:
         """The variables of which other workers hold a part.

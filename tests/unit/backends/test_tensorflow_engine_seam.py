@@ -69,22 +69,6 @@ plain, xla = (
 )
 plain(), xla()
 
-def numpy(value):
-    return tf.numpy_function(lambda value: value, [value], tf.int64)
-
-numbers = tf.data.Dataset.range(4)
-variant = tf.data.experimental.to_variant(numbers)
-pairs = tf.data.Dataset.zip((numbers, numbers))
-pure = [numbers, numbers.map(lambda n: n + 1).batch(2).prefetch(1), pairs]
-python = [
-    numbers.map(numpy).batch(2),
-    numbers.map(lambda n: tf.cond(n > 1, lambda: numpy(n), lambda: n)).shuffle(2).repeat(2),
-    numbers.interleave(lambda n: tf.data.Dataset.range(n).map(numpy)),
-    tf.data.Dataset.zip((numbers, numbers.map(numpy))),
-    tf.data.Dataset.from_generator(lambda: [1], output_signature=tf.TensorSpec(())),
-    tf.data.experimental.from_variant(variant, numbers.element_spec),
-]
-
 class Own(Exception):
     def __init__(self, one, other):
         super().__init__(one, other)
@@ -103,7 +87,6 @@ print(json.dumps({
     "likewise": [int(likewise()), likewise is not compiled],
     "explained": [explained, len(entered), isinstance(owner.method, type(compiled))],
     "in_xla": in_xla,
-    "calls_python": [[engine_seam.calls_python(one) for one in some] for some in (pure, python)],
     "passes": Own(1, 2).ag_pass_through,
     "rules": [rule._prefix for rule in engine_seam.autograph_config.CONVERSION_RULES[:2]],
     "updated_once_without_a_strategy": len(updated) == 1 and updated[0] is not engine,
@@ -129,10 +112,6 @@ def test_the_private_names_take_what_they_are_given(probe):
         "_ThreadMode": ["dist", "cross", "replica"],
         "maybe_merge_call": ["fn", "strategy", "args", "kwargs"],
     }
-
-
-def test_pipelines_that_call_python_are_known(probe):
-    assert probe["calls_python"] == [[False] * 3, [True] * 6]
 
 
 def test_a_scope_outlives_clear_session(probe):
