@@ -8,7 +8,7 @@ STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
 # The suites that compute rather than wait: about half of the time that all take.
-COMPUTING := tests/conformance tests/examples tests/facade tests/keras_trainer
+COMPUTING := tests/conformance tests/examples tests/keras_trainer
 
 # A replica is a thread. OpenMP's own threads on top of them wait actively, which makes
 # torch ten times slower on a machine whose cores are busy.
