@@ -7,9 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
-# The suites that compute rather than wait, in two groups, each of which has times when it waits.
-EXACTNESS := tests/conformance
-TRAINING := tests/examples tests/facade tests/keras_trainer
+# The suites that compute rather than wait: about half of the time that all take.
+COMPUTING := tests/conformance tests/keras_trainer
 
 # A replica is a thread. OpenMP's own threads on top of them wait actively, which makes
 # torch ten times slower on a machine whose cores are busy.
@@ -19,7 +18,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test test-exactness test-training test-others docs support format clean
+.PHONY: help venv demo check lint unit test test-computing test-others docs support format clean
 
 help: ## print this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -49,19 +48,17 @@ lint: $(STAMP) ## format, lint, types
 unit: $(STAMP) ## the tests that train nothing
 	$(PYTEST) -q tests/unit tests/packaging -m "not slow"
 
-# Side by side, since many tests wait for processes rather than compute. Those that watch the clock
-# go first; --output-sync keeps the reports apart.
+# Side by side, since many tests wait for processes rather than compute; more than two groups are no
+# faster, and make tests late. Those that watch the clock go first; --output-sync keeps the two
+# reports apart.
 test: lint $(STAMP) ## everything (under 25 minutes)
-	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-exactness test-training test-others
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-computing test-others
 
-test-exactness:
-	nice -n 5 $(PYTEST) -q $(EXACTNESS)
-
-test-training:
-	nice -n 5 $(PYTEST) -q -p no:cacheprovider $(TRAINING)
+test-computing:
+	nice -n 5 $(PYTEST) -q $(COMPUTING)
 
 test-others:
-	$(PYTEST) -q -p no:cacheprovider tests $(EXACTNESS:%=--ignore=%) $(TRAINING:%=--ignore=%)
+	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=%)
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

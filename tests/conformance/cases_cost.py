@@ -105,7 +105,8 @@ def told_by_threads(strategy, *callbacks):
     return counts
 
 
-@case("cost of a step")
+# The end of plain Keras's pipeline may take TensorFlow a minute (`pipelines._untuned`).
+@case("cost of a step", seconds=150)
 def no_thread_is_woken_to_tell_nobody(lab):
     """No thread is woken to tell callbacks of a batch that none of them hears of.
 

@@ -9,7 +9,9 @@ from tests.fresh import ROOT, run_python
 
 EXAMPLES = ROOT / "examples"
 BACKENDS = ["tensorflow", "jax", "torch"]
-TIME_LIMIT_S = 240
+TIME_LIMIT_S = 240  # of one run; a test has up to four
+
+pytestmark = pytest.mark.timeout(4 * TIME_LIMIT_S)
 
 
 def run(script, *arguments, backend):
