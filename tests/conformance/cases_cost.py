@@ -105,7 +105,8 @@ def told_by_threads(strategy, *callbacks):
     return counts
 
 
-# The end of plain Keras's pipeline may take TensorFlow a minute (`pipelines._untuned`).
+# Plain Keras's `evaluate` was seen here for over 60 s, on busy cores; TensorFlow may wait a minute
+# for the end of its pipeline (`pipelines._untuned`).
 @case("cost of a step", seconds=150)
 def no_thread_is_woken_to_tell_nobody(lab):
     """No thread is woken to tell callbacks of a batch that none of them hears of.

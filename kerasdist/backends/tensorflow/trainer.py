@@ -120,7 +120,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self, step: Callable[[Any], Any], watched: Sequence[Any] = ()
     ) -> StepsOnIterator:
         self._prepare()
-        read: list[Any] = []  # to find out anew after each step takes as long as a small collective
+        # What a step reads: noted while it is traced, not looked for again after each step.
+        read: list[Any] = []
 
         def end(done: tuple[Any, Any]) -> Any:
             logs, values = done
