@@ -1,4 +1,8 @@
-"""Losses that layers add: kept in the replica, since the layer object is shared by all of them."""
+"""Losses that layers add: kept in the replica, since the layer object is shared by all of them.
+
+Inside a ``keras.StatelessScope`` of Keras or the user (``stateless_call``, Keras's own step on JAX)
+they are Keras's: it keeps them in that scope, and forgets them with it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 
 import keras
 
-from kerasdist import context
+from kerasdist import context, keras_seam
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
@@ -18,11 +22,11 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
         layer: The layer.
         loss: A tensor or a structure of tensors.
     """
-    replica = context.replica()
-    if replica is None:
+    losses = _of_replica()
+    if losses is None:
         original(layer, loss)
     else:
-        replica.layer_losses.setdefault(id(layer), []).extend(keras.tree.flatten(loss))
+        losses.setdefault(id(layer), []).extend(keras.tree.flatten(loss))
 
 
 def own_losses(original: Callable[..., Any], layer: Any) -> list[Any]:
@@ -32,8 +36,8 @@ def own_losses(original: Callable[..., Any], layer: Any) -> list[Any]:
         original: Keras's ``Layer._get_own_losses``.
         layer: The layer.
     """
-    replica = context.replica()
-    return original(layer) if replica is None else list(replica.layer_losses.get(id(layer), ()))
+    losses = _of_replica()
+    return original(layer) if losses is None else list(losses.get(id(layer), ()))
 
 
 def clear_losses(original: Callable[..., Any], layer: Any) -> None:
@@ -43,10 +47,22 @@ def clear_losses(original: Callable[..., Any], layer: Any) -> None:
         original: Keras's ``Layer._clear_losses``.
         layer: The layer.
     """
-    replica = context.replica()
-    if replica is None:
+    losses = _of_replica()
+    if losses is None:
         original(layer)
         return
     # Keras clears before the outermost call of a step, and a replica's step has one model: all go.
     for inner in layer._flatten_layers():
-        replica.layer_losses.pop(id(inner), None)
+        losses.pop(id(inner), None)
+
+
+def _of_replica() -> dict[int, list[Any]] | None:
+    """The losses of the replica whose code this is, or None where Keras keeps them itself."""
+    replica = context.replica()
+    if replica is None:
+        return None
+    scope = keras_seam.stateless_scope()
+    if scope is None:
+        # A replica that is alone shares no layer, and its context outlives its models.
+        return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
+    return None if type(scope) is keras.StatelessScope else replica.layer_losses

@@ -21,6 +21,11 @@ def raw_loss_model(backend):
     return lambda: _of(backend).raw_loss_model()
 
 
+def reading_losses_model(backend):
+    """Adds up a mean of squares and what layers added, read by itself."""
+    return lambda: _of(backend).reading_losses_model()
+
+
 def test_step_model(backend):
     return lambda: _of(backend).test_step_model()
 

@@ -82,6 +82,28 @@ def raw_loss_model():
     return Model
 
 
+def reading_losses_model():
+    class Model(keras.Model):
+        def train_step(self, state, data):
+            trainable, non_trainable, optimizer, metrics = state
+            x, y = data
+
+            def compute(trainable, non_trainable):
+                y_pred, non_trainable, losses = self.stateless_call(
+                    trainable, non_trainable, x, return_losses=True
+                )
+                loss = jax.numpy.mean(jax.numpy.square(y_pred - y)) + sum(losses)
+                return loss, (non_trainable, sum(losses))
+
+            (loss, (non_trainable, added)), gradients = jax.value_and_grad(compute, has_aux=True)(
+                trainable, non_trainable
+            )
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+            return {"raw": loss, "added": added}, (trainable, non_trainable, optimizer, metrics)
+
+    return Model
+
+
 def test_step_model():
     class Model(keras.Model):
         def test_step(self, state, data):

@@ -48,6 +48,19 @@ def raw_loss_model():
     return Model
 
 
+def reading_losses_model():
+    class Model(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y)) + sum(self.losses)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply(gradients, self.trainable_weights)
+            return {"raw": loss, "added": sum(self.losses)}
+
+    return Model
+
+
 def test_step_model():
     class Model(keras.Model):
         def test_step(self, data):

@@ -52,6 +52,21 @@ def raw_loss_model():
     return Model
 
 
+def reading_losses_model():
+    class Model(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            loss = torch.mean(torch.square(self(x, training=True) - y)) + sum(self.losses)
+            loss.backward()
+            gradients = [variable.value.grad for variable in self.trainable_weights]
+            with torch.no_grad():
+                self.optimizer.apply(gradients, self.trainable_weights)
+            return {"raw": loss, "added": sum(self.losses)}
+
+    return Model
+
+
 def test_step_model():
     class Model(keras.Model):
         def test_step(self, data):

@@ -1,0 +1,89 @@
+"""`add_loss` in the `call` of a model of the user's, and of models and layers inside it."""
+
+from tests.conformance import steps
+from tests.conformance.actions import evaluate, fit
+from tests.conformance.lazy import keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 3
+
+
+def adding_model(kind, *, nested=False, **options):
+    """Adds a mean over the batch in `call`; the inner models likewise, and twice."""
+
+    class Adding(kind):
+        def __init__(self, units, inner=None):
+            super().__init__()
+            self.inner = inner
+            self.hidden = keras.layers.Dense(4, activation="tanh")
+            self.head = keras.layers.Dense(units)
+
+        def call(self, x):
+            hidden = self.hidden(x if self.inner is None else self.inner(x))
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(hidden)))
+            self.add_loss([0.02 * keras.ops.mean(hidden)])
+            return self.head(hidden)
+
+    model = Adding(1, Adding(3, Adding(3)) if nested else None)
+    options.setdefault("loss", "mse")
+    model.compile(keras.optimizers.SGD(0.1), **options)
+    return model
+
+
+def on_batches(x, y):
+    def act(model):
+        return [
+            model.train_on_batch(x[:5], y[:5]),
+            model.test_on_batch(x[:4], y[:4]),
+            model.train_on_batch(x[5:8], y[5:8], return_dict=True),
+        ]
+
+    return act
+
+
+@case("extra losses")
+def in_call_of_a_model(lab):
+    """`add_loss` in a subclassed model's `call()`: `fit`, `evaluate`, one batch at a time."""
+    x, y = regression(N)
+    lab.same(
+        lambda: adding_model(keras.Model),
+        fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y)),
+        evaluate(x, y, batch_size=BATCH),
+        on_batches(x, y),
+    )
+
+
+@case("extra losses")
+def in_models_inside_of_models(lab):
+    """`add_loss` in models inside of models, several steps in an execution."""
+    x, y = regression(N)
+    steps_at_once = 1 if lab.backend == "torch" else 2  # Keras has no more on PyTorch
+    lab.same(
+        lambda: adding_model(keras.Model, nested=True, steps_per_execution=steps_at_once),
+        fit(x, y, batch_size=BATCH, epochs=2),
+        evaluate(x, y, batch_size=BATCH),
+    )
+
+
+@case("extra losses")
+def in_call_and_run_eagerly(lab):
+    """No loss but `add_loss` in `call()`, without compiling."""
+    x, _ = regression(N)
+    lab.same(
+        lambda: adding_model(keras.Model, loss=None, run_eagerly=True),
+        fit(x, batch_size=BATCH),
+        evaluate(x, batch_size=BATCH),
+    )
+
+
+@case("extra losses")
+def in_a_step_of_the_users(lab):
+    """`add_loss` in `call()`, the losses read in a `train_step` of the user's."""
+    x, y = regression(N)
+    kind = steps.reading_losses_model(lab.backend)
+    lab.same(
+        lambda: adding_model(kind(), nested=True),
+        fit(x, y, batch_size=BATCH, epochs=2),
+        lambda model: len(model.losses) if lab.backend == "jax" else 0,
+    )
