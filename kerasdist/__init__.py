@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kerasdist._version import __version__
+
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
     from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.strategy import Strategy
     from kerasdist.values import DistributedValues, Mirrored, PerReplica
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutoShardPolicy",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import context
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Collectives
 from kerasdist.backends.sole import SoleReplica
 from kerasdist.collectives import CommunicationOptions, ReduceOp
@@ -175,26 +176,6 @@ class ReplicaContext:
                 f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
                 "the context in force with kerasdist.get_replica_context()."
             )
-
-
-def checked_axis(tensor: Any, axis: int) -> int:
-    """Returns an axis, counted from 0.
-
-    Args:
-        tensor: A tensor.
-        axis: One of its axes; negative values count from the end.
-
-    Raises:
-        ValueError: If the tensor has no such axis.
-    """
-    rank = len(tensor.shape)
-    if not -rank <= axis < rank:
-        raise ValueError(
-            f"Expected axis to be one of the tensor's {rank}. Received: axis={axis}, "
-            f"shape={tuple(tensor.shape)}. Give a scalar an axis first, with "
-            "keras.ops.expand_dims(x, 0)."
-        )
-    return axis % rank
 
 
 def one_device_replica() -> ReplicaContext | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from kerasdist import context
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.runner import Runner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
@@ -102,12 +103,12 @@ class SoleRunner(Runner):
         if axis is None:
             return value
         value = ops.convert_to_tensor(value)
-        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=_checked(value, axis))
+        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=checked_axis(value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value."""
         value = _sole_components(value)
-        _checked(value, axis)
+        checked_axis(value, axis)
         return value
 
     def reduce_to(
@@ -170,9 +171,3 @@ def _sole_components(structure: Any) -> Any:
                 "one strategy to another: pass tensors, such as strategy.gather returns."
             )
     return component(structure, 0)
-
-
-def _checked(tensor: Any, axis: int) -> int:
-    from kerasdist.replica_context import checked_axis  # it imports this file
-
-    return checked_axis(tensor, axis)

@@ -17,7 +17,7 @@ from kerasdist.callbacks.backup_file import Backup
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.errors import BackupError
 from kerasdist.job.current import current
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 
 
 @final

@@ -6,7 +6,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.training.binding import binding_of
+from kerasdist.binding import binding_of
 
 
 @final

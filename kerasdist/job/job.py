@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
-from kerasdist import __version__
+from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
 from kerasdist.job import script_exit

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 
 # After a backup that all workers made together, the others are not left in the lurch.
 _NO_FAILURES = (0, ExitCode.PREEMPTED)

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import NoReturn, final
 
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
+from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.hub import Hub
 from kerasdist.job.link import Link
 from kerasdist.job.script_exit import Failure
-from kerasdist.launch.exit_codes import ExitCode
 
 # How long the main thread may take to come to an end by itself.
 GRACE_SECONDS = 10.0

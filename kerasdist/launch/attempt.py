@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol, final
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 from kerasdist.launch.spec import AttemptResult, Ending
 from kerasdist.launch.worker import Event, Exited, Signalled
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 
 STOP_SECONDS = 20.0
 """How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from kerasdist import context, keras_seam, ownership
+from kerasdist.binding import Binding, bind, binding_of, remember
 from kerasdist.callbacks import on_workers
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.options import InputOptions
@@ -27,7 +28,6 @@ from kerasdist.training import (
     regularizers,
     together,
 )
-from kerasdist.training.binding import Binding, bind, binding_of, remember
 
 Original = Callable[..., Any]
 

@@ -16,9 +16,9 @@ from weakref import WeakSet
 import keras
 
 from kerasdist import context, keras_seam
+from kerasdist.binding import bind
 from kerasdist.keras_seam import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
-from kerasdist.training.binding import bind
 from kerasdist.training.numerics import per_weight
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 from kerasdist import context, keras_seam
+from kerasdist.binding import bind
 from kerasdist.replica_context import one_device_replica
-from kerasdist.training.binding import bind
 from kerasdist.training.numerics import weighted
 
 # The penalties that are means over examples.

@@ -12,8 +12,8 @@ import keras
 from kerasdist import keras_seam
 from kerasdist.backends import registry
 from kerasdist.backends.base import ReplicaSet
+from kerasdist.binding import Binding
 from kerasdist.training import equal_randomness
-from kerasdist.training.binding import Binding
 
 # Arguments of fit, evaluate and predict that say how many steps there are.
 _COUNTS = (

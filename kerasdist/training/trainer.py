@@ -15,9 +15,9 @@ import keras
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaSet
+from kerasdist.binding import Binding, binding_of
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import together
-from kerasdist.training.binding import Binding, binding_of
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import Job, Nursery
 from tests.multiprocess.networks import CHIEF

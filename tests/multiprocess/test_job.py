@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import kerasdist
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
 from tests.multiprocess.processes import Processes, free_port, report
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from kerasdist.job.exit_codes import ExitCode
 from kerasdist.launch import attempt, commands, guard
-from kerasdist.launch.exit_codes import ExitCode
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command
 from tests.multiprocess.launching import finish, left_after, run, started, wait_for, write

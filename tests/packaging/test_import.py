@@ -1,11 +1,13 @@
 """Importing kerasdist imports no framework, not even Keras (contract C3)."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fresh import run_fresh
 
+ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ("keras", "tensorflow", "jax", "jaxlib", "torch")
 BACKENDS = ("tensorflow", "jax", "torch")
 
@@ -51,6 +53,45 @@ def test_kerasdist_adds_no_framework_that_keras_did_not_import(backend):
     every_name = "for name in kerasdist.__all__: getattr(kerasdist, name)"
     with_kerasdist = modules_after(f"import keras, kerasdist\n{every_name}", KERAS_BACKEND=backend)
     assert not (with_kerasdist - keras_alone) & set(FRAMEWORKS)
+
+
+IMPORT_EACH_FIRST = """
+import importlib, os, traceback
+import keras
+failed = []
+for name in %r:
+    child = os.fork()
+    if child == 0:  # Keras and its backend are there already, none of our modules is
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            print(name, traceback.format_exc(), flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print("failed:", *failed)
+"""
+
+
+def modules_for(backend: str) -> list[str]:
+    """Every module of the package, without other backends' folders."""
+    paths = sorted((ROOT / "kerasdist").rglob("*.py"))
+    parts = [path.relative_to(ROOT).with_suffix("").parts for path in paths]
+    others = set(BACKENDS) - {backend}
+    return [
+        ".".join(one).removesuffix(".__init__")
+        for one in parts
+        if one[-1] != "__main__" and not (one[1] == "backends" and one[2] in others)
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_module_can_be_imported_first(backend):
+    modules = modules_for(backend)
+    assert f"kerasdist.backends.{backend}.trainer" in modules
+    report = run_fresh(IMPORT_EACH_FIRST % modules, KERAS_BACKEND=backend)
+    assert report.splitlines()[-1] == "failed:", report
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

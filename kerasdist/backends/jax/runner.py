@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kerasdist import context, keras_seam, ownership
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.jax import components, replica_scope, scopes
 from kerasdist.backends.jax.arrays import cut, is_array, is_traced
 from kerasdist.backends.jax.collectives import JaxCollectives
@@ -39,7 +40,7 @@ from kerasdist.backends.jax.sources import (
 from kerasdist.backends.runner import Runner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
-from kerasdist.replica_context import ReplicaContext, checked_axis
+from kerasdist.replica_context import ReplicaContext
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from kerasdist import context
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.tensorflow import datasets
 from kerasdist.backends.tensorflow import gradients as gradient_sums
@@ -33,7 +34,7 @@ from kerasdist.backends.tensorflow.variables import native
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.dividing import divided
-from kerasdist.replica_context import ReplicaContext, checked_axis
+from kerasdist.replica_context import ReplicaContext
 from kerasdist.structures import map_leaves, transpose
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Values that come from outside, as tensors on a replica's device."""
+"""The devices of replicas, and values that come from outside as tensors on them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,31 @@ import numpy as np
 import torch
 
 from kerasdist import keras_seam
+from kerasdist.devices import Device
 
 # Types that Keras takes over as they are.
 _KNOWN_TO_TORCH = frozenset(
     {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
     | {np.float16, np.float32, np.float64}
 )
+
+
+def keras_name(device: Device) -> str:
+    """Returns Keras's name of a device; torch has one CPU, whatever the number of a logical one.
+
+    Args:
+        device: The device.
+    """
+    return "cpu" if device.kind == "cpu" else str(device)
+
+
+def torch_device(device: Device) -> torch.device:
+    """Returns torch's own device.
+
+    Args:
+        device: The device.
+    """
+    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)
 
 
 def required_tensor(value: Any) -> torch.Tensor:

@@ -34,6 +34,7 @@ from kerasdist.backends.torch.draws import FirstDraw, StepDraws, part_from_first
 from kerasdist.backends.torch.host_memory import keep_freed_memory
 from kerasdist.backends.torch.pace import TakeTurns
 from kerasdist.backends.torch.pieces import Part
+from kerasdist.backends.torch.placing import keras_name, torch_device
 from kerasdist.backends.torch.team import Team
 from kerasdist.backends.torch.thread_settings import ThreadSettings, compute_with
 from kerasdist.backends.torch.variables import FIT, ReplicaScope, Rules, commit_buffers
@@ -318,24 +319,6 @@ class Replica:
             share=part.share,
         )
         return self.context
-
-
-def keras_name(device: Device) -> str:
-    """Returns Keras's name of a device; torch has one CPU, whatever the number of a logical one.
-
-    Args:
-        device: The device.
-    """
-    return "cpu" if device.kind == "cpu" else str(device)
-
-
-def torch_device(device: Device) -> torch.device:
-    """Returns torch's own device.
-
-    Args:
-        device: The device.
-    """
-    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)
 
 
 def _initialize(home: str, variable: Any) -> None:

@@ -10,17 +10,17 @@ import keras
 import torch
 
 from kerasdist import keras_seam, ownership
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch.components import is_on_read, require_aggregate
 from kerasdist.backends.torch.differentiable import check_summable
 from kerasdist.backends.torch.functions import current_step
 from kerasdist.backends.torch.pace import LoopPace
 from kerasdist.backends.torch.pieces import Part
-from kerasdist.backends.torch.placing import on_device, required_tensor
+from kerasdist.backends.torch.placing import on_device, required_tensor, torch_device
 from kerasdist.backends.torch.reads import require_outside
-from kerasdist.backends.torch.replicas import TorchReplicaSet, torch_device
+from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.collectives import CommunicationOptions, ReduceOp
-from kerasdist.replica_context import checked_axis
 from kerasdist.structures import map_leaves, transpose
 from kerasdist.values import DistributedValues, Mirrored, PerReplica, per_replica
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 from tests.fresh import ROOT
 
 SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from kerasdist.launch.exit_codes import ExitCode
+from kerasdist.job.exit_codes import ExitCode
 from kerasdist.launch.spec import AttemptResult, Ending
 
 LOST, PREEMPTED = ExitCode.LOST_WORKER, ExitCode.PREEMPTED

@@ -17,7 +17,7 @@ from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch import batch_norm, convolutions, draws, fused_adam, masks
 from kerasdist.backends.torch.draws import StepDraws
 from kerasdist.backends.torch.host_memory import keep_freed_memory
-from kerasdist.backends.torch.replicas import keras_name, torch_device
+from kerasdist.backends.torch.placing import keras_name, torch_device
 from kerasdist.backends.torch.workers import modules
 from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 from kerasdist.backends.torch.workers.gradients import GradientSum

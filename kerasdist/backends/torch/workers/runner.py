@@ -9,6 +9,7 @@ import keras
 import torch
 
 from kerasdist import keras_seam, ownership
+from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch.components import require_aggregate
 from kerasdist.backends.torch.differentiable import check_summable
@@ -19,7 +20,6 @@ from kerasdist.backends.torch.workers.loop_state import has_component
 from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.input.dividing import divided
-from kerasdist.replica_context import checked_axis
 from kerasdist.structures import map_leaves
 from kerasdist.values import DistributedValues
 
