@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 
 from tests.conformance.actions import fit, quiet_fit
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, tf
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
@@ -340,3 +340,31 @@ def not_compiled(lab):
     with lab.raises(ValueError, "compile"):
         model.fit(*regression(6), verbose=0)
     lab.still_usable(strategy)
+
+
+@case("bad input", backends=("tensorflow",), replicas=(2,))
+def wrong_label_or_ragged_batch(lab):
+    """A label out of range, targets fewer than the inputs: the error names its cause."""
+    from kerasdist.backends.tensorflow.batches import division_errors
+
+    strategy = lab.strategy()
+    model = lab.run(lambda: classifier(3), [], strategy)[0]
+    with lab.raises(tf.errors.InvalidArgumentError, "label value of 7"):
+        model.fit(np.ones((8, 4), "float32"), np.full(8, 7), batch_size=8, verbose=0)
+    model = lab.run(lambda: classifier(3), [], strategy)[0]
+    specs = tf.TensorSpec((None, 4)), tf.TensorSpec((None,), "int32")
+    batches = [(np.ones((rows, 4), "float32"), np.zeros(4, "int32")) for rows in (4, 6)]
+    source = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=specs)
+    with lab.raises(kd.errors.InputError, "same number of examples.*received.*TensorFlow.*: 6"):
+        model.fit(source, verbose=0)
+    # What TensorFlow reports of a wrong label now and then: the batch's division only waited.
+    waited = "label value of 7 [[{{node loss}}]] [[kerasdist_division_of_the_global_batch/_30]]"
+    with lab.raises(tf.errors.InvalidArgumentError, "label value of 7"), division_errors():
+        raise tf.errors.InvalidArgumentError(None, None, waited)
+    lab.still_usable(strategy)
+
+
+def classifier(classes):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(classes, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from kerasdist.replica_context import BatchShare
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
+# How TensorFlow names the operation that failed. In ``[[name/_30]]`` it lists others, which waited.
+_FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,13 @@ def division_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if _DIVISION not in error.message:
+        if not _FAILED_DIVISION.search(error.message):
             raise
-        said = next((line for line in error.message.splitlines() if "shape" in line), "").strip()
+        # Keras raises it again ``from None``: its cause is shown by its text alone.
         raise InputError(
             "Expected tensors with the same number of examples in a batch. Received: another "
-            f"number than in the first tensor, of which TensorFlow says: {said!r}. Let the data "
-            "source yield as many targets and weights as inputs."
+            "number than in the first tensor. Let the data source yield as many targets and "
+            f"weights as inputs. TensorFlow's message: {error.message}"
         ) from error
 
 
