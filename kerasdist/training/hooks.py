@@ -214,9 +214,6 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
     replica = one_device_replica()
     if replica is None:
         return original(optimizer, loss)
-    if len(loss.shape) > 0:
-        # A loss without reduction, on TensorFlow: its gradient is that of the sum of its values.
-        loss = numerics.per_weight(loss, replica.weight)
     is_scaled = numerics.is_weighed_by_loss(optimizer)
     is_weighed = replica.collectives.weighs_loss_of(optimizer, is_scaled=is_scaled)
     if is_weighed:

@@ -48,6 +48,23 @@ def raw_mean_loss(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2))
 
 
+@case("custom steps", backends=("tensorflow",), replicas=REPLICAS)
+def vector_loss(lab):
+    """A step that gives `tape.gradient` one loss for each example, and a gradient by its input."""
+    x, y = regression(N)
+    kind = steps.vector_loss_model(lab.backend)
+
+    def build(**options):
+        inputs = keras.Input((4,))
+        model = kind()(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.01), **options)
+        return model
+
+    # 11 in batches of 3: the last batch of 2 leaves replicas empty.
+    lab.same(build, fit(x, y, batch_size=3, epochs=2))
+    lab.same(lambda: build(run_eagerly=True), fit(x, y, batch_size=3))
+
+
 @case("custom steps")
 def test_and_predict_step(lab):
     """`test_step` and `predict_step`."""

@@ -26,6 +26,10 @@ def reading_losses_model(backend):
     return lambda: _of(backend).reading_losses_model()
 
 
+def vector_loss_model(backend):
+    return lambda: _of(backend).vector_loss_model()
+
+
 def test_step_model(backend):
     return lambda: _of(backend).test_step_model()
 

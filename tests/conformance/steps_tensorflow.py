@@ -61,6 +61,35 @@ def reading_losses_model():
     return Model
 
 
+def vector_loss_model():
+    """keras.io's siamese network and WGAN-GP in one: both differentiate a value an example."""
+
+    class Model(keras.Model):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.tracker = keras.metrics.Mean(name="raw")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    predicted = self(x, training=True)
+                slope = inner.gradient(predicted, [x])[0]
+                loss = tf.reduce_sum(tf.square(predicted - y), -1)
+                loss += tf.reduce_sum(tf.square(slope), -1)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply(gradients, self.trainable_weights)
+            self.tracker.update_state(loss)
+            return {"raw": self.tracker.result()}
+
+    return Model
+
+
 def test_step_model():
     class Model(keras.Model):
         def test_step(self, data):

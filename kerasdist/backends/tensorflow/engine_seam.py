@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -181,6 +182,21 @@ def error_with_own_type(error: Exception) -> Exception:
         vars(error).pop("ag_error_metadata", None)
         error.ag_pass_through = True  # type: ignore[attr-defined]
     return error
+
+
+def install_tape_gradient(hook: Callable[..., Any]) -> None:
+    """Puts in a hook where a gradient tape is asked for gradients.
+
+    Args:
+        hook: Gets TensorFlow's own function first, then the arguments of the call.
+    """
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    tf.GradientTape.gradient = hooked
 
 
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:

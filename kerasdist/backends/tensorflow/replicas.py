@@ -15,7 +15,7 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.tensorflow import reads
+from kerasdist.backends.tensorflow import reads, vector_losses
 from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
@@ -91,6 +91,7 @@ class MirroredReplicas(ReplicaSet):
         """
         super().__init__(devices, options, job)
         self.group = group
+        vector_losses.install()
 
     @cached_property
     def runner(self) -> Runner:
