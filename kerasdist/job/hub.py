@@ -7,15 +7,15 @@ It runs in a thread of the chief's. Each worker, the chief too, holds one connec
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from kerasdist.errors import JobError
-from kerasdist.job import wire
+from kerasdist.job import listening, wire
+from kerasdist.job.gate import Gate, read
+from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
 # The channel on which workers say that they have come to the end of their script.
@@ -83,7 +83,9 @@ class Meeting:
 class Hub:
     """Lets workers in, passes on what they bring to meetings, and tells all when one is lost."""
 
-    def __init__(self, host: str, port: int, workers: int, timeouts: Timeouts) -> None:
+    def __init__(
+        self, host: str, port: int, workers: int, timeouts: Timeouts, credentials: Credentials
+    ) -> None:
         """Opens the port and starts the thread.
 
         Args:
@@ -91,6 +93,7 @@ class Hub:
             port: The port.
             workers: How many are to come.
             timeouts: How long to wait.
+            credentials: By what the workers of this job are recognized.
 
         Raises:
             JobError: If the port is in use.
@@ -103,7 +106,8 @@ class Hub:
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._told = threading.Event()
-        self._socket = _bound(host, port)
+        self._gate = Gate(credentials, workers)
+        self._socket = listening.listen(host, port)
         threading.Thread(target=self._serve, name="kerasdist-hub", daemon=True).start()
 
     def wait_until_all_left(self, seconds: float) -> None:
@@ -138,11 +142,13 @@ class Hub:
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = None
         try:
-            hello = await asyncio.wait_for(_read(reader), self._timeouts.join)
+            if not await self._gate.admits(reader, writer):
+                return
+            hello = await asyncio.wait_for(read(reader), self._timeouts.join)
             member = self._admitted(hello, writer)
             while member is not None and not member.left:
-                self._hear(member, await _read(reader))
-        except (OSError, EOFError, TimeoutError) as error:
+                self._hear(member, await read(reader))
+        except (OSError, EOFError, TimeoutError, KeyError, TypeError) as error:
             if member is not None and not member.left:
                 member.left = True
                 self._fail_lost(member.rank, f"its connection ended ({_why(error)}): it was killed")
@@ -152,15 +158,13 @@ class Hub:
 
     def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
         """The worker that a new connection belongs to; None if it is sent away."""
-        rank = hello["rank"]
+        rank: int = hello["rank"]
         name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
         now = time.monotonic()
         member = Member(rank, name, writer, hello, heard=now, moved=now)
         there = self._members.get(rank)
         why = None
-        if hello["protocol"] != wire.VERSION:
-            why = f"another kerasdist: protocol {hello['protocol']}, not {wire.VERSION}"
-        elif hello["num_workers"] != self._workers or not 0 <= rank < self._workers:
+        if hello["num_workers"] != self._workers or not 0 <= rank < self._workers:
             why = (
                 f"the chief expects {self._workers} workers, and this one calls itself number "
                 f"{rank} of {hello['num_workers']}"
@@ -310,27 +314,16 @@ class Hub:
             member.tell(message)
 
 
-async def _read(reader: asyncio.StreamReader) -> Any:
-    size = wire.body_size(await reader.readexactly(wire.HEADER_BYTES))
-    return wire.unpacked(await reader.readexactly(size))
-
-
 def _why(error: Exception) -> str:
-    return "closed" if isinstance(error, EOFError) else str(error) or type(error).__name__
+    match error:
+        case EOFError():
+            return "closed"
+        case KeyError() | TypeError():
+            return f"not a kerasdist worker: its message is malformed, {error!r}"
+        case _:
+            return str(error) or type(error).__name__
 
 
 def _workers(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks))
     return f"worker {named}" if len(ranks) == 1 else f"workers {named}"
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    local = host in ("localhost", "127.0.0.1")
-    try:
-        return socket.create_server(("127.0.0.1" if local else "", port))
-    except OSError as error:
-        raise JobError(
-            f"Expected port {port} of this machine to be free: the workers of the job meet there. "
-            f"Received: {error}. End the process that holds it, or set KERASDIST_COORDINATOR="
-            f"{host}:<another port> for all workers."
-        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -13,10 +13,13 @@ from typing import Any, final
 
 from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.ports import split
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
 from kerasdist.job import script_exit
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
+from kerasdist.job.listening import HeldPort, is_loopback
+from kerasdist.job.secret import SECRET, credentials
 from kerasdist.job.timeouts import Timeouts
 from kerasdist.job.watch import NEWS_SECONDS, Watch, may_be_a_loss
 
@@ -55,15 +58,36 @@ class Job:
         self._lock = threading.Lock()
         self._at_leave: list[Callable[[], None]] = []
         host, port = _coordinator(membership)
+        known = credentials()
         if membership.is_chief:
-            self._hub = Hub(host, port, membership.num_workers, timeouts)
-        self._link = Link(host, port, _own_facts(membership, host), timeouts)
+            if known.secret is None and not is_loopback(host):
+                _warn_of_open_network(membership, host, port)
+            self._hub = Hub(host, port, membership.num_workers, timeouts, known)
+        self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
+        facts_of_this = _own_facts(membership, host, self._port)
+        self._link = Link(host, port, facts_of_this, timeouts, known)
         self.addresses = tuple(
             f"{member['address']}:{member['port']}" if member["given"] is None else member["given"]
             for member in self._link.roster
         )
         self._watch = Watch(self._link, self._hub)
         self.agree("versions", {"kerasdist": __version__, **facts})
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether all workers reach each other by loopback addresses."""
+        return all(is_loopback(split(one, "a worker's address")[0]) for one in self.addresses)
+
+    def own_port(self) -> HeldPort:
+        """Returns the port of this worker's own address, held for the framework's server.
+
+        Raises:
+            JobError: If another process has taken it.
+        """
+        if self._port is None:
+            number = split(self.addresses[self.rank], "this worker's address")[1]
+            self._port = HeldPort(loopback=self.is_on_one_machine, port=number)
+        return self._port
 
     @property
     def rank(self) -> int:
@@ -185,6 +209,8 @@ class Job:
         When the script ends, workers wait for each other before the framework goes; and an error
         that nobody catches, or an exit code that says so, is told to the others first.
         """
+        if self._port is not None:
+            self._port.release()
         atexit.register(self.leave)
         script_exit.listen()
         self._watch.come_first()
@@ -219,23 +245,30 @@ def _coordinator(membership: Membership) -> tuple[str, int]:
             f"{membership.source}. Set KERASDIST_COORDINATOR=host:port, the same on all workers: "
             "a free port of the chief's machine."
         )
-    host, _, port = membership.coordinator.rpartition(":")
-    return host.strip("[]"), int(port)
+    host, port = split(membership.coordinator, "the coordinator's address")
+    # Where all workers are on one machine, no other one needs to reach them.
+    alone = membership.local_workers == membership.num_workers and not membership.addresses
+    return ("127.0.0.1" if alone else host), port
 
 
-def _own_facts(membership: Membership, coordinator_host: str) -> dict[str, Any]:
+def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:
+    sys.stderr.write(
+        f"[worker 0/{membership.num_workers}] The network of this job is open: it has no secret, "
+        f"so any process that reaches {host}:{port} can take part in it. Set {SECRET} to the same "
+        "random text on all workers.\n"
+    )
+
+
+def _own_facts(
+    membership: Membership, coordinator_host: str, port: HeldPort | None
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "rank": membership.rank,
         "num_workers": membership.num_workers,
         "pid": os.getpid(),
         "host": platform.node(),
         "given": membership.addresses[membership.rank] if membership.addresses else None,
-        "port": _free_port(),
+        "port": None if port is None else port.number,
     }
     # The others reach the chief by its name. It reaches itself by a way that is only its own.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
-from kerasdist.job import wire
+from kerasdist.job import handshake, wire
+from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
 _FAILURES = {"lost": WorkerLostError, "disagree": DisagreementError}
@@ -26,7 +27,14 @@ class Link:
         entered: How often it has begun to do so.
     """
 
-    def __init__(self, host: str, port: int, facts: Mapping[str, Any], timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        facts: Mapping[str, Any],
+        timeouts: Timeouts,
+        credentials: Credentials,
+    ) -> None:
         """Connects, and waits until all workers have come.
 
         Args:
@@ -34,6 +42,7 @@ class Link:
             port: The hub's port.
             facts: What the hub is told of this worker.
             timeouts: How long to wait.
+            credentials: By what the workers of this job recognize each other.
 
         Raises:
             JobError: If the chief cannot be reached, or refuses this worker.
@@ -50,7 +59,7 @@ class Link:
         self._results: dict[tuple[str, int], list[Any]] = {}
         self._closed = False
         self._sending = threading.Lock()
-        self._socket = self._connected(host, port)
+        self._socket = self._connected(host, port, credentials)
         self._roster = self._admitted()
         self._heard = time.monotonic()
         threading.Thread(target=self._listen, name="kerasdist-link", daemon=True).start()
@@ -126,11 +135,11 @@ class Link:
                 self._failure = _FAILURES[kind](f"{self._who} {why}.")
             self._changed.notify_all()
 
-    def _connected(self, host: str, port: int) -> socket.socket:
+    def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
         while True:
             try:
-                connection = socket.create_connection((host, port), timeout=5)
+                return self._introduced(host, port, credentials, deadline)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
@@ -140,14 +149,32 @@ class Link:
                         "time with KERASDIST_JOIN_TIMEOUT."
                     ) from error
                 time.sleep(0.1)
-            else:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return connection
+            except JobError as error:
+                raise JobError(f"{self._who} {error}") from error
+
+    def _introduced(
+        self, host: str, port: int, credentials: Credentials, deadline: float
+    ) -> socket.socket:
+        """Returns a connection to the chief, after both have proved that they are of this job."""
+        connection = socket.create_connection((host, port), timeout=5)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A chief that is still starting accepts later; its port may be open already.
+            connection.settimeout(max(1.0, deadline - time.monotonic()))
+            asked = wire.receive(connection, handshake.MAX_BYTES)
+            answered = handshake.answer(asked, credentials)
+            connection.sendall(wire.packed(answered))
+            proof = wire.receive(connection, handshake.MAX_BYTES)
+            handshake.check_proof(asked, answered, proof, credentials)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _admitted(self) -> list[dict[str, Any]]:
         here = self._socket.getsockname()[0]
         self.facts.setdefault("address", here)
-        self._send({"type": "hello", "protocol": wire.VERSION, **self.facts})
+        self._send({"type": "hello", **self.facts})
         # The hub ends the waiting by itself; some seconds more for its news to arrive.
         self._socket.settimeout(self._timeouts.join + 10)
         while True:
@@ -186,6 +213,8 @@ class Link:
                         pass
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
+        finally:
+            self._socket.close()
 
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat

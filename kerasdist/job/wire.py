@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 # Of the protocol between workers; they must be equal.
-VERSION = 1
+VERSION = 2
 
 HEADER_BYTES = 4
 
@@ -33,17 +33,18 @@ def packed(message: Any) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def body_size(header: bytes) -> int:
+def body_size(header: bytes, most: int = MAX_BYTES) -> int:
     """Returns the size of the body that a header announces.
 
     Args:
         header: Its bytes.
+        most: The largest size to accept.
 
     Raises:
-        ConnectionError: If this is no message of ours.
+        ConnectionError: If it is larger: no worker sent it.
     """
     size = int.from_bytes(header, "big")
-    if size > MAX_BYTES:
+    if size > most:
         raise ConnectionError(f"not a kerasdist worker: it announces {size} bytes")
     return size
 
@@ -59,21 +60,22 @@ def unpacked(body: bytes) -> Any:
     """
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConnectionError("not a kerasdist worker: its message is no JSON") from error
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: socket.socket, most: int = MAX_BYTES) -> Any:
     """Waits for a message.
 
     Args:
         connection: A connected socket.
+        most: The largest message to accept, in bytes.
 
     Raises:
         ConnectionError: If the other side has closed it.
         TimeoutError: If the socket's time-out passes.
     """
-    return unpacked(_exactly(connection, body_size(_exactly(connection, HEADER_BYTES))))
+    return unpacked(_exactly(connection, body_size(_exactly(connection, HEADER_BYTES), most)))
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

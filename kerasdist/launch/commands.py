@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from kerasdist.job.secret import SECRET
 from kerasdist.launch import environment, guard
 from kerasdist.launch.placement import Seat
 from kerasdist.launch.spec import JobSpec
@@ -20,15 +22,17 @@ _SSH = (
 )
 
 
-def here(spec: JobSpec, seat: Seat) -> list[str]:
+def here(spec: JobSpec, seat: Seat, inherited: socket.socket | None = None) -> list[str]:
     """Returns the command for a worker on this machine.
 
     Args:
         spec: The job.
         seat: The worker's place.
+        inherited: A socket that the worker inherits.
     """
+    passed = [] if inherited is None else ["--pass-fd", str(inherited.fileno())]
     # By path, isolated and without site packages, it starts in 20 ms.
-    return [sys.executable, "-I", "-S", guard.__file__, *_rest(spec, seat)]
+    return [sys.executable, "-I", "-S", guard.__file__, *passed, *_rest(spec, seat)]
 
 
 def there(spec: JobSpec, seat: Seat, variables: Mapping[str, str]) -> list[str]:
@@ -43,10 +47,11 @@ def there(spec: JobSpec, seat: Seat, variables: Mapping[str, str]) -> list[str]:
     """
     assert seat.host is not None
     carried = {**environment.for_another_machine(os.environ), **variables}
+    carried.pop(SECRET, None)  # every user of a machine sees the arguments of all processes
     words = [
         *("env", *(f"{name}={value}" for name, value in carried.items())),
         # -P: a script's folder that has a module `signal` must not stop the guard.
-        *(spec.command[0], "-P", "-m", guard.__name__, *_rest(spec, seat)),
+        *(spec.command[0], "-P", "-m", guard.__name__, "--secret-on-input", *_rest(spec, seat)),
     ]
     folder = shlex.quote(str(spec.directory or Path.cwd()))
     return [*_SSH, seat.host, f"cd {folder} && exec {shlex.join(words)}"]

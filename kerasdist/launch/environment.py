@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping
 
 from kerasdist.cluster import own
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch.placement import Seat
 from kerasdist.launch.spec import JobSpec
 
@@ -13,6 +16,15 @@ from kerasdist.launch.spec import JobSpec
 # and CUDA_VISIBLE_DEVICES.
 _PREFIXES = ("KERAS_", "KERASDIST_", "TF_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_")
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
+
+
+def of_job(spec: JobSpec, attempt: int) -> dict[str, str]:
+    """Returns the job's name and secret: one for every start, unless the user set a secret."""
+    variables = {JOB_ID: f"{secrets.token_hex(8)}-{attempt}"}
+    given = {**os.environ, **spec.environment}
+    if not given.get(SECRET) and not given.get(SECRET_FILE):
+        variables[SECRET] = secrets.token_hex(32)
+    return variables
 
 
 def of_worker(
@@ -52,5 +64,5 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         # TF_CONFIG describes another cluster than the one that is started here.
-        if (name.startswith(_PREFIXES) or name in _NAMES) and name != "TF_CONFIG"
+        if (name.startswith(_PREFIXES) or name in _NAMES) and name not in ("TF_CONFIG", SECRET)
     }

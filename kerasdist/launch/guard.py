@@ -27,6 +27,7 @@ from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _GPUS = "CUDA_VISIBLE_DEVICES"
+_SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
 
 
 def follow_into_death() -> None:
@@ -107,9 +108,17 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
     parser.add_argument("--share", type=int, default=1, help="workers on this machine")
     parser.add_argument("--seat", type=int, default=0, help="the worker's number among them")
+    parser.add_argument("--pass-fd", type=int, help="a socket that the worker inherits")
+    parser.add_argument(
+        "--secret-on-input", action="store_true", help="the first line of the input is the secret"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
+    if arguments.secret_on_input:
+        secret = sys.stdin.buffer.readline().decode().strip()
+        if secret:  # else the job has it in a file
+            os.environ[_SECRET] = secret
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
     gpus = own_gpus(os.environ.get(_GPUS), arguments.seat, arguments.share)
     if gpus is not None:
@@ -123,6 +132,7 @@ def main() -> int:
             command,
             stdin=subprocess.DEVNULL,
             process_group=0,
+            pass_fds=() if arguments.pass_fd is None else (arguments.pass_fd,),
             preexec_fn=follow_into_death,  # noqa: PLW1509 - there is no thread here yet
         )
     except OSError as error:

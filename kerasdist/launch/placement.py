@@ -15,6 +15,7 @@ from kerasdist.errors import ClusterError
 
 _ENTRY = re.compile(r"(?P<host>[^:]+)(?::(?P<slots>\d+))?")
 _TRIES = 100
+_BACKLOG = 1024
 
 
 @final
@@ -75,33 +76,42 @@ def place(workers: int | None, hosts: Sequence[str]) -> tuple[Seat, ...]:
     return tuple(seats)
 
 
-def meeting_point(seats: Sequence[Seat]) -> str:
-    """Returns ``host:port`` on the machine of rank 0, with a port that is free as far as known.
+def open_coordinator(seats: Sequence[Seat]) -> tuple[str, socket.socket | None]:
+    """Chooses where the workers connect to the chief, on the machine of rank 0.
 
-    Another machine cannot be asked; the port is drawn anew at every start.
+    Returns:
+        ``host:port``, and the socket that listens there, for the chief to inherit. None where the
+        chief is on another machine: the port is drawn by chance, anew at every start.
+
+    Raises:
+        ClusterError: If this machine has no free port.
     """
     first = seats[0].host
-    if first is None and all(seat.host is None for seat in seats):
-        return ports.join("127.0.0.1", free_port())
-    if first is None:
-        return ports.join(socket.gethostname(), free_port())
-    return ports.join(first.rpartition("@")[2], ports.of_job(_draw()))
+    if first is not None:
+        return ports.join(first.rpartition("@")[2], ports.of_job(_draw())), None
+    alone = all(seat.host is None for seat in seats)
+    opened = _listening("127.0.0.1" if alone else "")
+    host = "127.0.0.1" if alone else socket.gethostname()
+    return ports.join(host, opened.getsockname()[1]), opened
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody uses, from 20000 to 32767.
+    """Returns a port of this machine that was free a moment ago, from 20000 to 32767.
 
     Raises:
         ClusterError: If none is found.
     """
+    with _listening("") as opened:
+        return opened.getsockname()[1]
+
+
+def _listening(host: str) -> socket.socket:
+    """Returns a socket that listens on a port that is not one of outgoing connections."""
     for _ in range(_TRIES):
-        port = ports.of_job(_draw())
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
+        try:
+            return socket.create_server((host, ports.of_job(_draw())), backlog=_BACKLOG)
+        except OSError:
+            continue
     raise ClusterError(
         f"Expected a free port from 20000 to 32767. Received: {_TRIES} that are in use. End jobs "
         "that were left behind."

@@ -6,12 +6,13 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -50,6 +51,9 @@ class Start:
         variables: What its environment has beyond this process's own.
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
+        secret: The job's secret, which the guard reads from its standard input; None: the guard
+            has it from its environment.
+        listener: A socket that the worker inherits.
     """
 
     rank: int
@@ -58,6 +62,8 @@ class Start:
     variables: Mapping[str, str]
     directory: Path | None
     log: Path | None
+    secret: str | None = field(default=None, repr=False)
+    listener: socket.socket | None = None
 
 
 @final
@@ -91,7 +97,10 @@ class Worker:
                 cwd=start.directory,
                 # Ctrl-C is for the launcher, which passes it on.
                 start_new_session=True,
+                pass_fds=() if start.listener is None else (start.listener.fileno(),),
             )
+        if start.secret is not None:
+            self._order(start.secret)
         if self._process.stdout is not None and self._process.stderr is not None:
             self._pump.start(self._process.stdout, sys.stdout)
             self._pump.start(self._process.stderr, sys.stderr)
@@ -115,9 +124,13 @@ class Worker:
             number: The signal.
         """
         self._stopped = True
+        self._order(f"signal {number}")
+
+    def _order(self, line: str) -> None:
+        """Writes a line that the guard reads."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(b"signal %d\n" % number)
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def kill(self) -> None:

@@ -39,10 +39,13 @@ class TestCommandLine:
             prefix, _, text = line.partition("] ")
             told[prefix] = json.loads(text)
         assert set(told) == {"[worker 0/2", "[worker 1/2"}
-        coordinators = set()
+        coordinators, secrets, jobs, opened = set(), set(), set(), []
         for rank, (given, variables) in enumerate(told[key] for key in sorted(told)):
             assert given == arguments
             coordinators.add(variables.pop("KERASDIST_COORDINATOR"))
+            secrets.add(variables.pop("KERASDIST_SECRET"))
+            jobs.add(variables.pop("KERASDIST_JOB_ID"))
+            opened.append(variables.pop("KERASDIST_COORDINATOR_FD", None))
             assert variables == {
                 "KERASDIST_WORKERS": "2",
                 "KERASDIST_RANK": str(rank),
@@ -53,8 +56,11 @@ class TestCommandLine:
                 "PYTHONUNBUFFERED": "1",
                 "MINE": "a=b",
             }
-        [coordinator] = coordinators
+        [coordinator], [secret], [_] = coordinators, secrets, jobs
         assert coordinator.startswith("127.0.0.1:")
+        assert len(secret) == 64
+        assert opened[0].isdecimal()
+        assert opened[1] is None
 
     def test_a_module(self, tmp_path):
         write(tmp_path, "print(__name__, sys.argv[1:])", "some_module.py")
@@ -252,7 +258,7 @@ sys.stderr.write("x" * 200_000 + "\\n")
 
 class TestLibrary:
     def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
-        def second_fails(spec, seat):
+        def second_fails(spec, seat, inherited=None):
             if seat.rank == 0:
                 return here(spec, seat)
             wait_for(tmp_path, "pid0")

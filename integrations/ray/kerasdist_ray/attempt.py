@@ -54,12 +54,14 @@ def run_once(
         seats = _seats(nodes, own_devices="GPU" in group.bundle_specs[0])
         coordinator = _meeting_point(nodes)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        of_job = environment.of_job(spec, number)
 
         def begin() -> Iterator[_Held]:
             for seat, actor in zip(seats, actors, strict=True):
                 variables = {
                     **environment.for_another_machine(os.environ),
                     **environment.of_worker(spec, seat, len(seats), coordinator, number),
+                    **of_job,
                 }
                 name = f"worker {seat.rank}/{len(seats)}"
                 ending = actor.run.remote(seat, name, variables, spec.stop_seconds, call)

@@ -30,7 +30,10 @@ def connect(job: Job) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     service = job.addresses[0]
     way = service
-    if not job.is_chief:
+    interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
+    if job.is_chief:
+        job.own_port()  # JAX ends the process without an error where its port is taken
+    else:
         relay = Relay(service, job.timeouts.join)
         way = relay.address
         job.at_leave(relay.close)  # after JAX, which takes its leave by it
@@ -40,7 +43,7 @@ def connect(job: Job) -> None:
             num_processes=job.num_workers,
             process_id=job.rank,
             cluster_detection_method="deactivate",  # kerasdist has found the workers
-            coordinator_bind_address=f"[::]:{service.rpartition(':')[2]}",
+            coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
             # Later than a failed worker ends by itself: here JAX aborts it.

@@ -90,6 +90,7 @@ class TensorFlowBackend(Backend):
                 f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
                 "strategy at the top of the script, before the first model, tensor or random seed."
             )
+        job.own_port()
         try:
             workers_seam.start_server(job.addresses, job.rank)
         except tf.errors.OpError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import tensorflow as tf
@@ -14,6 +16,9 @@ from tensorflow.python.eager import context as eager_context
 
 # The name that TensorFlow has for what all workers do.
 _JOB = "worker"
+
+# Read by TensorFlow's server when it starts (grpc_server_lib.cc).
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 # More than a strategy has groups of devices; TensorFlow's own tests use the same.
 _KEYS_OF_A_STRATEGY = 100_000
@@ -57,7 +62,21 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
             protocol="grpc",
         )
     )
-    runtime.ensure_initialized()
+    with _sharing_its_port():
+        runtime.ensure_initialized()
+
+
+@contextmanager
+def _sharing_its_port() -> Iterator[None]:
+    """Lets TensorFlow's server listen on a port that this process holds for it."""
+    before = os.environ.get(_REUSE_PORT)
+    os.environ[_REUSE_PORT] = "true"
+    try:
+        yield
+    finally:
+        del os.environ[_REUSE_PORT]
+        if before is not None:
+            os.environ[_REUSE_PORT] = before
 
 
 def _task(rank: int) -> str:

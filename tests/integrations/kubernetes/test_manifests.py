@@ -97,6 +97,10 @@ def environment_of_pod(job: str, spec, index: int) -> dict[str, str]:
     }
     [container] = spec["template"]["spec"]["containers"]
     for variable in container["env"]:
+        if "valueFrom" in variable:
+            assert variable["valueFrom"]["secretKeyRef"] == {"name": "train", "key": "secret"}
+            variables[variable["name"]] = "of the Secret"
+            continue
         variables[variable["name"]] = re.sub(
             r"\$\((\w+)\)", lambda found: variables[found[1]], variable["value"]
         )

@@ -7,8 +7,8 @@ import pytest
 
 from kerasdist.errors import ClusterError
 from kerasdist.launch import commands
-from kerasdist.launch.environment import for_another_machine, of_worker
-from kerasdist.launch.placement import Seat, meeting_point, place
+from kerasdist.launch.environment import for_another_machine, of_job, of_worker
+from kerasdist.launch.placement import Seat, open_coordinator, place
 from kerasdist.launch.spec import JobSpec, python_command
 
 
@@ -68,9 +68,16 @@ def test_this_machine_needs_no_ssh():
     ],
 )
 def test_they_meet_where_rank_0_is(hosts, host):
-    points = {meeting_point(place(None, hosts)) for _ in range(5)}
-    assert {each.rpartition(":")[0] for each in points} == {host}
-    assert len(points) > 1  # a port that is drawn anew
+    opened = [open_coordinator(place(None, hosts)) for _ in range(5)]
+    assert {address.rpartition(":")[0] for address, _ in opened} == {host}
+    assert len({address for address, _ in opened}) > 1  # the port differs from start to start
+    for address, listener in opened:
+        assert (listener is None) == (host == "far")
+        if listener is not None:
+            with listener:
+                name, port = listener.getsockname()[:2]
+            assert str(port) == address.rpartition(":")[2]
+            assert name == ("127.0.0.1" if host == "127.0.0.1" else "0.0.0.0")
 
 
 def test_a_port_in_use_is_not_taken(monkeypatch):
@@ -81,7 +88,10 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
         other.close()
         drawn = iter([used, free])
         monkeypatch.setattr("kerasdist.launch.placement.ports.of_job", lambda _: next(drawn))
-        assert meeting_point(place(1, [])) == f"127.0.0.1:{free}"
+        address, listener = open_coordinator(place(1, []))
+        assert address == f"127.0.0.1:{free}"
+        assert listener is not None
+        listener.close()
 
 
 def test_a_remote_command_survives_the_shell(tmp_path):
@@ -90,15 +100,17 @@ def test_a_remote_command_survives_the_shell(tmp_path):
         directory=tmp_path / "some folder",
         stop_seconds=7.5,
     )
-    words = commands.there(spec, Seat("far", 1, 0, 2), {"MINE": "a 'b' $c"})
+    secret = {"KERASDIST_SECRET": "not for the arguments of a process"}
+    words = commands.there(spec, Seat("far", 1, 0, 2), {"MINE": "a 'b' $c", **secret})
     *ssh, host, line = words
     assert (ssh[0], host) == ("ssh", "far")
     assert "BatchMode=yes" in ssh
     assert line.startswith(f"cd '{tmp_path / 'some folder'}' && exec env ")
     split = shlex.split(line)
     assert "MINE=a 'b' $c" in split
+    assert "not for the arguments" not in " ".join(words)
     assert split[split.index("/opt/python") :] == [
-        *("/opt/python", "-P", "-m", "kerasdist.launch.guard"),
+        *("/opt/python", "-P", "-m", "kerasdist.launch.guard", "--secret-on-input"),
         *("--grace", "7.5", "--share", "2", "--seat", "0", "--"),
         *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
     ]
@@ -115,9 +127,12 @@ def test_what_another_machine_gets():
         "HOME": "/root",
         "CUDA_VISIBLE_DEVICES": "0",
         "AWS_SECRET_ACCESS_KEY": "s",
+        "KERASDIST_SECRET": "s",
+        "KERASDIST_SECRET_FILE": "/home/me/secret",
     }
     assert set(for_another_machine(environ)) == {
         *("KERAS_BACKEND", "NCCL_DEBUG", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL"),
+        "KERASDIST_SECRET_FILE",
     }
 
 
@@ -127,3 +142,20 @@ def test_ours_win_over_those_given():
     assert variables["KERASDIST_RANK"] == "1"
     assert variables["PYTHONUNBUFFERED"] == "0"
     assert "KERASDIST_CPU_DEVICES" not in variables
+
+
+def test_every_start_of_a_job_has_a_secret_and_a_name(monkeypatch):
+    monkeypatch.delenv("KERASDIST_SECRET", raising=False)
+    monkeypatch.delenv("KERASDIST_SECRET_FILE", raising=False)
+    one, other = (of_job(JobSpec(("true",)), 0) for _ in range(2))
+    for name in ("KERASDIST_SECRET", "KERASDIST_JOB_ID"):
+        assert one[name] != other[name]
+    assert len(one["KERASDIST_SECRET"]) == 64
+
+
+@pytest.mark.parametrize("name", ["KERASDIST_SECRET", "KERASDIST_SECRET_FILE"])
+def test_a_secret_that_the_user_sets_is_used(monkeypatch, name):
+    monkeypatch.delenv("KERASDIST_SECRET", raising=False)
+    assert "KERASDIST_SECRET" not in of_job(JobSpec(("true",), environment={name: "mine"}), 0)
+    monkeypatch.setenv(name, "mine")
+    assert "KERASDIST_SECRET" not in of_job(JobSpec(("true",)), 0)

@@ -73,6 +73,8 @@ def connect(job: Job) -> None:
         is_master=job.is_chief,
         timeout=timedelta(seconds=job.timeouts.join),
         wait_for_workers=False,
+        # Its own would listen on all interfaces, and another process could take the port first.
+        master_listen_fd=job.own_port().listening() if job.is_chief else None,
     )
     _let_gloo_be_reached(job)
     with threads.waiting_their_turn():
@@ -90,7 +92,7 @@ def connect(job: Job) -> None:
 
 def _let_gloo_be_reached(job: Job) -> None:
     """Has Gloo listen where the other workers reach this one, unless the user has said where."""
-    address = network.misleads(job.addresses, job.rank)
+    address = "127.0.0.1" if job.is_on_one_machine else network.misleads(job.addresses, job.rank)
     interface = None if address is None else network.interface_of(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,0 +1,149 @@
+"""How a worker and the chief prove to each other that they belong to one job.
+
+The chief opens each connection with a challenge: its job's name and a random number. The worker
+answers with a random number of its own and an HMAC-SHA256 of both under the job's secret; the chief
+replies with another HMAC of the same numbers. Only then does any other message follow. The secret
+itself is never sent, and an answer is of no use on another connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Any
+
+from kerasdist.errors import JobError
+from kerasdist.job import wire
+from kerasdist.job.secret import SECRET, Credentials
+
+MAX_BYTES = 4096
+"""The largest message that is read from a peer that has not yet proved its membership."""
+
+SECONDS = 10.0
+"""How long a peer may take to prove its membership."""
+
+_NONCE_BYTES = 32
+_CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
+
+
+class OtherJobError(ConnectionError):
+    """At the chief's address answers the chief of another job."""
+
+
+class RefusedError(Exception):
+    """The chief does not let a peer in; the message is the reason.
+
+    Args:
+        why: The reason.
+        peer_speaks: Whether the peer follows the protocol, so that it is told the reason.
+    """
+
+    def __init__(self, why: str, *, peer_speaks: bool = True) -> None:
+        super().__init__(why)
+        self.peer_speaks = peer_speaks
+
+
+def challenge(mine: Credentials) -> dict[str, Any]:
+    """Returns the chief's first message on a connection."""
+    return {
+        "type": "challenge",
+        "protocol": wire.VERSION,
+        "job": mine.job_id,
+        "secret": mine.secret is not None,
+        "nonce": secrets.token_hex(_NONCE_BYTES),
+    }
+
+
+def answer(asked: Any, mine: Credentials) -> dict[str, Any]:
+    """Returns the worker's answer to a challenge.
+
+    Args:
+        asked: The chief's first message.
+        mine: What this worker knows.
+
+    Raises:
+        OtherJobError: If the chief is that of another job.
+        JobError: If only one of the two has a secret, or they run different versions.
+        ConnectionError: If the message is not a challenge.
+    """
+    asked = _checked(asked, "challenge", {"job": str, "secret": bool, "nonce": str})
+    if asked.get("protocol") != wire.VERSION:
+        raise JobError(
+            "Expected the same kerasdist on all workers. Received: protocol "
+            f"{wire.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
+        )
+    if asked["job"] != mine.job_id:
+        raise OtherJobError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
+    if asked["secret"] != (mine.secret is not None):
+        with_, without = ("chief", "worker") if asked["secret"] else ("worker", "chief")
+        raise JobError(
+            f"Expected the same {SECRET} on all workers. Received: one on this job's {with_}, none "
+            f"on the {without}. Set {SECRET} (or {SECRET}_FILE) for every worker, or for none."
+        )
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    return {
+        "type": "answer",
+        "nonce": nonce,
+        "digest": _digest(mine, _WORKER, asked["nonce"], nonce),
+    }
+
+
+def reply(asked: dict[str, Any], answered: Any, mine: Credentials) -> dict[str, Any]:
+    """Returns the chief's reply to a worker's answer.
+
+    Args:
+        asked: The chief's challenge on this connection.
+        answered: What came back.
+        mine: What the chief knows.
+
+    Raises:
+        RefusedError: If the answer does not prove that the peer is a worker of this job.
+    """
+    if isinstance(answered, dict) and answered.get("type") == "hello":
+        raise RefusedError(f"it runs another kerasdist, not protocol {wire.VERSION}")
+    try:
+        answered = _checked(answered, "answer", {"nonce": str, "digest": str})
+    except ConnectionError as error:
+        raise RefusedError(str(error), peer_speaks=False) from error
+    expected = _digest(mine, _WORKER, asked["nonce"], answered["nonce"])
+    if not _equal(answered["digest"], expected):
+        raise RefusedError(f"its {SECRET} is not the one of this job")
+    return {"type": "proof", "digest": _digest(mine, _CHIEF, asked["nonce"], answered["nonce"])}
+
+
+def check_proof(
+    asked: dict[str, Any], answered: dict[str, Any], proof: Any, mine: Credentials
+) -> None:
+    """Checks the chief's reply, on the worker.
+
+    Raises:
+        JobError: If the chief refuses this worker.
+        ConnectionError: If the reply does not prove that the peer is the chief of this job.
+    """
+    if isinstance(proof, dict) and proof.get("type") == "refused":
+        raise JobError(f"the chief refused this worker: {proof.get('why')}")
+    proof = _checked(proof, "proof", {"digest": str})
+    if not _equal(proof["digest"], _digest(mine, _CHIEF, asked["nonce"], answered["nonce"])):
+        raise ConnectionError("the peer at the chief's address does not know the job's secret")
+
+
+def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
+    parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
+    # Lengths keep one list of parts from being read as another.
+    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
+    return hmac.new(mine.secret or b"", message, hashlib.sha256).hexdigest()
+
+
+def _equal(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
+
+
+def _checked(message: Any, kind: str, fields: dict[str, type]) -> dict[str, Any]:
+    """Returns a message that has a type and fields; anything else comes from a stranger."""
+    if not isinstance(message, dict) or message.get("type") != kind:
+        raise ConnectionError("not a kerasdist worker: its first message is of another kind")
+    for name, kind_of_value in fields.items():
+        if not isinstance(message.get(name), kind_of_value):
+            raise ConnectionError(f"not a kerasdist worker: its {kind} has no {name}")
+    return message

@@ -1,0 +1,120 @@
+"""Ports of this process: where it listens, and how a port is held until a framework listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import final
+
+from kerasdist.cluster import ports
+from kerasdist.errors import JobError
+
+COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
+"""The file descriptor of a socket that ``kerasdist run`` opened for the chief to listen on."""
+
+_BACKLOG = 1024
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or address of a host is one that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns the socket on which the chief listens for workers.
+
+    It is the one that the launcher opened, where there is one: then no other process could take the
+    port between its choice and its use.
+
+    Args:
+        host: The name under which the workers reach this machine.
+        port: The port; 0: one that the system chooses.
+
+    Raises:
+        JobError: If another process has the port.
+    """
+    inherited = _inherited(port)
+    if inherited is not None:
+        return inherited
+    try:
+        return socket.create_server(
+            ("127.0.0.1" if is_loopback(host) else "", port), backlog=_BACKLOG
+        )
+    except OSError as error:
+        raise JobError(
+            f"Expected port {port} of this machine to be free, for the workers of the job to "
+            f"connect to. Received: {error}. End the process that has it, start the job again (a "
+            f"launcher then chooses another port), or set {ports.COORDINATOR_VARIABLE}="
+            f"{host}:<another port> for all workers."
+        ) from error
+
+
+def _inherited(port: int) -> socket.socket | None:
+    """Returns the socket that the launcher opened for this port, if it did."""
+    number = os.environ.pop(COORDINATOR_FD, "")
+    if not number.isdecimal():
+        return None
+    try:
+        opened = socket.socket(fileno=int(number))
+    except OSError:  # closed on the way here
+        return None
+    if opened.getsockname()[1] != port:
+        opened.detach()
+        return None
+    opened.set_inheritable(False)
+    return opened
+
+
+@final
+class HeldPort:
+    """A port of this machine that no other process can take, until a framework listens on it.
+
+    It is bound, not listening, and shared by SO_REUSEPORT with this user's processes alone: the
+    framework's server, which sets the same option, takes over without a moment in between.
+
+    Attributes:
+        number: The port.
+    """
+
+    def __init__(self, *, loopback: bool, port: int = 0) -> None:
+        """Takes the port.
+
+        Args:
+            loopback: Whether only this machine is to reach it.
+            port: The port; 0: one that the system chooses.
+
+        Raises:
+            JobError: If another process has it.
+        """
+        self._socket = _bound(loopback=loopback, port=port)
+        self.number: int = self._socket.getsockname()[1]
+
+    def listening(self) -> int:
+        """Returns the file descriptor of the port as a socket that listens; the caller owns it."""
+        self._socket.listen(_BACKLOG)
+        return self._socket.detach()
+
+    def release(self) -> None:
+        """Gives the port up."""
+        self._socket.close()
+
+
+def _bound(*, loopback: bool, port: int) -> socket.socket:
+    dual = not loopback and socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if dual:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("127.0.0.1" if loopback else "", port))
+    except OSError as error:
+        bound.close()
+        raise JobError(
+            f"Expected port {port} of this machine to be free, for the framework's own server. "
+            f"Received: {error}. End the process that has it, or give this worker another address."
+        ) from error
+    return bound

@@ -1,0 +1,207 @@
+"""A live coordinator among strangers: the job goes on, and says what it refused."""
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kerasdist.errors import JobError
+from kerasdist.job import handshake, wire
+from kerasdist.job.hub import Hub
+from kerasdist.job.link import Link
+from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
+
+MINE = Credentials(b"a secret", "job 7")
+TIMEOUTS = Timeouts(join=30.0, heartbeat=30.0, meeting=30.0)
+FRAMES = 10_000
+
+
+class Coordinator:
+    """The chief's hub, with as many workers as it wants."""
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.hub = Hub("127.0.0.1", self.port, workers, TIMEOUTS, MINE)
+        self.links: list[Link] = []
+
+    def link(self, rank: int, known: Credentials = MINE, seconds: float = 30.0) -> Link:
+        facts = {"rank": rank, "num_workers": self.workers, "pid": rank, "host": "here"}
+        limits = Timeouts(seconds, 30.0, 30.0)
+        return Link("127.0.0.1", self.port, facts, limits, known)
+
+    def gather(self):
+        """All workers come."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            self.links = list(pool.map(self.link, range(self.workers)))
+
+    def goes_on(self):
+        """All workers exchange something."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            results = pool.map(
+                lambda link: link.meet("main", 1, "a step", link.facts["rank"]), self.links
+            )
+        assert list(results) == [list(range(self.workers))] * self.workers
+
+    def stranger(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+@pytest.fixture
+def coordinator():
+    one = Coordinator(2)
+    yield one
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Link.close, one.links))
+    if one.links:
+        one.hub.wait_until_all_left(10)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side closes the connection, whatever it says before."""
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_a_worker_without_the_secret_is_told(coordinator, capsys):
+    with pytest.raises(JobError, match="refused this worker: its KERASDIST_SECRET is not the one"):
+        coordinator.link(1, Credentials(b"another", "job 7"))
+    with pytest.raises(JobError, match="one on this job's chief, none on the worker"):
+        coordinator.link(1, Credentials(None, "job 7"))
+    with pytest.raises(JobError, match="the chief of job 'job 7' answers, not of 'job 8'"):
+        coordinator.link(1, Credentials(b"a secret", "job 8"), seconds=0.5)
+    coordinator.gather()
+    coordinator.goes_on()
+    said = capsys.readouterr().err
+    assert "[worker 0/2] refused a connection from 127.0.0.1:" in said
+    assert "its KERASDIST_SECRET is not the one of this job" in said
+    assert "a secret" not in said
+
+
+def test_a_replayed_answer_is_refused(coordinator, capsys):
+    heard = []
+    proxy = socket.create_server(("127.0.0.1", 0))
+
+    def listen_in():
+        """Stands between a worker and the chief, and keeps what the worker says."""
+        worker = proxy.accept()[0]
+        with worker, coordinator.stranger() as chief:
+            worker.sendall(wire.packed(wire.receive(chief)))
+            heard.append(wire.receive(worker))
+
+    thread = threading.Thread(target=listen_in)
+    thread.start()
+    facts = {"rank": 1, "num_workers": 2, "pid": 1, "host": "here"}
+    with pytest.raises(JobError):
+        Link("127.0.0.1", proxy.getsockname()[1], facts, Timeouts(0.3, 30.0, 30.0), MINE)
+    thread.join()
+    proxy.close()
+    with coordinator.stranger() as again:
+        wire.receive(again)
+        again.sendall(wire.packed(heard[0]))
+        assert wire.receive(again)["type"] == "refused"
+    coordinator.gather()
+    coordinator.goes_on()
+    assert "is not the one of this job" in capsys.readouterr().err
+
+
+def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsys):
+    monkeypatch.setattr(handshake, "SECONDS", 0.5)
+    with coordinator.stranger() as large, coordinator.stranger() as slow:
+        large.sendall((handshake.MAX_BYTES + 1).to_bytes(wire.HEADER_BYTES, "big"))
+        slow.sendall(b"\0")
+        began = time.monotonic()
+        assert is_closed(large)
+        assert time.monotonic() - began < 0.4  # not for slowness
+        assert is_closed(slow)
+    coordinator.gather()
+    coordinator.goes_on()
+    said = capsys.readouterr().err
+    assert f"it announces {handshake.MAX_BYTES + 1} bytes" in said
+    assert "it proved nothing within 0.5 s" in said
+
+
+def test_many_silent_peers_do_not_keep_workers_out(coordinator):
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(coordinator.stranger()) for _ in range(200)]
+        coordinator.gather()
+        coordinator.goes_on()
+        assert is_closed(silent[0])  # the oldest made room
+
+
+def test_ten_thousand_generated_frames(coordinator, capsys):
+    coordinator.gather()
+    rng = random.Random(0)
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda frame: send(coordinator, frame), [generated(rng) for _ in range(FRAMES)]
+            )
+        )
+    coordinator.goes_on()
+    lines = capsys.readouterr().err.splitlines()
+    assert 5 <= len(lines) < 50, lines  # what was refused, in few lines
+    assert all("refused a connection from 127.0.0.1:" in line for line in lines), lines
+
+
+def send(coordinator: Coordinator, frame: bytes):
+    """Sends bytes on a connection of their own, and sees to it that they change nothing."""
+    with coordinator.stranger() as one:
+        try:
+            one.sendall(frame)
+            one.shutdown(socket.SHUT_WR)
+        except OSError:  # it was closed before
+            return
+        assert is_closed(one)
+
+
+def generated(rng: random.Random) -> bytes:
+    """Bytes of chance, or messages of chance, or messages of ours with something wrong."""
+    match rng.randrange(5):
+        case 0:
+            return rng.randbytes(rng.randrange(200))
+        case 1:
+            body = rng.randbytes(rng.randrange(64))
+            return len(body).to_bytes(4, "big") + body
+        case 2:
+            body = b"[" * rng.randrange(1, 4000)
+            return len(body).to_bytes(4, "big") + body
+        case 3:
+            return wire.packed(_value(rng, 3))
+        case _:
+            kinds = ("answer", "hello", "beat", "meet", "bye", "roster", "failure", "proof")
+            fields = ("nonce", "digest", "rank", "num_workers", "channel", "label", "value", "why")
+            message = {name: _value(rng, 1) for name in rng.sample(fields, 4)}
+            return wire.packed({"type": rng.choice(kinds), **message})
+
+
+def _value(rng: random.Random, depth: int):
+    scalars = [
+        None,
+        True,
+        0,
+        -1,
+        2**63,
+        1.5,
+        "",
+        "ä" * rng.randrange(40),
+        "0" * 64,
+        json.dumps("x"),
+    ]
+    if depth and rng.random() < 0.5:
+        parts = [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+        return parts if rng.random() < 0.5 else {str(i): part for i, part in enumerate(parts)}
+    return rng.choice(scalars)

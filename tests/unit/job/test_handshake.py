@@ -1,0 +1,83 @@
+"""How a worker and the chief recognize each other."""
+
+import pytest
+
+from kerasdist.errors import JobError
+from kerasdist.job import handshake
+from kerasdist.job.secret import Credentials
+
+MINE = Credentials(b"a secret", "job 7")
+
+
+def exchange(chief: Credentials, worker: Credentials):
+    asked = handshake.challenge(chief)
+    answered = handshake.answer(asked, worker)
+    proof = handshake.reply(asked, answered, chief)
+    handshake.check_proof(asked, answered, proof, worker)
+    return asked, answered, proof
+
+
+@pytest.mark.parametrize("mine", [MINE, Credentials(None, "job 7"), Credentials()])
+def test_workers_of_one_job_recognize_each_other(mine):
+    asked, answered, proof = exchange(mine, mine)
+    assert "a secret" not in f"{asked}{answered}{proof}"
+
+
+def test_a_wrong_secret_is_refused():
+    with pytest.raises(handshake.RefusedError, match="KERASDIST_SECRET is not the one of this job"):
+        exchange(MINE, Credentials(b"another", "job 7"))
+
+
+@pytest.mark.parametrize(
+    ("chief", "worker", "said"),
+    [
+        (MINE, Credentials(None, "job 7"), "one on this job's chief, none on the worker"),
+        (Credentials(None, "job 7"), MINE, "one on this job's worker, none on the chief"),
+    ],
+)
+def test_a_missing_secret_is_named(chief, worker, said):
+    with pytest.raises(JobError, match=said):
+        exchange(chief, worker)
+
+
+def test_another_job_is_recognized():
+    with pytest.raises(handshake.OtherJobError, match=r"'job 8'.*'job 7'"):
+        exchange(Credentials(b"a secret", "job 8"), MINE)
+
+
+def test_an_answer_is_of_no_use_on_another_connection():
+    _, answered, _ = exchange(MINE, MINE)
+    with pytest.raises(handshake.RefusedError, match="is not the one"):
+        handshake.reply(handshake.challenge(MINE), answered, MINE)
+
+
+def test_a_chiefs_own_words_do_not_answer_it():
+    """A stranger that opens a second connection, and hands back what the chief says there."""
+    asked, answered, proof = exchange(MINE, MINE)
+    with pytest.raises(handshake.RefusedError):
+        handshake.reply(asked, {**answered, "digest": proof["digest"]}, MINE)
+
+
+def test_a_stranger_at_the_chiefs_address_is_recognized():
+    asked = handshake.challenge(MINE)
+    answered = handshake.answer(asked, MINE)
+    for proof in ({"type": "proof", "digest": answered["digest"]}, {"type": "proof"}, "proof", 7):
+        with pytest.raises(ConnectionError):
+            handshake.check_proof(asked, answered, proof, MINE)
+
+
+@pytest.mark.parametrize(
+    "message", [None, 1, [], {}, "challenge", {"type": "challenge", "job": 7}, {"type": "answer"}]
+)
+def test_what_is_not_a_message_of_ours_is_a_strangers(message):
+    with pytest.raises(ConnectionError, match="not a kerasdist worker"):
+        handshake.answer(message, MINE)
+    with pytest.raises(handshake.RefusedError, match="not a kerasdist worker"):
+        handshake.reply(handshake.challenge(MINE), message, MINE)
+
+
+def test_other_versions_are_named():
+    with pytest.raises(JobError, match="protocol 2 here, 1 on the chief"):
+        handshake.answer({**handshake.challenge(MINE), "protocol": 1}, MINE)
+    with pytest.raises(handshake.RefusedError, match="another kerasdist"):
+        handshake.reply(handshake.challenge(MINE), {"type": "hello", "protocol": 1}, MINE)
