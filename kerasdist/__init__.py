@@ -116,14 +116,49 @@ _HOMES = {
 }
 
 
+# What tf.distribute, or another library, has under this name, and what to use here.
+_ELSEWHERE = {
+    "ParameterServerStrategy": (
+        "kerasdist trains synchronously, without parameter servers. Use "
+        "kerasdist.MultiWorkerMirroredStrategy(), or kerasdist.CentralStorageStrategy() to keep "
+        "the variables of one machine on one device."
+    ),
+    "HierarchicalCopyAllReduce": "The backend chooses the collectives by itself.",
+    "NcclAllReduce": "The backend chooses the collectives by itself: NCCL between NVIDIA GPUs.",
+    "ReductionToOneDevice": "The backend chooses the collectives by itself.",
+    "CrossDeviceOps": "The backend chooses the collectives by itself.",
+    "RunOptions": "strategy.run(...) needs no options.",
+    "init": "There is nothing to initialize: make a strategy, for example kerasdist.auto().",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental"):
         return importlib.import_module(f"kerasdist.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'kerasdist' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(_hint(name))
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except (ImportError, ValueError) as error:
+        problem = importlib.import_module("kerasdist.backend_choice").backend_choice().problem
+        if problem is None:
+            raise
+        raise importlib.import_module("kerasdist.errors").BackendError(problem) from error
+    value = getattr(home, name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """Returns what to say of a name that there is not."""
+    said = f"module 'kerasdist' has no attribute {name!r}."
+    if name in _ELSEWHERE:
+        return f"{said} {_ELSEWHERE[name]}"
+    import difflib  # here: it takes 2 ms
+
+    by_lower = {known.lower(): known for known in __all__}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return f"{said} Did you mean kerasdist.{by_lower[near[0]]}?" if near else said
 
 
 def __dir__() -> list[str]:

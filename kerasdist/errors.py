@@ -31,6 +31,10 @@ class ReplicaError(KerasdistError, RuntimeError):
     """The replicas of one step disagree: on a collective, its shapes, or how many there are."""
 
 
+class BackendError(KerasdistError, ImportError):
+    """The backend that Keras is told to use does not exist, or is not installed."""
+
+
 class ClusterError(KerasdistError, ValueError):
     """The environment does not say clearly who takes part in the job, or contradicts itself."""
 

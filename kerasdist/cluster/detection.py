@@ -120,6 +120,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         own.refuse_half_a_cluster(environ)
         return None
     resolver = SOURCES[source](environ)
+    own.refuse_another_number(environ, resolver.num_workers, source.name)
     return resolver if resolver.num_workers > 1 else None
 
 

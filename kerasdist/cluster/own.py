@@ -97,6 +97,26 @@ def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
         )
 
 
+def refuse_another_number(environ: Mapping[str, str] | None, count: int, source: str) -> None:
+    """Refuses a number in ``KERASDIST_WORKERS`` that differs from that of the source in force.
+
+    Args:
+        environ: The variables; None for this process's own.
+        count: How many workers the source in force describes.
+        source: Its name.
+
+    Raises:
+        ClusterError: If they differ.
+    """
+    variables = Variables(environ, SOURCE.name)
+    if variables.has(WORKERS) and (own := workers(variables.text(WORKERS))[0]) != count:
+        raise ClusterError(
+            f"Expected one cluster in the environment. Received: {WORKERS}="
+            f"{variables.text(WORKERS)!r}, which is {own} workers, but {source} says "
+            f"num_workers={count}. Unset {WORKERS}, or set it to {count}."
+        )
+
+
 SOURCE = Source(
     name="KERASDIST",
     kind=Kind.PROCESS,

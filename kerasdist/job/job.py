@@ -15,7 +15,7 @@ from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.ports import split
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
-from kerasdist.job import script_exit
+from kerasdist.job import joined, script_exit
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
 from kerasdist.job.listening import HeldPort, is_loopback
@@ -71,6 +71,7 @@ class Job:
             for member in self._link.roster
         )
         self._watch = Watch(self._link, self._hub)
+        joined.note()
         self.agree("versions", {"kerasdist": __version__, **facts})
 
     @property

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kerasdist.errors import KerasdistError
+from kerasdist._version import __version__
+from kerasdist.backend_choice import backend_choice
+from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.launch import info as information
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kerasdist {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="kerasdist",
@@ -20,51 +30,88 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's tables give a flag the type <bool>
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def kerasdist(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+    ] = False,
+) -> None:
+    """Distributed training for Keras 3: start a job, or see what a job would find."""
+    del version
 
 
 # The script's own options are not ours: everything after its name is passed on.
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
-    script: Annotated[str, typer.Argument(help="A script, or with -m a module.")],
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="What the script gets.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS", help="Passed to the script.", show_default=False),
     ] = None,
     *,
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", "-n", min=1, help="How many; by default, the hosts' slots, or 1."
+            "--workers",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Number of workers (default: all slots of --hosts, or 1).",
         ),
     ] = None,
     devices_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="How many CPU devices each worker prepares.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Number of CPU devices that each worker prepares."),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often the whole job is started again after a failure.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Restart the whole job at most N times after a failure."
+        ),
     ] = 0,
     hosts: Annotated[
         str | None,
-        typer.Option(help="Machines reached by ssh: h1,h2, or h1:4,h2:4, or gpu[01-16]:8."),
+        typer.Option(
+            metavar="HOSTS", help="Machines reached by ssh: h1,h2, or h1:4,h2:4, or gpu[01-16]:8."
+        ),
     ] = None,
     logs: Annotated[
         Path | None,
-        typer.Option(help="A folder for a file an attempt and worker; by default, the screen."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Write one log file per attempt and worker here (default: the terminal).",
+        ),
     ] = None,
     timeout_on_stop: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that workers have from SIGTERM to SIGKILL.")
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="Time from SIGTERM to SIGKILL."),
     ] = STOP_SECONDS,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE for all workers. May be given again.", show_default=False),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A variable for all workers. May be given several times.",
+            show_default=False,
+        ),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="The workers' interpreter; by default, this one.")
+        str | None,
+        typer.Option(metavar="PATH", help="The workers' interpreter (default: this one)."),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module.")] = False,
 ) -> None:
-    """Start a script as several workers, and end them all when one fails."""
+    """Start a script as several workers, and end them all when one fails.
+
+    Options of kerasdist come before the script: kerasdist run --workers 2 train.py.
+    """
+    _warn_of_misplaced_options(context, script, arguments or ())
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
         workers=workers,
@@ -76,6 +123,7 @@ def run(
         environment=dict(_variable(each) for each in env or ()),
     )
     try:
+        _check_backend(spec)
         raise typer.Exit(run_job(spec).exit_code)
     except (KerasdistError, OSError) as error:
         typer.echo(f"kerasdist: {error}", err=True)
@@ -85,7 +133,7 @@ def run(
 @app.command()
 def info(
     *,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Show which cluster is detected here, and why; and what is installed."""
     facts = information.gather()
@@ -93,7 +141,35 @@ def info(
         typer.echo(information.as_json(facts))
     else:
         information.show(facts)
-    raise typer.Exit(0 if facts.error is None else 1)
+    raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
+
+
+def _warn_of_misplaced_options(
+    context: typer.Context, script: str, arguments: Sequence[str]
+) -> None:
+    """Warns where the script gets an option of ours that was not given to us.
+
+    No error: a script may have a ``--workers`` of its own.
+    """
+    given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    for option in context.command.params:
+        names = given & {name for name in option.opts if name != "-m"}
+        source = context.get_parameter_source(str(option.name))
+        if names and source is not None and source.name == "DEFAULT":
+            name = min(names)
+            typer.echo(
+                f"[kerasdist] warning: {name} stands after the script's name, so {script} gets it, "
+                f"and kerasdist does not. If you meant kerasdist's option, write it before: "
+                f"kerasdist run {name} ... {script}",
+                err=True,
+            )
+
+
+def _check_backend(spec: JobSpec) -> None:
+    """Refuses a backend that does not exist; a missing one may be installed elsewhere."""
+    choice = backend_choice({**os.environ, **spec.environment})
+    if not choice.is_keras_backend:
+        raise BackendError(choice.problem)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -84,6 +84,7 @@ class Attempt:
         self._stop_seconds = stop_seconds
         self._workers: list[Held] = []
         self._signal: int | None = None
+        self._stopped_twice = False
         # When to do what; never, as yet.
         self._stop_at = self._kill_at = self._abandon_at = math.inf
 
@@ -106,7 +107,7 @@ class Attempt:
         self._watch()
         deadline = time.monotonic() + OUTPUT_SECONDS
         endings = tuple(worker.ending(deadline) for worker in self._workers)
-        return AttemptResult(endings, self._signal)
+        return AttemptResult(endings, self._signal, self._stopped_twice)
 
     def _watch(self) -> None:
         """Waits until all workers have ended, and sees to it that they do."""
@@ -145,6 +146,7 @@ class Attempt:
 
     def _note_signal(self, number: int) -> None:
         if self._signal is not None:  # the second time: at once
+            self._stopped_twice = True
             self._kill_at = time.monotonic()
             return
         self._signal = number

@@ -28,6 +28,10 @@ from typing import IO, NoReturn
 _PR_SET_PDEATHSIG = 1
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
+_JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
+
+APART = "kerasdist: this worker has ended without joining the job"
+"""A guard's last line, where a worker ended well and has not joined the others."""
 
 
 def follow_into_death() -> None:
@@ -127,9 +131,12 @@ def main() -> int:
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_over)
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
     try:
         worker = subprocess.Popen(
             command,
+            env={**os.environ, _JOINED_FILE: str(joined)},
             stdin=subprocess.DEVNULL,
             process_group=0,
             pass_fds=() if arguments.pass_fd is None else (arguments.pass_fd,),
@@ -146,6 +153,10 @@ def main() -> int:
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     end_group(worker)
     code = worker.wait()
+    has_joined = joined.exists()
+    joined.unlink(missing_ok=True)
+    if code == 0 and not has_joined:
+        sys.stderr.write(f"{APART}\n")
     return 128 - code if code < 0 else code
 
 

@@ -10,13 +10,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import final
 
 from rich.console import Console
 from rich.table import Table
 
 import kerasdist
+from kerasdist.backend_choice import backend_choice
 from kerasdist.cluster import detection
 from kerasdist.cluster.detection import Finding
 from kerasdist.cluster.membership import Membership
@@ -58,6 +58,7 @@ class Facts:
         sources: What each source says, in the order in which they are asked.
         backend: The backend that Keras would take.
         backend_reason: Who says so.
+        backend_problem: Why it cannot be used here, None if it can.
         devices: The variables that choose devices, as far as they are set.
         versions: The versions of what is installed, by package; None: not installed.
     """
@@ -67,6 +68,7 @@ class Facts:
     sources: tuple[SourceFacts, ...]
     backend: str
     backend_reason: str
+    backend_problem: str | None
     devices: Mapping[str, str]
     versions: Mapping[str, str | None]
 
@@ -86,7 +88,7 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
     except KerasdistError as wrong:
         error = str(wrong)
     place = next((each.answer for each in found if each.source is believed), None)
-    backend, backend_reason = _backend(environ)
+    backend = backend_choice(environ)
     return Facts(
         membership=None if resolver is None else resolver.membership(),
         error=error,
@@ -101,8 +103,9 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
             )
             for each in found
         ),
-        backend=backend,
-        backend_reason=backend_reason,
+        backend=backend.name,
+        backend_reason=backend.reason,
+        backend_problem=backend.problem,
         devices={name: environ[name] for name in _DEVICE_VARIABLES if environ.get(name)},
         versions={
             "kerasdist": kerasdist.__version__,
@@ -143,6 +146,8 @@ def show(facts: Facts, console: Console | None = None) -> None:
         )
     console.print(table)
     console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
+    if facts.backend_problem is not None:
+        console.print(facts.backend_problem, style="bold red", markup=False)
     chosen = ", ".join(f"{name}={value}" for name, value in facts.devices.items())
     console.print(f"Devices: {chosen or 'no variable chooses them'}", markup=False)
     installed = [f"{name} {version}" for name, version in facts.versions.items() if version]
@@ -183,19 +188,6 @@ def _reason(finding: Finding) -> str:
     if isinstance(answer, KerasdistError):
         return str(answer)
     return f"rank {answer.rank} of {answer.num_workers}"
-
-
-def _backend(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Returns what Keras would take, by its own rules: the variable, then the file, then this."""
-    if environ.get("KERAS_BACKEND"):
-        return environ["KERAS_BACKEND"], "KERAS_BACKEND"
-    home = environ.get("KERAS_HOME")
-    file = (Path(home) if home else Path.home() / ".keras") / "keras.json"
-    try:
-        chosen = json.loads(file.read_text(encoding="utf-8")).get("backend")
-    except (OSError, ValueError, AttributeError):
-        chosen = None
-    return (chosen, str(file)) if chosen else ("tensorflow", "Keras's default")
 
 
 def _version(package: str) -> str | None:

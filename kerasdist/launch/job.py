@@ -56,6 +56,7 @@ class Launcher:
             OSError: If a worker cannot be started.
         """
         attempts: list[AttemptResult] = []
+        self._screen.say(report.of_start(self._spec, self._seats))
         with self._signals():
             while True:
                 workers = begin(self._spec, self._seats, len(attempts), self._screen, self._events)

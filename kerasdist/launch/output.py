@@ -11,11 +11,16 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TextIO, final
 
+from kerasdist.launch import guard
+
 LAST_LINES = 20
 """How many of a worker's lines are shown again if it fails."""
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _LONGEST_LINE = 1 << 16
+
+REDRAW_SECONDS = 10.0
+"""How often a line that is drawn again and again, such as a progress bar, is shown unfinished."""
 
 
 @final
@@ -96,22 +101,37 @@ class Pump:
         return tuple(self._last)
 
     def _move(self, source: IO[bytes], stream: TextIO) -> None:
-        rest = b""
+        rest, shown_at = b"", time.monotonic()
         while chunk := os.read(source.fileno(), 1 << 16):
-            # A progress bar ends its lines by a carriage return.
-            *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
+            *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
+            if lines:
+                shown_at = time.monotonic()
             for line in lines:
-                self._put(line, stream)
+                self._put(_as_drawn(line), stream)
+            if b"\r" in rest:
+                rest = b"\r" + _as_drawn(rest)
+                if time.monotonic() - shown_at >= REDRAW_SECONDS:
+                    self._put(rest[1:], stream)
+                    shown_at = time.monotonic()
+            elif len(rest) > _LONGEST_LINE:
+                self._put(rest, stream)
+                rest = b""
         if rest:
-            self._put(rest, stream)
+            self._put(_as_drawn(rest), stream)
         source.close()
 
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
+        if text == guard.APART:
+            return  # the launcher says it once for all workers
         self._screen.write(self._prefix, text, stream, self._rank)
+
+
+def _as_drawn(line: bytes) -> bytes:
+    """Returns what a terminal shows in the end of a line that was drawn several times."""
+    drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
+    return next((text for text in reversed(drawn) if text), b"")
 
 
 def last_lines_of(path: Path) -> tuple[str, ...]:

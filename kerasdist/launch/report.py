@@ -1,17 +1,22 @@
-"""What the launcher says of an attempt that did not succeed."""
+"""What the launcher says of a job: at its start, and of what went wrong."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections import Counter
+from collections.abc import Sequence
 
+from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.launch.beginning import log_file
+from kerasdist.launch.placement import Seat
 from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
 
 _SSH_FAILED = 255
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns what is to be said, nothing of a success.
+    """Returns what is to be said: of a success only that no worker took part in the job.
 
     Args:
         result: How the attempt has ended.
@@ -20,6 +25,11 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     """
     total = len(result.endings)
     lines: list[str] = []
+    why_killed = (
+        "was told to stop a second time"
+        if result.stopped_twice
+        else f"did not stop within {spec.stop_seconds:g} s"
+    )
     if result.signal is not None:
         lines.append(f"stopped by {signal.Signals(result.signal).name}")
     if result.preempted:
@@ -32,11 +42,39 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         if result.cause.exit_code == _SSH_FAILED and spec.hosts:
             lines.append("255 is also what ssh ends with where it cannot reach a host")
     lines += [
-        f"worker {each.rank}/{total} did not stop within {spec.stop_seconds:g} s, and was killed"
+        f"worker {each.rank}/{total} {why_killed}, and was killed"
         for each in result.endings
         if each.killed
     ]
+    if result.apart:
+        lines.append(
+            f"warning: {total} workers ran, and none joined the job: if the script trains, each "
+            "worker trained by itself, on all data, and the results are not one model. Make the "
+            "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
+            "model in its scope"
+        )
     return "\n".join(lines)
+
+
+def of_start(spec: JobSpec, seats: Sequence[Seat]) -> str:
+    """Returns the first line: how many workers, where, and on which backend.
+
+    Args:
+        spec: The job.
+        seats: Where its workers run.
+    """
+    backend = backend_choice({**os.environ, **spec.environment})
+    sizes = Counter(seat.host for seat in seats)
+    workers = f"{len(seats)} worker{'s'[: len(seats) - 1]}"
+    if list(sizes) == [None]:
+        where = "on this machine"
+    else:
+        where = "on " + ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
+    chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
+    said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
+    if backend.name not in KNOWN or backend.problem is None or spec.hosts:
+        return said  # another machine may have it
+    return f"{said}\nwarning: {backend.problem}"
 
 
 def _of_failure(cause: Ending, total: int) -> list[str]:

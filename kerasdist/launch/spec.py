@@ -56,6 +56,7 @@ class Ending:
         seconds: How long it ran.
         stopped: Whether the launcher had told it to stop.
         killed: Whether the launcher had to end it by SIGKILL.
+        joined: Whether it joined the job, as a strategy of several workers does.
         last_lines: The end of its output.
     """
 
@@ -65,6 +66,7 @@ class Ending:
     stopped: bool
     killed: bool
     last_lines: tuple[str, ...]
+    joined: bool = True
 
     @property
     def reason(self) -> str:
@@ -87,10 +89,19 @@ class AttemptResult:
     Attributes:
         endings: How each worker has ended, by rank.
         signal: The signal that stopped the launcher, if one did.
+        stopped_twice: Whether a second signal came, so that the workers were killed at once.
     """
 
     endings: tuple[Ending, ...]
     signal: int | None
+    stopped_twice: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether several workers ended well, and none of them joined the job."""
+        return len(self.endings) > 1 and not any(
+            each.joined or each.exit_code or each.stopped for each in self.endings
+        )
 
     @property
     def cause(self) -> Ending | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
+from kerasdist.launch import guard
 from kerasdist.launch.output import Pump, Screen, last_lines_of
 from kerasdist.launch.spec import Ending
 
@@ -151,6 +152,8 @@ class Worker:
         """
         exit_code = self.exit_code
         lines = self._pump.last_lines(deadline)
+        if self._log is not None:
+            lines = last_lines_of(self._log)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -160,7 +163,8 @@ class Worker:
             seconds=self._ended - self._began,
             stopped=self._stopped,
             killed=self._killed,
-            last_lines=lines if self._log is None else last_lines_of(self._log),
+            last_lines=lines,
+            joined=guard.APART not in lines,
         )
 
     def _wait(self, events: queue.SimpleQueue[Event]) -> None:

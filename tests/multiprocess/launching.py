@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def finish(*arguments: object, **environment: str) -> subprocess.CompletedProces
         timeout=SECONDS,
         check=False,
     )
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What the launcher wrote to its error output, without the first line, which it always has."""
+    first, _, rest = done.stderr.partition("\n")
+    assert re.fullmatch(r"\[kerasdist\] \d+ workers? on .+, backend \w+ \(.+\)", first), first
+    return rest
 
 
 @contextlib.contextmanager

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import kerasdist
 from kerasdist.job.exit_codes import ExitCode
-from kerasdist.launch import attempt, commands, guard
+from kerasdist.launch import attempt, commands, guard, output
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command
-from tests.multiprocess.launching import finish, left_after, run, started, wait_for, write
+from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,7 +35,8 @@ class TestCommandLine:
             *("run", "--workers", 2, "--devices-per-worker", 3, "--env", "MINE=a=b"),
             *(write(tmp_path, TELL), *arguments),
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0
+        assert "warning: 2 workers ran, and none joined the job" in said(done)
         told = {}
         for line in done.stdout.splitlines():
             prefix, _, text = line.partition("] ")
@@ -46,6 +49,7 @@ class TestCommandLine:
             secrets.add(variables.pop("KERASDIST_SECRET"))
             jobs.add(variables.pop("KERASDIST_JOB_ID"))
             opened.append(variables.pop("KERASDIST_COORDINATOR_FD", None))
+            assert not Path(variables.pop("KERASDIST_JOINED_FILE")).exists()
             assert variables == {
                 "KERASDIST_WORKERS": "2",
                 "KERASDIST_RANK": str(rank),
@@ -66,7 +70,7 @@ class TestCommandLine:
         write(tmp_path, "print(__name__, sys.argv[1:])", "some_module.py")
         path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()])
         done = finish("run", "-n", 1, "-m", "some_module", "-m", "x", PYTHONPATH=path)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, said(done)) == (0, "")
         assert done.stdout == "[worker 0/1] __main__ ['-m', 'x']\n"
 
     def test_a_worker_finds_itself_by_what_it_is_told(self, tmp_path):
@@ -85,11 +89,16 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "code", "words"),
         [
-            (["run"], 2, "script"),
+            (["run"], 2, "SCRIPT"),
             (["run", "--workers", 0, "x.py"], 2, "--workers"),
             (["run", "--env", "NAME", "x.py"], 2, "NAME=VALUE"),
             (["run", "--workers", 5, "--hosts", "a:2,b:2", "x.py"], 1, "hosts=['a:2,b:2']"),
             (["run", "no_such_script.py"], 2, "no_such_script.py"),
+            (
+                ["run", "--env", "KERAS_BACKEND=pytorch", "x.py"],
+                1,
+                "Set the variable KERAS_BACKEND",
+            ),
             (["run", "--python", "no-such-python", "x.py"], 127, "no-such-python"),
         ],
     )
@@ -98,6 +107,23 @@ class TestCommandLine:
         assert done.returncode == code
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_an_option_behind_the_script_is_the_scripts_and_kerasdist_says_so(self, tmp_path):
+        script = write(tmp_path, "print(sys.argv[1:])")
+        done = finish("run", script, "--workers", 2, "--logs=x", "--lr", 1)
+        assert done.stdout == "[worker 0/1] ['--workers', '2', '--logs=x', '--lr', '1']\n"
+        warnings = [line for line in done.stderr.splitlines() if "warning" in line]
+        assert [re.findall("--[a-z]+", line)[0] for line in warnings] == ["--workers", "--logs"]
+        # A loader's workers beside kerasdist's are no mistake.
+        done = finish("run", "-n", 1, script, "--workers", 2)
+        assert (done.returncode, said(done)) == (0, "")
+
+    def test_the_version(self):
+        assert finish("--version").stdout == f"kerasdist {kerasdist.__version__}\n"
+
+    def test_no_warning_where_the_workers_have_joined(self):
+        done = finish("run", "-n", 2, "-m", "tests.multiprocess.launched_script", 9, "-", 0)
+        assert (done.returncode, said(done)) == (0, "")
 
 
 class TestFailure:
@@ -220,7 +246,7 @@ class TestLogs:
         assert sorted(each.name for each in logs.iterdir()) == [
             f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)
         ]
-        assert (logs / "attempt-1-worker-0.log").read_text() == "out 1\nerr\n"
+        assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{guard.APART}\n"
         output = capfd.readouterr()
         assert output.out == ""
         assert "  | out 1" in output.err
@@ -237,11 +263,29 @@ sys.stderr.write("x" * 200_000 + "\\n")
         assert run(tmp_path, body, workers=1).exit_code == 0
         output = capfd.readouterr()
         assert output.out.splitlines() == [
-            f"[worker 0/1] {line}" for line in ("1/2", "2/2", "end without newline")
+            f"[worker 0/1] {line}" for line in ("2/2", "end without newline")
         ]
-        broken, *long = output.err.splitlines()
+        _, broken, *long = output.err.splitlines()
         assert broken == "[worker 0/1] \ufffd broken"
         assert "".join(line.removeprefix("[worker 0/1] ") for line in long) == "x" * 200_000
+
+    def test_a_progress_bar_is_shown_now_and_then_and_at_its_end(
+        self, tmp_path, capfd, monkeypatch
+    ):
+        """As Keras draws it: 20 times a second, with backspaces and a carriage return."""
+        monkeypatch.setattr(output, "REDRAW_SECONDS", 0.5)
+        body = """
+for step in range(1, 61):
+    sys.stdout.write("\\b" * 9 + "\\r" + f"{step}/60 bär")
+    sys.stdout.flush()
+    time.sleep(0.02)
+print()
+"""
+        assert run(tmp_path, body, workers=1).exit_code == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert 2 <= len(lines) <= 4, lines  # 1.2 s, and the end
+        assert lines[-1] == "[worker 0/1] 60/60 bär"
+        assert all(re.fullmatch(r"\[worker 0/1\] \d+/60 bär", line) for line in lines)
 
     def test_a_reader_that_goes_away_stops_nobody(self, tmp_path):
         body = "print('x' * 300_000, flush=True); mark('done')"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.launching import finish, left_after, started, wait_for, write
+from tests.multiprocess.launching import finish, left_after, said, started, wait_for, write
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,7 +52,9 @@ def test_each_host_gets_its_share(tmp_path, path):
         *("run", "--hosts", "n[01-02]:2,me@far", write(tmp_path, TELL), *arguments),
         **{**path, "KERAS_BACKEND": "jax", "SECRET": "s", "TF_CONFIG": "{}"},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert "on n01:2, n02:2, me@far:1, backend jax (KERAS_BACKEND)" in done.stderr
+    assert "5 workers ran, and none joined the job" in said(done)
     found = sorted(
         (json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()),
         key=lambda each: each[2]["KERASDIST_RANK"],

@@ -61,8 +61,9 @@ def test_a_second_signal_ends_at_once(tmp_path):
         launcher.terminate()
         wait_for(tmp_path, "got0", "got1")
         launcher.terminate()
-        launcher.wait(10)
+        _, err = launcher.communicate(timeout=10)
     assert launcher.returncode == 143
+    assert "worker 1/2 was told to stop a second time, and was killed" in err
     assert left_after(processes, 2) == []
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import kerasdist
 from tests.fresh import run_fresh
 
 ROOT = Path(__file__).parents[2]
@@ -36,15 +37,36 @@ def test_errors_config_and_cluster_import_no_framework():
     assert not added & set(FRAMEWORKS)
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    code = """
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MirorredStrategy", "Did you mean kerasdist.MirroredStrategy?"),
+        ("MirrorStrategy", "Did you mean kerasdist.MirroredStrategy?"),
+        ("mirroredstrategy", "Did you mean kerasdist.MirroredStrategy?"),
+        ("ParameterServerStrategy", "without parameter servers. Use"),
+        ("frobnicate", None),
+    ],
+)
+def test_an_unknown_name_is_an_attribute_error_with_a_hint(name, hint):
+    with pytest.raises(AttributeError) as caught:
+        getattr(kerasdist, name)
+    said = f"module 'kerasdist' has no attribute {name!r}."
+    assert str(caught.value).startswith(said if hint is None else f"{said} ")
+    assert (hint or said) in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", ["MirroredStrategy", "auto"])
+def test_a_backend_that_does_not_exist_is_told(strategy):
+    code = f"""
 import kerasdist
 try:
-    kerasdist.MirorredStrategy
-except AttributeError as error:
+    kerasdist.{strategy}()
+except kerasdist.errors.BackendError as error:
     print(error)
 """
-    assert "MirorredStrategy" in run_fresh(code)
+    said = run_fresh(code, KERAS_BACKEND="pytorch")
+    assert "Received: backend='pytorch' (KERAS_BACKEND)." in said
+    assert "Set the variable KERAS_BACKEND=torch." in said
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -78,6 +78,14 @@ def test_one_worker_that_is_told_to_be_one_is_one():
     assert detect({**env.SLURM_STEP, **alone}) is None
 
 
+@pytest.mark.parametrize("workers", ["2", "a:1,b:1,c:1"])
+def test_another_number_of_workers_beside_torchrun_is_a_contradiction(workers):
+    own = {"KERASDIST_WORKERS": workers}
+    with pytest.raises(ClusterError, match=f"KERASDIST_WORKERS={workers!r}.* num_workers=8"):
+        detect({**env.TORCHRUN, **own})
+    assert detect({**env.TORCHRUN, "KERASDIST_WORKERS": "8"}).num_workers == 8
+
+
 def test_what_is_wrong_in_the_outer_does_not_matter_inside():
     broken = {**env.SLURM_STEP, "SLURM_STEP_NODELIST": "[", "SLURM_PROCID": "x"}
     assert detect({**broken, **env.TORCHRUN}).rank == 5

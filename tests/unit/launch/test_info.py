@@ -72,6 +72,31 @@ def test_the_backend_and_who_says_so(tmp_path):
     assert info.gather(environ).backend == "tensorflow"
 
 
+@pytest.mark.parametrize(
+    ("backend", "installed", "words"),
+    [
+        ("pytorch", ["torch"], ["backend='pytorch' (KERAS_BACKEND)", "KERAS_BACKEND=torch"]),
+        ("numpy", ["jax"], ["Expected Keras's backend to be one of", "KERAS_BACKEND=jax"]),
+        ("jax", ["torch"], ["without the package", "KERAS_BACKEND=torch", "kerasdist[jax]"]),
+        ("jax", [], ["Installed here: none of them", "kerasdist[jax]"]),
+    ],
+)
+def test_a_backend_that_cannot_be_used_is_told(monkeypatch, backend, installed, words):
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: name if name in installed else None
+    )
+    environ = {"KERAS_BACKEND": backend}
+    problem = info.gather(environ).backend_problem
+    assert problem is not None
+    for each in words:
+        assert each in problem
+    assert problem in " ".join(shown(environ).split())
+
+
+def test_a_backend_that_can_be_used():
+    assert info.gather({"KERAS_BACKEND": "jax"}).backend_problem is None
+
+
 def test_for_programs_and_without_a_framework():
     code = """
 import sys

@@ -1,0 +1,83 @@
+"""Which backend Keras would take, by Keras's own rules, found out without importing it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+VARIABLE = "KERAS_BACKEND"
+"""The variable that chooses the backend."""
+
+KNOWN = ("tensorflow", "jax", "torch")
+"""The backends that kerasdist has an engine for; also the names of their packages."""
+
+_OTHERS = ("numpy", "openvino")  # Keras's, for inference
+
+
+@final
+@dataclass(frozen=True)
+class BackendChoice:
+    """The backend that Keras would take.
+
+    Attributes:
+        name: Its name, as it is written there.
+        reason: Where it is written: ``"KERAS_BACKEND"``, a file, or ``"Keras's default"``.
+    """
+
+    name: str
+    reason: str
+
+    @property
+    def is_keras_backend(self) -> bool:
+        """Whether Keras has such a backend; kerasdist may have no engine for it."""
+        return self.name in (*KNOWN, *_OTHERS)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with it in this interpreter, and what to do; None if nothing is."""
+        installed = [name for name in KNOWN if _is_installed(name)]
+        if self.name in installed:
+            return None
+        there = f"Installed here: {', '.join(installed) or 'none of them'}."
+        other = installed[0] if installed else "jax"
+        if self.name not in KNOWN:
+            near = difflib.get_close_matches(self.name.lower(), KNOWN, n=1)
+            return (
+                f"Expected Keras's backend to be one of {list(KNOWN)}. Received: "
+                f"backend={self.name!r} ({self.reason}). {there} Set the variable "
+                f"{VARIABLE}={near[0] if near else other}."
+            )
+        return (
+            f"Expected Keras's backend to be installed. Received: backend={self.name!r} "
+            f"({self.reason}), without the package. {there} Set {VARIABLE}={other}, or install "
+            f"it: pip install 'kerasdist[{self.name}]'."
+        )
+
+
+def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
+    """Returns what Keras would take: the variable, then its configuration file, then TensorFlow.
+
+    Args:
+        environ: The environment variables.
+    """
+    if environ.get(VARIABLE):
+        return BackendChoice(environ[VARIABLE], VARIABLE)
+    home = environ.get("KERAS_HOME")
+    file = (Path(home) if home else Path.home() / ".keras") / "keras.json"
+    try:
+        chosen = json.loads(file.read_text(encoding="utf-8")).get("backend")
+    except (OSError, ValueError, AttributeError):
+        chosen = None
+    if chosen:
+        return BackendChoice(str(chosen), str(file))
+    return BackendChoice("tensorflow", "Keras's default")
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
