@@ -18,10 +18,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test test-computing test-others docs support format clean
+.PHONY: help venv demo check lint unit test test-computing test-others gpu-like docs support format clean
 
 help: ## print this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
@@ -59,6 +59,9 @@ test-computing:
 
 test-others:
 	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=%)
+
+gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (20 minutes)
+	KERASDIST_GPU_LIKE=all $(PYTEST) -q tests/gpu_like
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

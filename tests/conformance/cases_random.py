@@ -74,6 +74,26 @@ def wide_dropout(lab):
     lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
 
 
+@case("random draws", limitation=BY_REPLICA)
+def dropout_in_a_cell(lab):
+    """`LSTM(dropout=...)`, which keeps its mask on the cell that the replicas share."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(N, 3, 4)).astype("float32"), regression(N)[1]
+
+    def build():
+        cells = keras.layers.LSTM(4, dropout=0.3, recurrent_dropout=0.2)
+        model = keras.Sequential([keras.Input((3, 4)), cells, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
+    if lab.backend == "jax":
+        lab.same(build, *actions)
+        return
+    first = lab.run(build, actions, lab.strategy())[1]
+    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+
+
 @case("random draws", replicas=REPLICAS, limitation=BY_REPLICA)
 def masks_differ_by_replica(lab):
     """Equal examples are dropped differently on each replica, and each time."""

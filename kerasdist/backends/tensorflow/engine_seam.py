@@ -109,6 +109,15 @@ def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribut
     return engine_class(devices, cross_device_ops=reduction)
 
 
+def group_key(engine: tf.distribute.Strategy) -> int:
+    """Returns a number for collectives of a strategy's devices that are not the framework's own.
+
+    Args:
+        engine: The strategy; TensorFlow counts its own groups from the strategy's base on.
+    """
+    return engine._collective_key_base + _KEYS_OF_A_STRATEGY - 1
+
+
 def central_storage_strategy(devices: list[str], home: str) -> Any:
     """Returns a ``tf.distribute`` strategy that keeps variables on one device.
 

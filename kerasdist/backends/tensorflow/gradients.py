@@ -8,8 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.engine_seam import mirrored
-from kerasdist.backends.tensorflow.values import wrapped
-from kerasdist.backends.tensorflow.variables import native
 from kerasdist.collectives import CommunicationImplementation, CommunicationOptions
 
 
@@ -64,67 +62,6 @@ def largest(parts: Sequence[Any]) -> Any:
     """
     parts = [part for part in parts if part is not None]
     return tf.reduce_max(tf.stack(parts), 0) if parts else None
-
-
-def all_reduced(
-    engine: tf.distribute.Strategy, gradients: Sequence[Sequence[Any]], variables: Sequence[Any]
-) -> list[Any]:
-    """Sums gradients by the engine's collectives, NCCL where it can be had.
-
-    Args:
-        engine: The strategy, in cross-replica context.
-        gradients: For each variable the replicas' gradients.
-        variables: The Keras variables they belong to.
-
-    Returns:
-        One gradient a variable: a value with a copy on every device, or None.
-    """
-    present = [index for index, parts in enumerate(gradients) if parts[0] is not None]
-    reduced = engine.extended.batch_reduce_to(
-        tf.distribute.ReduceOp.SUM,
-        [(wrapped(engine, gradients[index]), native(variables[index])) for index in present],
-    )
-    sums: list[Any] = [None] * len(gradients)
-    for index, value in zip(present, reduced, strict=True):
-        sums[index] = value
-    return sums
-
-
-def summed_everywhere(
-    engine: tf.distribute.Strategy,
-    tensors: Sequence[Sequence[Any]],
-    options: CommunicationOptions,
-) -> list[Any]:
-    """Sums tensors by the engine's collectives, to every device.
-
-    Args:
-        engine: The strategy, in cross-replica context.
-        tensors: The replicas' tensors, several times.
-        options: How to communicate.
-
-    Returns:
-        Values with a copy on every device, or tensors.
-    """
-    results: list[Any] = [None] * len(tensors)
-    on_device = [index for index, parts in enumerate(tensors) if _lives_on_device(parts[0])]
-    values = [wrapped(engine, tensors[index]) for index in on_device]
-    if values:
-        reduced = engine.extended.batch_reduce_to(
-            tf.distribute.ReduceOp.SUM,
-            [(value, value) for value in values],
-            native_options(options),
-        )
-        for index, value in zip(on_device, reduced, strict=True):
-            results[index] = value
-    return [
-        summed(parts) if value is None else value
-        for parts, value in zip(tensors, results, strict=True)
-    ]
-
-
-def _lives_on_device(tensor: Any) -> bool:
-    """Whether a tensor is where collectives reach: int32 is on the host, whatever the device."""
-    return not isinstance(tensor, tf.IndexedSlices) and tensor.dtype != tf.int32
 
 
 def divided(total: Any, count: Any) -> Any:

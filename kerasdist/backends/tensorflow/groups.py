@@ -13,7 +13,9 @@ from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow import gradients
 from kerasdist.backends.tensorflow.batches import Piece, pieces
 from kerasdist.backends.tensorflow.components import check_alike, concat
+from kerasdist.backends.tensorflow.engine_seam import group_key, keeps_one_copy, mirrored
 from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
+from kerasdist.backends.tensorflow.transport import Lanes, Transport
 from kerasdist.collectives import CommunicationOptions
 
 # The parts of one value that the replicas of this process hold, by replica.
@@ -215,6 +217,20 @@ class Group(abc.ABC):
 class LocalGroup(Group):
     """All replicas are in this process."""
 
+    def __init__(self, engine: tf.distribute.Strategy, *, shares_memory: bool) -> None:
+        """Makes the group.
+
+        Args:
+            engine: The framework's strategy.
+            shares_memory: Whether the devices share their memory.
+        """
+        super().__init__(engine, shares_memory=shares_memory)
+        devices = engine.extended.worker_devices
+        # A variable that has one copy needs its gradient in one place.
+        is_one_place = shares_memory or len(devices) == 1 or keeps_one_copy(engine)
+        lanes = Lanes(devices, workers=1, key=group_key(engine))
+        self._transport = None if is_one_place else Transport(lanes, lambda: 0.0)
+
     @property
     def local(self) -> range:
         """The numbers of all replicas."""
@@ -246,18 +262,25 @@ class LocalGroup(Group):
         *,
         here: bool = True,
     ) -> list[Any]:
-        """Returns sums, by the engine's collectives where they pay."""
-        if here or self.shares_memory:
+        """Returns sums, by collectives where they pay."""
+        if here or self._transport is None:
             return [gradients.summed(parts) for parts in columns]
-        return gradients.summed_everywhere(self.engine, columns, options)
+        results: list[Any] = [None] * len(columns)
+        dense = [index for index, parts in enumerate(columns) if _travels(parts)]
+        given = [[tf.convert_to_tensor(part) for part in columns[index]] for index in dense]
+        for index, column in zip(dense, self._transport.sums(given, options), strict=True):
+            results[index] = mirrored(column)
+        return [
+            gradients.summed(parts) if result is None else result
+            for parts, result in zip(columns, results, strict=True)
+        ]
 
     def sums_of_gradients(
         self, columns: Sequence[Parts], variables: Sequence[Any], *, here: bool
     ) -> list[Any]:
-        """Returns sums, by the engine's collectives where they pay."""
-        if here or self.shares_memory:
-            return [gradients.summed(parts) for parts in columns]
-        return gradients.all_reduced(self.engine, columns, variables)
+        """Returns sums, by collectives where they pay."""
+        del variables
+        return self.sums(columns, here=here)
 
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
@@ -273,6 +296,14 @@ class LocalGroup(Group):
             parts = [part.numpy() for part in variable.value.values]
             if any((part != parts[0]).any() for part in parts[1:]):
                 variable.assign(variable.value)
+
+
+def _travels(parts: Parts) -> bool:
+    """Whether a collective reaches the tensors: int32 is on the host, whatever the device."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None or isinstance(first, tf.IndexedSlices):
+        return False
+    return first.dtype not in (tf.int32, tf.bool)
 
 
 def _size(part: Any, axis: int) -> Any:

@@ -1,15 +1,14 @@
-"""The one collective there is between workers: a sum."""
+"""The one collective there is between devices that share no memory, and between workers: a sum."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.gradients import native_options
-from kerasdist.backends.tensorflow.values import wrapped
-from kerasdist.backends.tensorflow.workers_seam import WorkersStrategy
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import UnsupportedError
 
@@ -21,35 +20,36 @@ Column = Sequence[tf.Tensor]
 _TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
-@final
-class Transport:
-    """Sums values over the lanes of all workers.
+@dataclass(frozen=True)
+class Lanes:
+    """What takes part in a sum.
 
     Attributes:
-        lanes: The names of this worker's devices that take part.
+        here: The names of this process's devices that take part.
+        workers: How many processes have as many.
+        key: The number that the framework knows this group of devices by.
     """
 
-    def __init__(
-        self,
-        engine: WorkersStrategy,
-        lanes: Sequence[str],
-        timeout: float,
-        is_watched: Callable[[], bool],
-    ) -> None:
+    here: Sequence[str]
+    workers: int
+    key: int
+
+
+@final
+class Transport:
+    """Sums values over the lanes of all workers."""
+
+    def __init__(self, lanes: Lanes, seconds_to_wait: Callable[[], float]) -> None:
         """Prepares it.
 
         Args:
-            engine: The strategy of the workers.
-            lanes: The names of this worker's devices that take part.
-            timeout: How long to wait in a collective, in seconds.
-            is_watched: Returns whether the job ends if what is done now stands still.
+            lanes: What takes part.
+            seconds_to_wait: Returns how long a collective waits by itself, 0 for ever.
         """
         self.lanes = lanes
-        self._engine = engine
-        self._timeout = timeout
-        self._is_watched = is_watched
-        with tf.device(lanes[0]):
-            self._order = tf.Variable(tf.zeros([]), trainable=False)
+        self._seconds_to_wait = seconds_to_wait
+        self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
+        self._in_one_call = tf.function(self._in_graph, reduce_retracing=True, autograph=False)
 
     def sums(self, columns: Sequence[Column], options: CommunicationOptions) -> list[Column]:
         """Returns the sum of each of several values over the lanes of all workers.
@@ -94,7 +94,7 @@ class Transport:
 
     def _on_lanes(self, function: Callable[..., Any], *per_lane: Sequence[Any]) -> list[Any]:
         results = []
-        for device, *args in zip(self.lanes, *per_lane, strict=True):
+        for device, *args in zip(self.lanes.here, *per_lane, strict=True):
             with tf.device(device):
                 results.append(function(*args))
         return results
@@ -103,17 +103,24 @@ class Transport:
         self, vectors: Sequence[tf.Tensor], options: CommunicationOptions
     ) -> list[tf.Tensor]:
         """The sum of all workers' vectors, on each lane: the only collective there is."""
+        hint = communication_hint(options, self.lanes.here)
+        seconds = options.timeout_seconds or self._seconds_to_wait()
         placed = self._on_lanes(tf.identity, vectors)
-        if len(placed) == 1:
-            return self._on_lanes(lambda one: self._sum_of_workers(one, options), placed)
-        given = wrapped(self._engine, placed)
-        [total] = self._engine.extended.batch_reduce_to(
-            tf.distribute.ReduceOp.SUM, [(given, given)], native_options(options)
-        )
-        return list(self._engine.experimental_local_results(total))
+        if len(placed) > 1 and tf.executing_eagerly():
+            # Eagerly the first lane would wait for the second one before that has begun.
+            return self._in_one_call(placed, hint, seconds)
+        return self._in_graph(placed, hint, seconds)
 
-    def _sum_of_workers(self, vector: tf.Tensor, options: CommunicationOptions) -> tf.Tensor:
-        """A collective in which each worker takes part once.
+    def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
+        def collective(vector: tf.Tensor, order: tf.Variable) -> tf.Tensor:
+            return self._sum_of_lanes(vector, order, hint, seconds)
+
+        return self._on_lanes(collective, vectors, self._orders)
+
+    def _sum_of_lanes(
+        self, vector: tf.Tensor, order: tf.Variable, hint: str, seconds: float
+    ) -> tf.Tensor:
+        """A collective in which each lane takes part once.
 
         TensorFlow's own asks the chief for a new number each time: a millisecond, and it fails with
         ``steps_per_execution``, as compiled functions in loops are not fed such numbers. Ours come
@@ -124,25 +131,32 @@ class Transport:
         key = size * len(_TRAVELLING) + _TRAVELLING.index(vector.dtype)
         return tf.raw_ops.CollectiveReduceV2(
             input=vector,
-            group_size=self._engine.num_workers,
-            group_key=self._engine.group_key,
+            group_size=self.lanes.workers * len(self.lanes.here),
+            group_key=self.lanes.key,
             instance_key=tf.cast(key % tf.int32.max, tf.int32),
-            ordering_token=[self._order.handle],
+            ordering_token=[order.handle],
             merge_op="Add",
             final_op="Id",
-            communication_hint=native_options(options).implementation.value,
-            timeout_seconds=options.timeout_seconds or self._seconds_to_wait(),
+            communication_hint=hint,
+            timeout_seconds=seconds,
         )
 
-    def _seconds_to_wait(self) -> float:
-        """How long a collective waits by itself, 0 for ever.
 
-        TensorFlow starts two threads for each collective with a time-out, which sleep to the end of
-        it, however soon the collective is done. 50 steps a second with 10 minutes each are 60,000
-        threads, of which the process dies (seen with 2.21: base_collective_executor.cc would have
-        a thread do it for all). So where the job ends when nothing moves, it is left to that.
-        """
-        return 0.0 if self._is_watched() else self._timeout
+def communication_hint(options: CommunicationOptions, devices: Sequence[str]) -> str:
+    """Returns what TensorFlow's runtime takes for the name of an implementation.
+
+    It knows small letters alone, and takes anything else, also its own ``auto``, for a ring through
+    the host's memory.
+
+    Args:
+        options: How to communicate.
+        devices: The names of this process's devices that take part.
+    """
+    chosen = native_options(options).implementation.value.lower()
+    gpus = [one for one in devices if tf.DeviceSpec.from_string(one).device_type == "GPU"]
+    # Several virtual devices on one GPU are refused by NCCL.
+    apart = len(gpus) <= len(tf.config.list_physical_devices("GPU"))
+    return "nccl" if chosen == "auto" and apart and len(gpus) == len(devices) else chosen
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from kerasdist.backends.tensorflow.engine_seam import mirrored
 from kerasdist.backends.tensorflow.gradients import summed
 from kerasdist.backends.tensorflow.groups import Group, Parts
 from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
-from kerasdist.backends.tensorflow.transport import Column, Transport
+from kerasdist.backends.tensorflow.transport import Column, Lanes, Transport
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers_seam import SharedSum, WorkersStrategy
 from kerasdist.collectives import CommunicationOptions
@@ -46,8 +46,20 @@ class WorkerGroup(Group):
         super().__init__(engine, shares_memory=shares_memory)
         self._devices = engine.extended.worker_devices
         self._rank = job.rank
-        lanes = self._devices[:1] if shares_memory else self._devices
-        self._transport = Transport(engine, lanes, timeout, lambda: job.is_watched)
+        devices = self._devices[:1] if shares_memory else self._devices
+
+        def seconds_to_wait() -> float:
+            """Leaves the waiting to the job where that ends as soon as nothing moves.
+
+            TensorFlow starts two threads for each collective with a time-out, which sleep to the
+            end of it, however soon the collective is done. 50 steps a second with 10 minutes each
+            are 60,000 threads, of which the process dies (seen with 2.21:
+            base_collective_executor.cc would have a thread do it for all).
+            """
+            return 0.0 if job.is_watched else timeout
+
+        lanes = Lanes(devices, workers=engine.num_workers, key=engine.group_key)
+        self._transport = Transport(lanes, seconds_to_wait)
 
     @property
     def local(self) -> range:
@@ -252,7 +264,7 @@ class WorkerGroup(Group):
         check_alike(tensors)
         if not self.shares_memory:
             return tensors
-        with tf.device(self._transport.lanes[0]):
+        with tf.device(self._transport.lanes.here[0]):
             return [summed(tensors)]
 
     def _whole(self, placed: Parts, like: Any) -> Any:

@@ -1,11 +1,13 @@
 """Whether replicas run at the same time, or take turns.
 
-Replicas on GPUs run at the same time, replicas on one CPU as it is best. Turns are always right:
-the replicas go through the model one after another, in the order of ranks, each with all of torch's
-threads. At the same time, with a part of the threads each, is faster where a step computes long
-enough for the threads not to fight over Python's lock. It is wrong where replicas touch something
-that they share: a layer that keeps a tensor on itself, or a draw from torch's own generator, which
-would then depend on timing.
+Turns are always right: the replicas go through the model one after another, in the order of ranks,
+each with all of torch's threads. At the same time is wrong where replicas touch something that they
+share: a layer that keeps a tensor on itself, as `keras.layers.LSTM(dropout=...)` keeps its mask, or
+a draw from torch's own generator, which would then depend on timing. So replicas run at the same
+time only in steps of Keras's own layers that are known to share nothing: on GPUs always then, on
+one CPU, where each gets a part of the threads, if a step computes long enough for the threads not
+to fight over Python's lock. Turns cost little on GPUs: what a replica launches there runs on while
+the next one launches.
 """
 
 from __future__ import annotations
@@ -65,11 +67,9 @@ class Pace:
         Yields:
             Whether they take turns.
         """
-        if not self._on_cpu:
-            yield False
-            return
         if self._apart is not None:
-            yield not (self._apart and _pays(parts, self._parameters))
+            pays = not self._on_cpu or _pays(parts, self._parameters)
+            yield not (self._apart and pays)
             return
         before = torch.get_rng_state()
         yield True
@@ -101,9 +101,9 @@ class LoopPace:
     makes variables (``if self.scale is None: self.scale = keras.Variable(1.0)``), the first replica
     makes them and the others find them.
 
-    On the CPU replicas run at the same time if that pays, if there are but Keras's own layers, and
-    if a `kerasdist.function` calls: what such a step does to Python's objects happens at its own
-    times on other backends, too. All other functions take turns.
+    Replicas run at the same time if there are only Keras's own layers; on the CPU also only if that
+    pays, and if a `kerasdist.function` calls: what such a step does to Python's objects happens at
+    its own times on other backends, too. All other functions take turns.
     """
 
     def __init__(self, *, on_cpu: bool) -> None:
@@ -141,8 +141,8 @@ class LoopPace:
         known = remembered.get(name)
         with creation.layers_called() as layers:
             if known is not None:
-                at_once = in_step and known.apart and _pays(parts, known.parameters)
-                yield self._on_cpu and not at_once
+                pays = not self._on_cpu or (in_step and _pays(parts, known.parameters))
+                yield not (known.apart and pays)
                 if not all(layer in known.layers for layer in layers):
                     del remembered[name]  # it is another model's step now
                 return

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 class TorchReplicaSet(ReplicaSet):
     """Devices, and a thread for each that lives as long as this object.
 
-    Replicas on logical CPU devices share one processor: they run at the same time or take turns, as
-    their `Pace` says. Replicas on GPUs run at the same time.
+    Replicas run at the same time or take turns, as their `Pace` says.
     """
 
     def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from kerasdist.backends.tensorflow import workers_seam
 from kerasdist.backends.tensorflow.gradients import native_options
+from kerasdist.backends.tensorflow.transport import communication_hint
 from kerasdist.backends.tensorflow.workers import WorkerGroup
 from kerasdist.collectives import CommunicationOptions
 
@@ -71,6 +72,11 @@ print(json.dumps({
     "costly": [one is total for one in group.costly([total, mean, first])],
     "sums": [[one.dtype.name, one.numpy().tolist()] for one in sums],
     "whole": [whole.numpy().tolist(), [int(size) for size in sizes]],
+    "hints": [
+        communication_hint(CommunicationOptions(implementation=name), devices)
+        for name in ("AUTO", "RING", "NCCL")
+        for devices in (["/device:CPU:0"], ["/job:worker/task:1/device:GPU:0"])
+    ],
     "names": len(workers_seam.private_names()),
 }))
 """
@@ -108,6 +114,11 @@ def test_only_divided_variables_cost_a_collective(found):
 def test_sums_keep_types_and_shapes(found):
     assert found["sums"] == [["float32", [1.5]], ["int8", 3], ["bfloat16", [[2.5]]]]
     assert found["whole"] == [[True, False], [2]]
+
+
+def test_hints_are_spelled_as_the_runtime_compares_them(found):
+    # No GPU is here, so that two would be virtual ones.
+    assert found["hints"] == ["auto", "auto", "ring", "ring", "nccl", "nccl"]
 
 
 def test_private_names_are_there(found):

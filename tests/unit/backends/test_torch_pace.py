@@ -1,4 +1,4 @@
-"""When replicas on the CPU run at the same time: in a fresh process, as Keras fixes its backend."""
+"""When replicas run at the same time: in a fresh process, as Keras fixes its backend."""
 
 import json
 
@@ -10,6 +10,7 @@ SCRIPT = """
 import json
 import kerasdist as kd
 import keras, numpy as np, torch
+from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.backends.torch.rendezvous import Rendezvous
 
 seen = []
@@ -45,13 +46,20 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(256, 64)).astype("float32"), rng.normal(size=(256, 1)).astype("float32")
 torch.set_num_threads(2)
 told = {}
-for name, (layers, loss) in CASES.items():
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((64,)), *layers, L.Dense(1)])
-        model.compile("sgd", loss)
-    seen.clear()
-    model.fit(x, y, batch_size=64, verbose=0)
-    told[name] = list(seen)
+
+def watch(strategy, cases, label=""):
+    for name, (layers, loss) in cases.items():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((64,)), *layers, L.Dense(1)])
+            model.compile("sgd", loss)
+        seen.clear()
+        model.fit(x, y, batch_size=64, verbose=0)
+        told[name + label] = list(seen)
+
+watch(strategy, CASES)
+TorchReplicaSet.on_cpu = property(lambda self: False)
+ON_GPUS = {name: one for name, one in CASES.items() if name[:4] != "wide"}
+watch(kd.MirroredStrategy(["cpu:0", "cpu:1"]), ON_GPUS, " on GPUs")
 told["threads"] = torch.get_num_threads()
 print(json.dumps(told))
 """
@@ -75,6 +83,10 @@ def told():
         ("a cell with dropout", TURNS),
         ("a cell without", AT_ONCE),
         ("a loss that draws", TURNS),
+        ("small on GPUs", AT_ONCE),
+        ("a layer of the user's on GPUs", TURNS),
+        ("a cell with dropout on GPUs", TURNS),
+        ("a loss that draws on GPUs", TURNS),
     ],
 )
 def test_pace(told, model, turns):

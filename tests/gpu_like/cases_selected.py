@@ -1,0 +1,66 @@
+"""Cases of the exactness suite and of the facade's, which run here once more.
+
+With ``KERASDIST_GPU_LIKE=all`` every case, else a selection.
+"""
+
+import os
+from dataclasses import replace
+
+from tests.conformance import registry
+
+FACADE = "tests.facade"
+SUITE = "tests.gpu_like"
+# What differs most there: sums in loops and branches, state that replicas might share, copies of
+# variables, code that runs in the backward pass, and batches that are placed ahead.
+SELECTED = frozenset(
+    {
+        "callbacks.callback_reads_and_writes",
+        "losses.add_loss_mean",
+        "models.state_that_layers_write",
+        "models.unused_weights",
+        "normalization.synchronised",
+        "optimizers.accumulation",
+        "optimizers.global_clipnorm_opposing",
+        "optimizers.loss_scale_overflow",
+        "random.dropout_in_a_cell",
+        "random.masks_differ_by_replica",
+        "ragged.fewer_examples_than_replicas",
+        "steps.gradient_penalty",
+        "steps.two_optimizers",
+        "training.on_batch_methods",
+        "training.steps_per_execution_not_dividing",
+        "facade.collectives.booleans_have_no_sum",
+        "facade.collectives.gradient_of_a_ragged_all_gather",
+        "facade.collectives.sums_and_means_of_nests",
+        "facade.collectives.types_together",
+        "facade.datasets.input_options",
+        "facade.datasets.rows_of_arrays",
+        "facade.errors.unequal_numbers_of_all_reduces",
+        "facade.functions.a_model_built_in_a_compiled_step",
+        "facade.gradients.gradients_of_gradients",
+        "facade.replica_context.merge_calls_in_compiled_steps",
+        "facade.training.adam_clipnorm",
+        "facade.training.embeddings",
+        "facade.variables.on_read_by_sum",
+    }
+)
+
+
+def is_of_facade(case: registry.Case) -> bool:
+    return case.name.startswith("facade.")
+
+
+def register() -> None:
+    everything = os.environ.get("KERASDIST_GPU_LIKE") == "all"
+    names = set()
+    for suite, prefix in ((registry.CONFORMANCE, ""), (FACADE, "facade.")):
+        for case in registry.load(suite).values():
+            name = prefix + case.name
+            names.add(name)
+            if everything or name in SELECTED:
+                registry.CASES[SUITE, name] = replace(case, name=name)
+    if missing := SELECTED - names:
+        raise ValueError(f"Expected names of cases. Received: {sorted(missing)}. Rename them here.")
+
+
+register()
