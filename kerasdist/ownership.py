@@ -1,4 +1,4 @@
-"""Which strategy a Keras variable was made under."""
+"""Which strategy a Keras variable was made under, and which strategies wait for their use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ if TYPE_CHECKING:
 
 # By id, since a Keras variable compares by value and cannot be hashed. The entry goes with it.
 _made_under: dict[int, tuple[weakref.ref[Any], weakref.ref[Strategy]]] = {}
+
+
+# Those with several replicas.
+_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()
+
+
+def remember(strategy: Strategy) -> None:
+    """Notes that there is a strategy, if it has several replicas.
+
+    Args:
+        strategy: The strategy.
+    """
+    if strategy.num_replicas_in_sync > 1:
+        _strategies.add(strategy)
+
+
+def unused_strategy() -> Strategy | None:
+    """Returns a strategy of several replicas in whose scope no model was made, None if none is."""
+    return next((strategy for strategy in _strategies if not strategy.is_used), None)
+
+
+def any_is_used() -> bool:
+    """Returns whether a strategy of several replicas that still exists is used."""
+    return any(strategy.is_used for strategy in _strategies)
 
 
 def note(variable: Any, strategy: Strategy) -> None:

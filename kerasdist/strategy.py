@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kerasdist import context
+from kerasdist import context, ownership
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
@@ -35,6 +35,9 @@ class Strategy:
     meaning of every member is that of ``tf.distribute.Strategy``.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
+
+    Attributes:
+        is_used: Whether a model was made in its scope, or `run` was called.
     """
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
@@ -45,6 +48,8 @@ class Strategy:
                 under which plain Keras runs.
         """
         self._replica_set = replica_set
+        self.is_used = False
+        ownership.remember(self)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -141,6 +146,7 @@ class Strategy:
                 "argument into a tuple: args=(x,)."
             )
         self._require_cross_replica("run", "call the function directly")
+        self.is_used = True
         with self.scope(), self._needing_all_workers("run"):
             return self.runner.run(self, fn, args, kwargs or {})
 

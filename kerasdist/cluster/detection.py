@@ -109,12 +109,15 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         environ: The variables; None for this process's own.
 
     Returns:
-        Its resolver, or None where this process is a job of its own.
+        Its resolver, or None where this process is a job of its own, as with
+        ``KERASDIST_CLUSTER=none``.
 
     Raises:
         ClusterError: If two sources contradict each other, or the variables of one are wrong.
         UnsupportedError: If this process is to be a parameter server or an evaluator.
     """
+    if own.is_independent(environ):
+        return None
     source = choose(findings(environ))
     if source is None:
         own.refuse_half_a_cluster(environ)

@@ -30,6 +30,9 @@ LOCAL_RANK = "KERASDIST_LOCAL_RANK"
 LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
 """How many workers this machine has. May be left out."""
 
+CLUSTER = "KERASDIST_CLUSTER"
+"""``none``: this process is a job of its own, whatever the other variables say."""
+
 RESTART = "KERASDIST_RESTART"
 """How often ``kerasdist run`` has started the job again; no part of the cluster."""
 
@@ -77,6 +80,24 @@ def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
         return len(entries), (), ports.join(entries[0].strip("[]"), ports.DEFAULT_PORT)
     place = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
     return len(entries), place.addresses, ports.coordinator_of(place.addresses, WORKERS)
+
+
+def is_independent(environ: Mapping[str, str] | None) -> bool:
+    """Returns whether ``KERASDIST_CLUSTER=none`` says that this process is a job of its own.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If the variable says anything else.
+    """
+    text = Variables(environ, SOURCE.name).optional_text(CLUSTER)
+    if text is not None and text.lower() != "none":
+        raise ClusterError(
+            f"Expected {CLUSTER}=none, or no such variable. Received: {CLUSTER}={text!r}. Unset "
+            "it: the other variables describe the cluster."
+        )
+    return text is not None
 
 
 def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:

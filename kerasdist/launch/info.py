@@ -17,7 +17,7 @@ from rich.table import Table
 
 import kerasdist
 from kerasdist.backend_choice import backend_choice
-from kerasdist.cluster import detection
+from kerasdist.cluster import detection, own
 from kerasdist.cluster.detection import Finding
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.source import Absent
@@ -55,6 +55,7 @@ class Facts:
     Attributes:
         membership: This process's place; None where it is a job of its own.
         error: What is wrong with the environment, None if nothing is.
+        independent: Whether this process is a job of its own in any case.
         sources: What each source says, in the order in which they are asked.
         backend: The backend that Keras would take.
         backend_reason: Who says so.
@@ -65,6 +66,7 @@ class Facts:
 
     membership: Membership | None
     error: str | None
+    independent: bool
     sources: tuple[SourceFacts, ...]
     backend: str
     backend_reason: str
@@ -92,6 +94,7 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
     return Facts(
         membership=None if resolver is None else resolver.membership(),
         error=error,
+        independent=error is None and own.is_independent(environ),
         sources=tuple(
             SourceFacts(
                 name=each.source.name,
@@ -158,6 +161,8 @@ def _headline(facts: Facts) -> str:
     place = facts.membership
     if facts.error is not None:
         return facts.error
+    if facts.independent:
+        return f"No cluster: {own.CLUSTER}=none makes each process a job of its own."
     if place is None:
         return "No cluster: a script that is started here is a job of its own."
     local = "" if place.local_rank is None else f", number {place.local_rank} on this machine"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
+from kerasdist.cluster import own
 from kerasdist.launch.beginning import log_file
 from kerasdist.launch.placement import Seat
 from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
@@ -46,12 +47,12 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         for each in result.endings
         if each.killed
     ]
-    if result.apart:
+    if result.apart and not own.is_independent({**os.environ, **spec.environment}):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
             "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
-            "model in its scope"
+            f"model in its scope. {own.CLUSTER}=none says that they are to be independent"
         )
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from typing import final
 from kerasdist.backends import registry
 from kerasdist.backends.base import BatchNorm, ReplicaOptions, checked_batch_norm
 from kerasdist.devices import parse_devices
-from kerasdist.strategies.choice import chosen_devices
+from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -40,10 +40,12 @@ class CentralStorageStrategy(Strategy):
             batch_norm: As for `kerasdist.MirroredStrategy`.
 
         Raises:
+            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`.
             ValueError: If `batch_norm` is neither of the two.
         """
+        require_no_other_workers("CentralStorageStrategy")
         norm = checked_batch_norm(batch_norm)
         backend = registry.current()
         needed = ["cpu:0"] if parameter_device is None else [parameter_device]

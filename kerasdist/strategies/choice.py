@@ -6,7 +6,40 @@ from collections.abc import Sequence
 
 from kerasdist import config
 from kerasdist.backends.base import Backend
+from kerasdist.cluster import detection, own
 from kerasdist.devices import Device, check_available, parse_devices
+from kerasdist.errors import JobError, UnsupportedError
+from kerasdist.job import current
+
+
+def require_no_other_workers(strategy: str) -> None:
+    """Refuses a strategy of one process in a worker of a job that has not been joined.
+
+    Each worker would train by itself, on all data, and all would seem well. A worker that has
+    joined the job knows of it, and may do something of its own.
+
+    Args:
+        strategy: The strategy's name.
+
+    Raises:
+        JobError: If the environment says that this process is one of several workers.
+        ClusterError: If the environment contradicts itself.
+    """
+    if current.current() is not None:
+        return
+    try:
+        resolver = detection.detect()
+    except UnsupportedError:  # an evaluator, which works by itself
+        return
+    if resolver is not None:
+        place = resolver.membership()
+        raise JobError(
+            f"[worker {place.rank}/{place.num_workers}] Expected a strategy over all "
+            f"{place.num_workers} workers of this job, of which {place.source} tells. Received: "
+            f"{strategy}, which is of one process: each worker would train a model by itself, on "
+            "all data. Use kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(). If the "
+            f"workers are to be independent, set the variable {own.CLUSTER}=none."
+        )
 
 
 def chosen_devices(

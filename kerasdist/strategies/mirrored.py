@@ -7,7 +7,7 @@ from typing import final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import BatchNorm, ReplicaOptions, checked_batch_norm
-from kerasdist.strategies.choice import chosen_devices
+from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -40,10 +40,12 @@ class MirroredStrategy(Strategy):
                 ``tf.distribute``.
 
         Raises:
+            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`.
             ValueError: If `batch_norm` is neither of the two.
         """
+        require_no_other_workers("MirroredStrategy")
         norm = checked_batch_norm(batch_norm)
         backend = registry.current()
         chosen = chosen_devices(backend, devices)

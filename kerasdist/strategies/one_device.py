@@ -7,6 +7,7 @@ from typing import final
 from kerasdist.backends import registry
 from kerasdist.backends.base import ReplicaOptions
 from kerasdist.devices import check_available, parse_devices
+from kerasdist.strategies.choice import require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -28,8 +29,10 @@ class OneDeviceStrategy(Strategy):
                 accepted.
 
         Raises:
+            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If this machine has no such device.
         """
+        require_no_other_workers("OneDeviceStrategy")
         backend = registry.current()
         devices = parse_devices([device])
         check_available(devices, backend.devices(devices[0].kind))

@@ -8,6 +8,7 @@ from typing import Any, final
 from kerasdist import config
 from kerasdist.backends import registry
 from kerasdist.partitions import DeviceAssignment
+from kerasdist.strategies.choice import require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -40,9 +41,11 @@ class TPUStrategy(Strategy):
                 does.
 
         Raises:
+            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If there are not enough devices.
             UnsupportedError: On TensorFlow and PyTorch.
         """
+        require_no_other_workers("TPUStrategy")
         config.apply_cpu_devices_variable()
         super().__init__(
             registry.current().tpu_replica_set(

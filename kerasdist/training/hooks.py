@@ -7,7 +7,6 @@ every one of them calls Keras's own function and nothing else.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -24,6 +23,7 @@ from kerasdist.training import (
     layer_losses,
     metrics,
     numerics,
+    outside,
     randomness,
     regularizers,
     together,
@@ -71,6 +71,7 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
     original(model, *args, **kwargs)
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
+        strategy.is_used = True
         remember(model, Binding(strategy, strategy.replica_set))
         bind(model, strategy.replica_set.trainer_class)
 
@@ -87,14 +88,16 @@ def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: A
 def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
+        outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 
 
 def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
-    binding = _binding_for(model)
+    binding = binding_of(model)
     if binding is None:
+        outside.warn(model, "fit")
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
@@ -138,8 +141,9 @@ def _tell_callbacks(original: Original, told: Any, tell: Callable[..., None], *a
 
 
 def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
-    binding = _binding_for(model)
+    binding = binding_of(model)
     if binding is None:
+        outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     _adapt(binding, call.arguments, call.arguments["steps"])
@@ -156,19 +160,6 @@ def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
     return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
-
-
-def _binding_for(model: Any) -> Binding | None:
-    binding = binding_of(model)
-    here = context.get_strategy()
-    if binding is None and here.num_replicas_in_sync > 1:
-        warnings.warn(
-            f"The model {model.name!r} was made outside of the scope of {here}, so it runs on one "
-            "device, as plain Keras does. Make the model inside the scope to train it on every "
-            "replica.",
-            stacklevel=4,
-        )
-    return binding
 
 
 def _bound(

@@ -1,7 +1,13 @@
 """Errors: their type, what they say, and that the strategy goes on."""
 
+import gc
+import os
+import warnings
+from unittest import mock
+
 import numpy as np
 
+from kerasdist import ownership
 from tests.facade.case import case
 from tests.facade.lazy import kd, keras, ops
 
@@ -340,3 +346,64 @@ def no_dataset(lab):
     with lab.raises(kd.errors.InputError, "Expected all arrays.*Received: shapes"):
         next(iter(ragged))
     lab.still_usable(strategy)
+
+
+def net():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def warned_of(call):
+    """The warnings of a call that are ours."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    return [one for one in told if "made in the scope" in str(one.message)]
+
+
+@case(replicas=(1, 2))
+def model_made_outside(lab):
+    """Trained outside of the scope of a strategy that nothing was made in: one warning, here."""
+    data = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+    gc.collect()
+    others = [strategy for strategy in ownership._strategies if not strategy.is_used]
+    for other in others:  # of cases before
+        other.is_used = True
+    strategy = lab.strategy()
+    model = net()
+    model.compile("sgd", "mse")
+    told = warned_of(lambda: (model.fit(*data, verbose=0), model.evaluate(*data, verbose=0)))
+    lab.equal([one.filename for one in told], [__file__] * (lab.replicas > 1))
+    if told:
+        lab.check("`fit` runs on one device" in str(told[0].message), str(told[0].message))
+        with strategy.scope(), lab.raises(kd.errors.ScopeError, "in which it is compiled.*Recei"):
+            model.compile("sgd", "mse")
+    with strategy.scope():
+        net()
+    plain = net()
+    plain.compile("sgd", "mse")
+    lab.equal(warned_of(lambda: plain.fit(*data, verbose=0)), [])  # clearly meant
+
+
+@case
+def strategies_of_one_process_in_a_job(lab):
+    """In a worker of a job that it has not joined: refused, unless a variable says otherwise."""
+    environment = {"KERASDIST_WORKERS": "2", "KERASDIST_RANK": "1", "KERASDIST_COORDINATOR": "a:1"}
+    makers = {
+        "MirroredStrategy": kd.MirroredStrategy,
+        "OneDeviceStrategy": lambda: kd.OneDeviceStrategy("cpu:0"),
+        "CentralStorageStrategy": kd.CentralStorageStrategy,
+        "TPUStrategy": kd.TPUStrategy,
+    }
+    with mock.patch.dict(os.environ, environment):
+        for name, make in makers.items():
+            pattern = rf"\[worker 1/2\] Expected a strategy over all 2.*Received: {name}.*auto"
+            with lab.raises(kd.errors.JobError, pattern):
+                make()
+        with mock.patch.dict(os.environ, KERASDIST_CLUSTER="none"):
+            lab.equal(kd.cluster.detect(), None)
+            lab.equal(kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync, 1)
+        with (
+            mock.patch.dict(os.environ, KERASDIST_CLUSTER="some"),
+            lab.raises(kd.errors.ClusterError, "KERASDIST_CLUSTER=none.*Received: .*'some'"),
+        ):
+            kd.auto()

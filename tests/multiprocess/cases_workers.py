@@ -3,10 +3,12 @@
 import contextlib
 import io
 import random
+import warnings
 from pathlib import Path
 
 import numpy as np
 
+from kerasdist import ownership
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
@@ -251,3 +253,45 @@ def variables_that_add_up(lab):
     for _ in range(2):
         strategy.run(step, args=(_own_numbers(strategy),))
     lab.equal(metric.result(), np.float32(2 * sum(range(1, lab.replicas + 1))))
+
+
+@case("workers")
+def model_made_outside_of_the_scope(lab):
+    """`fit` of a model made outside is refused in a job, unless another was made in the scope."""
+    x, y = regression(6)
+    pattern = r"\[worker \d/\d\] Expected a model made in the scope.*Received: model=.*scope\(\)"
+
+    def plain():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    model, main = plain(), lab.strategy()
+    with main.scope(), lab.raises(kd.errors.ScopeError, pattern):
+        model.fit(x, y, verbose=0)
+    strategies = list(ownership._strategies)
+    used = [strategy.is_used for strategy in strategies]
+    lab.check(main.is_used, "models were made in the scope of the group's strategy")
+    try:
+        for strategy in strategies:
+            strategy.is_used = False
+        with lab.raises(kd.errors.ScopeError, pattern):
+            model.fit(x, y, verbose=0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            plain().evaluate(x, y, verbose=0)
+        lab.equal(len([one for one in told if "made outside" in str(one.message)]), 1)
+    finally:
+        for strategy, flag in zip(strategies, used, strict=True):
+            strategy.is_used = flag
+    model.fit(x, y, verbose=0)  # beside models in the scope it is clearly meant
+
+
+@case("workers")
+def strategy_of_one_process_beside_the_jobs(lab):
+    """In a worker that has joined the job, OneDeviceStrategy trains on this worker alone."""
+    x, y = regression(6)
+    with kd.OneDeviceStrategy("cpu:0").scope():
+        model = dense()
+    model.fit(x + lab.job.rank, y, verbose=0)
+    lab.equal(len(set(lab.everyone(model.get_weights()[0].tolist().__repr__()))), 2)

@@ -47,6 +47,8 @@ def main():
     keras.config.disable_traceback_filtering()
     collect()
     known = cases()
+    with strategy.scope():
+        keras.Sequential()  # so that plain models beside the strategy are clearly meant
     tell(event="ready", backend=arguments.backend)
     for key in wanted:
         item = registry.Item(known[key], arguments.backend, arguments.layout.replicas)

@@ -52,8 +52,9 @@ def connect(job: Job) -> None:
     except RuntimeError as error:
         raise JobError(
             f"[worker {job.rank}/{job.num_workers}] Expected to connect JAX with the chief at "
-            f"{service}, before JAX starts. Received: {error}. Make the strategy at the top of the "
-            "script, before arrays, models and random seeds, and let the chief's port be reached."
+            f"{service}, before JAX starts. Received: {str(error).rstrip('.')}. Make the "
+            "strategy at the top of the script, before arrays, models and random seeds, and let "
+            "the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with threads.waiting_their_turn():
