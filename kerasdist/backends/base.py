@@ -305,6 +305,14 @@ class ReplicaSet(abc.ABC):
         """
         del variables  # in one process there is nobody to differ from
 
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker.
+
+        Args:
+            variables: Keras variables that have values, each whole on every worker.
+        """
+        raise NotImplementedError  # asked where there are other workers
+
     @property
     def logical_devices(self) -> LogicalDevices:
         """The devices of one replica, of a set that `Backend.tpu_replica_set` made."""

@@ -15,6 +15,7 @@ from kerasdist import keras_seam
 from kerasdist.callbacks import backup_file, training_state
 from kerasdist.callbacks.backup_file import Backup
 from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.callbacks.in_sync import require_equal_weights
 from kerasdist.errors import BackupError
 from kerasdist.job.current import current
 from kerasdist.job.exit_codes import ExitCode
@@ -228,9 +229,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         Args:
             epoch: The epoch in which a run is to go on.
             batches: How many of its batches have passed.
+
+        Raises:
+            DisagreementError: If workers have other weights.
         """
         self._last_saved = batches
         self._number += 1
+        if batches:  # at the end of an epoch they are known to be equal
+            require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
         variables = training_state.variables_of(self.model)
         arrays = training_state.values(variables)
         if batches:

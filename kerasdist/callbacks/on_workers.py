@@ -18,8 +18,20 @@ from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
 from kerasdist.callbacks.delegating import DelegatingCallback
+from kerasdist.callbacks.in_sync import InSync
 from kerasdist.callbacks.vote import Vote
+from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.job.job import Job
+
+# Callbacks that change how a model is trained, so that all workers must have the same.
+CHANGE_TRAINING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+    keras.callbacks.TerminateOnNaN,
+    LearningRateWarmup,
+)
 
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -53,7 +65,7 @@ def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:
         backup.beside(others, listed)
     if job is None:
         return [*listed, *backups]
-    return [*listed, *backups, Vote(job, others, backups)]
+    return [*listed, InSync(), *backups, Vote(job, others, backups)]
 
 
 def _on_worker(callback: Any, job: Job) -> Any:

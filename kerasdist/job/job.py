@@ -15,13 +15,15 @@ from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.ports import split
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
-from kerasdist.job import joined, script_exit
+from kerasdist.job import comparison, joined, script_exit
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
 from kerasdist.job.listening import HeldPort, is_loopback
 from kerasdist.job.secret import SECRET, credentials
 from kerasdist.job.timeouts import Timeouts
 from kerasdist.job.watch import NEWS_SECONDS, Watch, may_be_a_loss
+
+_ADVICE = "All of them must run the same script in the same environment."
 
 
 @final
@@ -124,27 +126,32 @@ class Job:
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         return self._link.meet(channel, number, label, value)
 
-    def agree(self, label: str, facts: Mapping[str, Any]) -> None:
+    def agree(self, label: str, facts: Mapping[str, Any], advice: str = _ADVICE) -> None:
         """Makes sure that facts are equal on all workers. All workers must call it.
+
+        Workers send a digest, and the facts themselves only if the digests differ.
 
         Args:
             label: What the facts are about.
             facts: By name; values that JSON can say.
+            advice: What a message tells the user to do.
 
         Raises:
             DisagreementError: If a worker says otherwise; on all workers alike.
         """
-        everyone: list[dict[str, Any]] = self.exchange(label, dict(facts))
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                names = [*everyone[0], *(name for name in theirs if name not in everyone[0])]
-                name = next(one for one in names if everyone[0].get(one) != theirs.get(one))
-                raise DisagreementError(
-                    f"[worker {self.rank}/{self.num_workers}] Expected all workers to have the "
-                    f"same {label}. Received: {name}={theirs.get(name)!r} on worker {rank}, "
-                    f"{everyone[0].get(name)!r} on worker 0. All of them must run the same script "
-                    "in the same environment."
-                )
+        digests = self.exchange(label, comparison.digest(facts))
+        if len(set(digests)) == 1:
+            return
+        everyone = self.exchange(f"{label}, which differs", facts)
+        raise DisagreementError(
+            f"[worker {self.rank}/{self.num_workers}] Expected all workers to have the same "
+            f"{label}. Received: {comparison.described_difference(everyone)}. {advice}"
+        )
+
+    @property
+    def has_one_python(self) -> bool:
+        """Whether all workers have the same version of Python."""
+        return len({member.get("python") for member in self._link.roster}) == 1
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended.
@@ -267,6 +274,7 @@ def _own_facts(
         "rank": membership.rank,
         "num_workers": membership.num_workers,
         "pid": os.getpid(),
+        "python": sys.implementation.cache_tag,
         "host": platform.node(),
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,

@@ -61,7 +61,9 @@ from kerasdist.keras_seam.models import (
     hears_of,
     initial_epoch,
     is_default,
+    is_default_name,
     is_kerass_own,
+    is_wired,
     loss_tracker,
     model_of,
     ops,
@@ -69,6 +71,7 @@ from kerasdist.keras_seam.models import (
     save_as,
     set_initial_epoch,
     skip_batches,
+    wiring,
 )
 from kerasdist.keras_seam.optimizers import (
     LossScaleOptimizer,
@@ -162,11 +165,13 @@ __all__ = [
     "is_array_adapter",
     "is_dataset",
     "is_default",
+    "is_default_name",
     "is_kerass_own",
     "is_native_dataset",
     "is_seeded",
     "is_tf_dataset",
     "is_torch_dataloader",
+    "is_wired",
     "jax_rows",
     "keeps_or_mixes_draws",
     "loss_tracker",
@@ -196,5 +201,6 @@ __all__ = [
     "torch_rows",
     "train_validation_split",
     "unpack_x_y_sample_weight",
+    "wiring",
     "yields_new_arrays",
 ]

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 from keras.src import api_export
 from keras.src.backend.common import global_state
+from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.utils import python_utils
+from keras.src.utils import naming, python_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
@@ -73,6 +74,67 @@ def flat_layers(model: Any) -> list[Any]:
         model: A Keras model.
     """
     return list(model._flatten_layers(include_self=False))
+
+
+def is_default_name(name: str, kind: type) -> bool:
+    """Returns whether Keras has named an object: after its class, with a number.
+
+    Args:
+        name: The name of a layer, metric or model.
+        kind: Its class.
+    """
+    default, _, number = name.rpartition("_")
+    known = (naming.to_snake_case(kind.__name__), "functional", "model")
+    return name in known or (default in known and number.isdecimal())
+
+
+def is_wired(model: Any) -> bool:
+    """Returns whether the parts of a model are its layers, wired or one after another.
+
+    Args:
+        model: A Keras layer.
+    """
+    return isinstance(model, Functional | keras.Sequential)
+
+
+def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Returns the operations of a functional model, and what each of its calls takes.
+
+    That is, for each argument, the number of the operation that it comes from, of its call, and of
+    its output; or the argument itself, if it is a constant. Of any other model it is empty.
+
+    Args:
+        model: A Keras layer.
+    """
+    if not isinstance(model, Functional):
+        return []
+    mine = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
+    numbers = {id(one): number for number, one in enumerate(model.operations)}
+
+    def calls(operation: Any) -> list[Any]:
+        return [node for node in operation._inbound_nodes if id(node) in mine]
+
+    def origin(argument: Any) -> Any:
+        if not isinstance(argument, keras.KerasTensor):
+            return argument
+        history: Any = vars(argument)["_keras_history"]
+        nodes = calls(history.operation)
+        node = history.operation._inbound_nodes[history.node_index]
+        number = numbers.get(id(history.operation), -1)
+        call = next((at for at, one in enumerate(nodes) if one is node), -1)
+        return [number, call, history.tensor_index]
+
+    return [
+        (
+            operation,
+            [
+                [origin(one) for one in keras.tree.flatten((node.arguments.args, kwargs))]
+                for node in calls(operation)
+                for kwargs in [node.arguments.kwargs]
+            ],
+        )
+        for operation in model.operations
+    ]
 
 
 def backend_name() -> str:

@@ -90,6 +90,8 @@ def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     if binding is None:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
+    _, *given = _bound(original, model, args, kwargs).arguments.items()
+    together.note_compile(model, binding, dict(given))
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 
@@ -101,6 +103,7 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
+    facts = together.given(binding, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_seam.train_validation_split(
             (given["x"], given["y"], given["sample_weight"]),
@@ -120,7 +123,7 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         )
     _adapt(binding, given, given["steps_per_epoch"])
     _prepare_callbacks(binding, given)
-    return _run(original, binding, call)
+    return _run(original, binding, call, facts)
 
 
 def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
@@ -146,8 +149,9 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
+    facts = together.given(binding, call.arguments)
     _adapt(binding, call.arguments, call.arguments["steps"])
-    return _run(original, binding, call)
+    return _run(original, binding, call, facts)
 
 
 _predict = _evaluate
@@ -188,8 +192,11 @@ def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
     return binding.replicas.data_adapter(keras_seam.get_data_adapter(x, **arguments))
 
 
-def _run(original: Original, binding: Binding, call: inspect.BoundArguments) -> Any:
-    with binding.replicas.placement(), together.calling(original.__name__, binding, call):
+def _run(
+    original: Original, binding: Binding, call: inspect.BoundArguments, facts: dict[str, Any]
+) -> Any:
+    calling = together.calling(original.__name__, binding, call, facts)
+    with binding.replicas.placement(), calling:
         return original(*call.args, **call.kwargs)
 
 

@@ -6,8 +6,8 @@ wins, and so does everything else that a user's class defines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,18 +48,23 @@ class ReplicatedTrainer:
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Trains on one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement(), together.working("train_on_batch", self.replica_set):
+        with self._working("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement(), together.working("test_on_batch", self.replica_set):
+        with self._working("test_on_batch"):
             return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
-        with self.replica_set.placement(), together.working("predict_on_batch", self.replica_set):
+        with self._working("predict_on_batch"):
             return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _working(self, name: str) -> Generator[None]:
+        with self.replica_set.placement(), together.working(name, self.replica_set, self):
+            yield
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it.

@@ -25,7 +25,7 @@ LAYERS = (
     ("keras_seam", "cluster", "ownership"),
     ("job", "input", "losses"),
     ("launch", "backends"),
-    ("binding", "extended", "functions", "replica_context"),
+    ("agreement", "binding", "extended", "functions", "replica_context"),
     ("callbacks",),
     ("experimental", "training", "strategy"),
     ("backends.tensorflow", "backends.jax", "backends.torch"),

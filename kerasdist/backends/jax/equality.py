@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kerasdist import keras_seam
+from kerasdist.backends import checksums
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.placement import MeshPlacement
 
@@ -38,6 +39,28 @@ def equalize(variables: Sequence[Any], place: MeshPlacement) -> None:
                 new = jnp.array(told[begin:end].view(value.dtype).reshape(value.shape))
             keras_seam.store_value(variable, new)
         begin = end
+
+
+def checksums_of(values: Sequence[Any]) -> list[int]:
+    """Returns a checksum of each array's bits, as this process has them.
+
+    Args:
+        values: Arrays that are whole on a device of this process.
+    """
+    own = [value.addressable_data(0) for value in values]
+    if all(value.platform() == "cpu" for value in own):
+        return [checksums.of_array(value) for value in own]  # no copy, and nothing to compile
+    return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
+
+
+@jax.jit
+def _sum_of_bits(value: Any) -> Any:
+    kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
+    whole = value.astype(jnp.uint8) if value.dtype == bool else value
+    bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
+    # By its place, so that the high and the low half of a number count apart.
+    places = jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape) % 251 + 1
+    return jnp.sum(bits * places, dtype=jnp.uint32)
 
 
 def _bytes(value: Any) -> Any:

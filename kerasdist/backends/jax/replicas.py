@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 
+from kerasdist import keras_seam
 from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import OwnRowsAdapter, PlacedAdapter
-from kerasdist.backends.jax.equality import equalize
+from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.intake import OfWorkers
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.own_batches import OwnBatchesAdapter
@@ -91,6 +92,10 @@ class JaxReplicaSet(ReplicaSet):
         """Gives variables the chief's values, bit by bit, in a collective or a few."""
         assert isinstance(self.arrays, MeshPlacement)
         equalize(variables, self.arrays)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker; computed where it lies."""
+        return checksums_of([keras_seam.stored_value(variable) for variable in variables])
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
+from kerasdist.backends import checksums
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
@@ -31,6 +32,7 @@ from kerasdist.backends.tensorflow.own_batches import WorkerAdapter
 from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
 from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
+from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers import WorkerGroup
 from kerasdist.backends.tensorflow.workers_seam import WorkersStrategy
 from kerasdist.collectives import CommunicationOptions
@@ -120,6 +122,12 @@ class MirroredReplicas(ReplicaSet):
         """Gives variables the chief's values, whatever is compiled at the moment."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker's first device."""
+        with tf.init_scope():
+            copies = [self.group.engine.experimental_local_results(native(v))[0] for v in variables]
+            return [checksums.of_array(tf.convert_to_tensor(one)) for one in copies]
 
     def run(
         self,

@@ -12,6 +12,7 @@ import keras
 import torch
 
 from kerasdist import context, keras_seam
+from kerasdist.backends import checksums
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch import batch_norm, convolutions, draws, fused_adam, masks
@@ -143,6 +144,15 @@ class WorkerReplicaSet(ReplicaSet):
             # What is equal stays as it is, and a component that goes with it stays valid.
             if not torch.equal(mine, chiefs):
                 mine.copy_(chiefs)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker; computed where it lies."""
+        values = [keras_seam.stored_value(variable).detach() for variable in variables]
+        bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
+        if self._device.type == "cpu":
+            return [checksums.of_array(one.numpy()) for one in bits]
+        sums = [one.sum(dtype=torch.int64) for one in bits]
+        return torch.stack(sums).tolist() if sums else []
 
     @contextlib.contextmanager
     def replica(self, strategy: Strategy, share: BatchShare | None) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""What must be equal on all workers when they compute together."""

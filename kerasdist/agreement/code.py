@@ -1,0 +1,181 @@
+"""Functions and classes of the user, in a form that is equal in equal scripts.
+
+Bytecode is: it holds no addresses, no paths and no numbers of lines. It differs between versions
+of Python, so it is compared only where all workers have the same (see `without`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+# Under this name facts hold digests of code.
+KEY = "code"
+
+# What a worker may know of itself alone. Such names are not compared.
+OWN = frozenset(
+    {
+        "chief",
+        "device",
+        "hostname",
+        "index",
+        "is_chief",
+        "is_main",
+        "local_rank",
+        "log_dir",
+        "name",
+        "pid",
+        "process_id",
+        "process_index",
+        "rank",
+        "replica_id",
+        "seed",
+        "task_id",
+        "task_index",
+        "verbose",
+        "worker",
+        "worker_id",
+        "worker_index",
+    }
+)
+
+# Whose code is compared by the version of the package.
+_PACKAGES = frozenset(
+    {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
+)
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def is_of_user(function_or_class: Any) -> bool:
+    """Returns whether a function or class is none of Keras, of a framework, or of ours.
+
+    Args:
+        function_or_class: Anything with a ``__module__``.
+    """
+    module = getattr(function_or_class, "__module__", None) or "builtins"
+    return module.partition(".")[0] not in _PACKAGES
+
+
+def of_function(function: FunctionType) -> dict[str, Any]:
+    """Returns what a function computes: its code, and the plain values that it uses.
+
+    Args:
+        function: A function written in Python.
+    """
+    facts: dict[str, Any] = {"function": function.__name__}
+    if is_of_user(function):
+        facts[KEY] = _digest(function.__code__)
+        values = {
+            name: value
+            for name, value in _used(function)
+            if isinstance(value, _PLAIN) and name.lower() not in OWN
+        }
+        facts.update({"uses": values} if values else {})
+    return facts
+
+
+@cache
+def of_class(kind: type) -> str | None:
+    """Returns a digest of the methods that the user has written; None if there are none.
+
+    Args:
+        kind: A class.
+    """
+    parts = [
+        f"{name} {_digest(function.__code__)}"
+        for parent in kind.__mro__
+        if is_of_user(parent)
+        for name, function in sorted(_functions_of(parent))
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else None
+
+
+def attributes(instance: Any) -> dict[str, Any]:
+    """Returns the plain attributes of an object that the user's methods of its class name.
+
+    Args:
+        instance: An object of a class that the user has written.
+    """
+    names = _named(type(instance))
+    return {
+        name: value
+        for name, value in vars(instance).items()
+        if name in names and isinstance(value, _PLAIN)
+    }
+
+
+def without(facts: Any) -> Any:
+    """Returns facts without digests of code.
+
+    Args:
+        facts: What JSON can say.
+    """
+    if isinstance(facts, dict):
+        named = cast("dict[str, Any]", facts)
+        return {name: without(value) for name, value in named.items() if name != KEY}
+    return [without(one) for one in cast("list[Any]", facts)] if isinstance(facts, list) else facts
+
+
+@cache
+def _named(kind: type) -> frozenset[str]:
+    codes = [
+        function.__code__
+        for parent in kind.__mro__
+        if is_of_user(parent)
+        for name, function in _functions_of(parent)
+        if name != "__init__"
+    ]
+    named = {name for code in codes for one in _nested(code) for name in one.co_names}
+    return frozenset(named - OWN - {"built", "path", "trainable"})
+
+
+def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    for name, member in vars(kind).items():
+        if isinstance(member, property):
+            member = member.fget  # noqa: PLW2901
+        elif isinstance(member, staticmethod | classmethod):
+            member = member.__func__  # noqa: PLW2901
+        if isinstance(member, FunctionType):
+            yield name, member
+
+
+def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The defaults, the closure and the globals of a function, by name."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
+    yield from zip(parameters, defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+        yield name, value
+    for one in _nested(code):
+        for name in one.co_names:
+            if name in function.__globals__ and name[:2] != "__":
+                yield name, function.__globals__[name]
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+@cache
+def _digest(code: CodeType) -> str:
+    constants = [
+        _digest(constant)
+        if isinstance(constant, CodeType)
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
+    ]
+    parts = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

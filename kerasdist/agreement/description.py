@@ -1,0 +1,216 @@
+"""Any value as JSON that is equal on workers which run the same script in the same way.
+
+Addresses, the order of sets and dictionaries, names that Keras numbers, seeds and initializers are
+left out: the first say nothing, and variables start with the chief's values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+import keras
+import numpy as np
+
+from kerasdist import keras_seam
+from kerasdist.agreement import code
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+# What of a configuration does not change what is computed from equal variables.
+_LEFT_OUT = frozenset({"name", "seed", "build_config", "compile_config", "registered_name"})
+
+# Of longer texts a digest is compared.
+_LONG = 1000
+
+# How many elements of the first rows of an array are looked at, and of one further back.
+_FIRST_ROWS, _ELEMENTS, _ELEMENTS_OF_ROW = 4, 16384, 2048
+
+
+def described(value: Any, known: Collection[str] = ()) -> Any:
+    """Returns a value as JSON.
+
+    Args:
+        value: Anything.
+        known: Names of classes of layers that are described elsewhere.
+    """
+    match value:
+        case None | bool() | int():
+            return value
+        case str():
+            text = _ADDRESS.sub("", value)
+            return text if len(text) <= _LONG else _digest(text.encode())
+        case float() | np.floating():
+            number = float(value)
+            return number if math.isfinite(number) else repr(number)
+        case enum.Enum():
+            return value.name
+        case np.integer():
+            return int(value)
+        case bytes():
+            return _digest(value)
+        case Mapping():
+            return _of_mapping(cast("Mapping[Any, Any]", value), known)
+        case set() | frozenset():
+            members = [described(one, known) for one in cast("set[Any]", value)]
+            return sorted(members, key=lambda one: json.dumps(one, sort_keys=True))
+        case list() | tuple():
+            return [described(one, known) for one in cast("list[Any]", value)]
+    return _of_object(value, known)
+
+
+def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
+    """Returns what an object of Keras was made with, and the user's code in it.
+
+    Args:
+        instance: A layer, loss, metric, optimizer, schedule.
+        known: Names of classes of layers that are described elsewhere.
+    """
+    kind = cast("type[Any]", type(instance))
+    try:
+        given = {} if keras_seam.is_wired(instance) else instance.get_config()
+    except Exception:  # noqa: BLE001  user classes need not have one
+        given = {}
+    # Keras writes a function of the user's down with the path of its file.
+    given = {**_made_with(instance), **given, **_functions(instance)}
+    if code.is_of_user(kind):
+        given = {name: value for name, value in given.items() if name not in code.OWN}
+    return {"class": kind.__name__, **described(given, known), **own_code(instance)}
+
+
+def own_code(instance: Any) -> dict[str, Any]:
+    """Returns what the user's methods of an object compute, nothing if there are none.
+
+    Args:
+        instance: Any object.
+    """
+    methods = code.of_class(type(instance))
+    if methods is None:
+        return {}
+    return {"attributes": described(code.attributes(instance)), code.KEY: methods}
+
+
+def _made_with(instance: Any) -> dict[str, Any]:
+    """What an object keeps of its arguments; not every `get_config` has them all (Huber's)."""
+    kept, found = vars(instance), dict[str, Any]()
+    for name in _parameters(type(instance)):
+        value = kept.get(name, kept.get(f"_{name}"))
+        if isinstance(value, bool | int | float | str | tuple):
+            found[name] = value
+    options = kept.get("_fn_kwargs")  # of a loss or metric that is a function
+    return {**found, "options": options} if isinstance(options, dict) and options else found
+
+
+@functools.cache
+def _parameters(kind: type) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(kind.__init__).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _functions(instance: Any) -> dict[str, Any]:
+    """Functions of the user that an object keeps."""
+    return {
+        name: value
+        for name, value in vars(instance).items()
+        if isinstance(value, FunctionType) and code.is_of_user(value) and name not in _WRAPPED
+    }
+
+
+# Methods that Keras wraps on each layer.
+_WRAPPED = frozenset({"build", "call", "quantize"})
+
+
+def of_array(array: Any) -> dict[str, Any]:
+    """Returns shape and type of an array, and a digest of some of its rows.
+
+    Args:
+        array: An array or tensor.
+    """
+    facts = {"shape": str(tuple(array.shape)), "dtype": str(array.dtype)}
+    try:
+        return {**facts, "rows": _rows(array)}
+    except Exception:  # noqa: BLE001  sparse, ragged, symbolic
+        return facts
+
+
+def _rows(array: Any) -> str:
+    count = int(array.shape[0]) if len(array.shape) else 0
+    if count == 0:
+        return _bytes(array, _ELEMENTS)
+    parts = [_bytes(array[:_FIRST_ROWS], _ELEMENTS)]
+    parts += [_bytes(array[at], _ELEMENTS_OF_ROW) for at in (count // 2, count - 1)]
+    return _digest("".join(parts).encode())
+
+
+def _bytes(array: Any, elements: int) -> str:
+    # A view, where it can be one: of large rows only the beginning is looked at.
+    flat = np.asarray(keras.ops.convert_to_numpy(array)).reshape(-1)[:elements]
+    return _digest(repr(flat.tolist()).encode() if flat.dtype == object else flat.tobytes())
+
+
+def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
+    if "class_name" in value and "config" in value:
+        return _of_serialized(value, known)
+    return {
+        str(name): described(inner, known)
+        for name, inner in value.items()
+        if name not in _LEFT_OUT and not str(name).endswith("initializer")
+    }
+
+
+def _of_serialized(value: Mapping[Any, Any], known: Collection[str]) -> Any:
+    """An object of Keras's as `get_config` gives it; its class alone says all, if nothing else."""
+    name, config = value["class_name"], value["config"]
+    # Marshalled code has paths in it; the functions themselves are looked at.
+    if name in known or name == "__lambda__" or config is None:
+        return name
+    if not isinstance(config, Mapping):
+        return described(config, known)
+    if str(name).endswith("DTypePolicy"):
+        return described(dict(config, policy=config.get("name")))
+    inner = _of_mapping(cast("Mapping[Any, Any]", config), known)
+    return {"class": name, **inner} if isinstance(inner, dict) and inner else name
+
+
+def _of_object(value: Any, known: Collection[str]) -> Any:
+    if isinstance(value, type):
+        return cast("type[Any]", value).__name__
+    if isinstance(value, FunctionType):
+        facts = code.of_function(value)
+        return described(facts) if len(facts) > 1 else facts["function"]
+    if isinstance(value, MethodType):
+        return {"method": value.__name__, **own_code(value.__self__)}
+    if isinstance(value, functools.partial):
+        made = cast("functools.partial[Any]", value)
+        return {"partial": described(made.func), "given": described([made.args, made.keywords])}
+    if len(getattr(value, "shape", ())) > 0 and getattr(value, "dtype", None) is not None:
+        return of_array(value)
+    wrapped = getattr(value, "__wrapped__", None)  # a function that a framework has compiled
+    if isinstance(wrapped, FunctionType):
+        return described(wrapped)
+    if callable(getattr(value, "get_config", None)):
+        facts = configuration(value, known)
+        return facts if len(facts) > 1 else facts["class"]
+    kind = cast("type[Any]", type(value))
+    if dataclasses.is_dataclass(value):
+        named = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return {"class": kind.__name__, **described(named, known)}
+    if isinstance(value, np.generic):
+        return described(value.item())
+    own = own_code(value) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    return {"class": kind.__name__, **own} if own else kind.__name__
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

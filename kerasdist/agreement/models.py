@@ -1,0 +1,103 @@
+"""What a model computes: layers, wiring, optimizers, and what `compile` was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kerasdist import keras_seam
+from kerasdist.agreement.description import configuration, described
+
+# The name under which a model keeps what `compile` was given; set past Keras's tracking.
+_COMPILED = "_kerasdist_compiled"
+
+# The name under which it keeps what workers have compared since.
+_COMPARED = "_kerasdist_compared"
+
+
+def note_compile(model: Any, given: Mapping[str, Any]) -> None:
+    """Keeps what `compile` was given.
+
+    Args:
+        model: The model.
+        given: The arguments, by name.
+    """
+    facts = {name: described(value) for name, value in given.items() if name != "optimizer"}
+    object.__setattr__(model, _COMPILED, facts)
+    object.__setattr__(model, _COMPARED, None)
+
+
+def is_compared(model: Any) -> bool:
+    """Returns whether workers have compared the model since it was compiled.
+
+    Args:
+        model: The model.
+    """
+    return vars(model).get(_COMPARED) is not None
+
+
+def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
+    """Returns what must be equal on all workers.
+
+    Args:
+        model: A Keras model.
+        anew: Whether to look again at a model that was compared since it was compiled.
+    """
+    known = vars(model).get(_COMPARED)
+    return _facts(model) if known is None or anew else known
+
+
+def note_compared(model: Any, facts: Mapping[str, Any]) -> None:
+    """Notes that workers have found a model equal.
+
+    Args:
+        model: The model.
+        facts: What `facts_of` returned.
+    """
+    object.__setattr__(model, _COMPARED, facts)
+
+
+def _facts(model: Any) -> dict[str, Any]:
+    layers = keras_seam.flat_layers(model)
+    classes = frozenset(type(layer).__name__ for layer in layers)
+    wirings = map(keras_seam.wiring, (model, *layers))
+    own = configuration(model, classes)
+    return {
+        "model": _named(model),
+        **{name: facts for name, facts in own.items() if name != "class" and facts},
+        "layers": [_of_layer(layer, classes) for layer in layers],
+        "wiring": [[_of_call(*one) for one in wires] for wires in wirings if wires],
+        **_attributes(model),
+        "compile": vars(model).get(_COMPILED, {}),
+    }
+
+
+def _of_layer(layer: Any, classes: frozenset[str]) -> dict[str, Any]:
+    facts = {**configuration(layer, classes), "class": _named(layer)}
+    return {"trainable": layer.trainable, **facts}
+
+
+def _of_call(operation: Any, calls: list[Any]) -> Any:
+    is_layer = isinstance(operation, keras.Layer)
+    facts = {"class": _named(operation)} if is_layer else configuration(operation)
+    return {**facts, "calls": described(calls)}
+
+
+def _named(one: Any) -> str:
+    """The class, and the name if the user has chosen it."""
+    kind = type(one)
+    own = not keras_seam.is_default_name(one.name, kind)
+    return f"{kind.__name__} {one.name!r}" if own else kind.__name__
+
+
+def _attributes(model: Any) -> dict[str, Any]:
+    """Optimizers and losses that a model keeps, for a `train_step` of its own or Keras's."""
+    facts: dict[str, Any] = {}
+    for name, value in vars(model).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, keras.optimizers.Optimizer | keras.losses.Loss):
+            facts[name] = configuration(value)
+    return facts

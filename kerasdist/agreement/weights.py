@@ -1,0 +1,107 @@
+"""Whether the weights of a model are the same on all workers."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kerasdist import keras_seam
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.errors import DisagreementError
+from kerasdist.job.comparison import described_difference
+from kerasdist.keras_seam import ops
+
+# Values that differ by less, as part of their sum of sizes, differ by rounding: workers on other
+# machines, or with other numbers of threads, may add up in another order.
+_ROUNDING = 1e-5
+
+
+def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
+    """Makes sure that a model and its optimizer have the same values on all workers.
+
+    All workers must call it. Values that differ by no more than rounding become the chief's.
+
+    Args:
+        model: A Keras model.
+        replicas: The devices that it is trained on.
+        when: When that is, for messages, such as ``"the end of epoch 2"``.
+
+    Raises:
+        DisagreementError: If workers have other values; on all workers alike.
+    """
+    job = replicas.job
+    if job is None:
+        return
+    variables = _variables(model)
+    sums = replicas.checksums(variables)
+    digest = hashlib.sha256(repr(sums).encode()).hexdigest()
+    if len(set(job.exchange(f"weights at {when}", digest))) == 1:
+        return
+    everyone = job.exchange(f"checksums at {when}", sums)
+    lengths = {len(theirs) for theirs in everyone}
+    if len(lengths) > 1:
+        said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
+        raise _disagreement(replicas, when, said)
+    apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
+    own = [_measures(variables[index]) for index in apart]
+    measures = job.exchange(f"sizes of what differs at {when}", own)
+    for number, index in enumerate(apart):
+        theirs = [one[number] for one in measures]
+        if not _are_close(theirs):
+            norms = [{variables[index].path: f"norm {one[0]:.9g}"} for one in theirs]
+            raise _disagreement(replicas, when, described_difference(norms), len(apart) - 1)
+    replicas.equalize([variables[index] for index in apart])
+    warnings.warn(
+        f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
+        f"at {when}, first {variables[apart[0]].path!r}; all workers go on with the chief's. It "
+        "comes from machines or numbers of threads that are not alike.",
+        stacklevel=2,
+    )
+
+
+def _variables(model: Any) -> list[Any]:
+    """Those that each worker has whole, and whose values the training decides."""
+    optimizer = model.optimizer if model.compiled else None
+    known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
+    return [
+        one
+        for one in {id(variable): variable for variable in known}.values()
+        if one.synchronization != "on_read"
+        and keras_seam.stored_value(one) is not None
+        # A layer that augments data in a pipeline draws as far ahead as it likes.
+        and not one.path.endswith("seed_generator_state")
+    ]
+
+
+def _measures(variable: Any) -> list[float]:
+    """The norm, a weighted sum that another order changes, and the sum of sizes."""
+    values = np.asarray(ops.convert_to_numpy(variable)).astype("float64").reshape(-1)
+    weights = 1.0 + np.arange(values.size) % 97 / 97
+    sizes = np.abs(values)
+    return [float(np.sqrt(np.sum(values**2))), float(values @ weights), float(sizes.sum())]
+
+
+def _are_close(measures: Sequence[Sequence[float]]) -> bool:
+    [first, *others] = np.asarray(measures)
+    return all(
+        bool(np.allclose(one[:2], first[:2], rtol=0, atol=_ROUNDING * first[2], equal_nan=True))
+        if np.isfinite(first).all()
+        else bool(np.array_equal(np.isfinite(one), np.isfinite(first)))
+        for one in others
+    )
+
+
+def _disagreement(replicas: ReplicaSet, when: str, said: str, more: int = 0) -> DisagreementError:
+    job = replicas.job
+    assert job is not None
+    further = f" ({more} more variables differ)" if more else ""
+    return DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to have the same weights at "
+        f"{when}. Received: {said}{further}. Something has changed them on some workers alone, "
+        "such as `assign` in a callback. Do the same on all workers, or send the chief's to all: "
+        "kerasdist.callbacks.BroadcastGlobalVariables."
+    )

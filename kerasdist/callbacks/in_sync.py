@@ -1,0 +1,46 @@
+"""Weights that are equal on all workers, epoch by epoch."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import keras
+
+from kerasdist.agreement import weights
+from kerasdist.binding import binding_of
+
+
+@final
+class InSync(keras.callbacks.Callback):
+    """Compares the weights of all workers at the end of each epoch, by a checksum.
+
+    It stands behind the callbacks that may change them, and before those that back them up.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares. All workers must call it.
+
+        Args:
+            epoch: The epoch.
+            logs: Not used.
+
+        Raises:
+            DisagreementError: If the weights differ.
+        """
+        del logs
+        require_equal_weights(self.model, f"the end of epoch {epoch + 1}")
+
+
+def require_equal_weights(model: Any, when: str) -> None:
+    """Makes sure that a model has the same weights on all workers. All workers must call it.
+
+    Args:
+        model: A Keras model.
+        when: When that is, for messages.
+
+    Raises:
+        DisagreementError: If the weights differ.
+    """
+    binding = binding_of(model)
+    if binding is not None:
+        weights.require_equal(model, binding.replicas, when)

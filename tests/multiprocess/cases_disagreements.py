@@ -1,0 +1,170 @@
+"""Workers that do not do the same are told where they differ, before they compute; and go on."""
+
+import warnings
+
+import numpy as np
+
+from tests.conformance.lab import values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+ROWS, BATCH = 12, 4
+
+
+def _model(lab, activation="tanh", rate=0.2, optimizer=None, **compiled):
+    with lab.strategy().scope():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(4, activation=activation, name="hidden"),
+                layers.Flatten(),
+                layers.Dropout(rate),
+                layers.Dense(1, name="last"),
+            ]
+        )
+        model.compile(optimizer or "sgd", **{"loss": "mse", **compiled})
+    return model
+
+
+def _fit(model, data=None, **given):
+    x, y = data or regression(ROWS)
+    return model.fit(x, y, **{"batch_size": BATCH, "verbose": 0, **given})
+
+
+def _refused(lab, said, call):
+    """All workers refuse, with words for the last worker's value and then the first's."""
+    last = lab.job.num_workers - 1
+    one, other = said[1:] if len(said) == 3 else (".*", ".*")
+    # Of two workers the chief's value comes last, of three the one that most have.
+    others = "worker 0" if last == 1 else f"workers {', '.join(map(str, range(last)))}"
+    expected = f"Received: {said[0]}={one} on worker {last}, {other} on {others}[. ]"
+    with lab.raises(kd.errors.DisagreementError, expected):
+        call()
+
+
+@case("workers")
+def on_the_model(lab):
+    """Another activation, rate of dropout, learning rate, loss, or function is named."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+
+    def pick(one, other):
+        return one if odd else other
+
+    model = _model(lab, activation=pick("relu", "tanh"))
+    _refused(lab, (r"layers\[1\]\.activation", "'relu'", "'tanh'"), lambda: _fit(model))
+    x, y = regression(ROWS)
+    _refused(
+        lab,
+        (r"layers\[1\]\.activation", "'relu'", "'tanh'"),
+        lambda: model.train_on_batch(x, y),
+    )
+    model = _model(lab, rate=pick(0.5, 0.2))
+    _refused(lab, (r"layers\[3\]\.rate", "0.5", "0.2"), lambda: _fit(model))
+    model = _model(lab, optimizer=keras.optimizers.SGD(0.1, momentum=pick(0.9, 0.8)))
+    _refused(lab, (r"optimizer\.momentum", "0.9", "0.8"), lambda: _fit(model))
+    model = _model(lab, loss=pick("mae", "mse"))
+    _refused(lab, (r"compile\.loss", "'mae'", "'mse'"), lambda: _fit(model))
+    model = _model(lab, activation=pick(lambda x: 2 * x, lambda x: 3 * x))
+    _refused(lab, (r"layers\[1\]\.activation\.code",), lambda: _fit(model))
+    model = _model(lab)
+    model.layers[2].rate = pick(0.3, 0.2)
+    _refused(lab, (r"layers\[3\]\.rate", "0.3", "0.2"), lambda: _fit(model))
+    model.layers[2].rate = 0.2
+    _fit(model)  # and go on
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def on_the_call(lab):
+    """Other settings, other data, or another callback's setting are named."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    model = _model(lab)
+    x, y = regression(ROWS)
+    moved = np.array(x)
+    moved[1, 2] += 1
+
+    def pick(one, other):
+        return one if odd else other
+
+    def stopping(patience):
+        return keras.callbacks.EarlyStopping("loss", patience=patience)
+
+    calls = {
+        (r"argument shuffle", "False", "True"): {"shuffle": pick(False, True)},
+        (r"argument batch_size", "6", "4"): {"batch_size": pick(6, 4)},
+        (r"argument epochs", "3", "2"): {"epochs": pick(3, 2)},
+        (r"argument class_weight\.1", "2.0", "1.0"): {"class_weight": {0: 1.0, 1: pick(2.0, 1.0)}},
+        (r"argument validation_split", "0.5", "0.25"): {"validation_split": pick(0.5, 0.25)},
+        (r"callbacks\[0\]\.patience", "3", "5"): {"callbacks": [stopping(pick(3, 5))]},
+        (r"x\.rows",): {"data": (pick(moved, x), y)},
+        (r"x\.dtype", "'float64'", "'float32'"): {"data": (x.astype(pick("f8", "f4")), y)},
+        (r"x\.shape", r"'\(11, 4\)'", r"'\(12, 4\)'"): {"data": (x[odd:], y[odd:])},
+        (r"validation_data\[0\]\.rows",): {"validation_data": (pick(moved, x), y)},
+    }
+    for said, given in calls.items():
+        _refused(lab, said, lambda given=given: _fit(model, **given))
+    _refused(lab, (r"x\.rows",), lambda: model.evaluate(pick(moved, x), y, verbose=0))
+    _refused(lab, (r"x\.rows",), lambda: model.predict(pick(moved, x), verbose=0))
+    _fit(model)
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def agree_in_spite_of(lab):
+    """What a worker may have of its own is no reason to refuse."""
+    rank = lab.job.rank
+    if rank:
+        keras.layers.Flatten()  # it counts up the names of layers
+    keras.utils.set_random_seed(rank)
+
+    def loss(y, p, rank=rank):
+        return keras.ops.mean(keras.ops.square(y - p), -1)
+
+    class Own(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.rank = rank
+
+    with lab.folder() as folder:
+        csv = keras.callbacks.CSVLogger(str(folder / f"log-{rank}.csv"))
+        callbacks = [keras.callbacks.EarlyStopping("loss"), Own()]
+        model = _model(lab, loss=loss, activation=lambda x: x / 2, metrics=["mae"])
+        given = {"callbacks": [*callbacks, csv] if rank == 0 else callbacks}
+        _fit(model, verbose=2 * (rank == 0), epochs=2, **given)
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+def _assigns(lab, by):
+    """What changes a weight on the last worker alone, after a batch."""
+    is_last = lab.job.rank == lab.job.num_workers - 1
+
+    class Assigns(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and is_last:
+                bias = self.model.layers[-1].bias
+                bias.assign(bias * by)
+
+    return Assigns()
+
+
+@case("workers")
+def on_a_weight(lab):
+    """A weight that one worker alone has changed is named at the end of the epoch."""
+    model = _model(lab)
+    said = "same weights at the end of epoch 1. Received: .*last/bias='norm .*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(model, epochs=2, callbacks=[_assigns(lab, 2.0)])
+    with lab.folder() as folder:
+        backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=2)
+        said = "same weights at batch 2 of epoch 1. Received: .*last/bias"
+        with lab.raises(kd.errors.DisagreementError, said):
+            model = _model(lab)
+            _fit(model, callbacks=[_assigns(lab, 2.0), backup])
+        written = list((folder / "backup").glob("*")) if (folder / "backup").exists() else []
+        lab.check(not written, f"a backup was written: {written}")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _fit(_model(lab), callbacks=[_assigns(lab, 1 + 1e-6)])
+    lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")

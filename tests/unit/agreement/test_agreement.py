@@ -1,0 +1,186 @@
+"""What workers say of a model and of a call: equal for equal scripts, and for nothing else."""
+
+import functools
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from kerasdist.agreement import calls, code, models
+from kerasdist.agreement.description import described, of_array
+from kerasdist.job.comparison import described_difference, digest
+
+
+class AnyJob:
+    """A job of which nothing is asked."""
+
+
+def difference(one, other):
+    return None if digest(one) == digest(other) else described_difference([one, other])
+
+
+def of_call(**arguments):
+    return calls.facts_of(arguments, AnyJob(), (keras.callbacks.EarlyStopping,))
+
+
+def of_model(model):
+    return models.facts_of(model, anew=True)
+
+
+class Own(keras.layers.Layer):
+    """A layer that Keras cannot write down."""
+
+    def __init__(self, function, factor=1.0):
+        super().__init__()
+        self.function = function
+        self.factor = factor
+        self.rank = id(self)
+
+    def call(self, inputs):
+        return self.function(inputs) * self.factor + self.rank * 0
+
+
+def sequential(activation="relu", rate=0.1, penalty=0.01, units=8, name=None):
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(units, activation, kernel_regularizer=keras.regularizers.L2(penalty)),
+            layers.Dropout(rate, seed=np.random.randint(1000), name=name),
+            layers.Lambda(lambda x: x * 2),
+            Own(lambda x: x + 1),
+        ]
+    )
+
+
+def functional(swapped=False):
+    inputs = keras.Input((4,))
+    one = keras.layers.Dense(4)(inputs)
+    two = keras.layers.Dense(4)(one)
+    pair = [two, one] if swapped else [one, two]
+    return keras.Model(inputs, keras.layers.Concatenate()(pair) * 2.0)
+
+
+@pytest.mark.parametrize("make", [sequential, functional])
+def test_equal_models_are_equal_whatever_keras_calls_them(make):
+    assert difference(of_model(make()), of_model(make())) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"activation": "tanh"}, "layers[1].activation='tanh' on worker 1, 'relu' on worker 0"),
+        ({"rate": 0.5}, "layers[2].rate=0.5 on worker 1, 0.1 on worker 0"),
+        ({"penalty": 0.5}, "layers[1].kernel_regularizer.l2=0.5 on worker 1, 0.01 on worker 0"),
+        ({"name": "mine"}, "layers[2].class=\"Dropout 'mine'\" on worker 1, 'Dropout' on worker 0"),
+        ({"activation": lambda x: x}, "layers[1]."),
+    ],
+)
+def test_another_model_is_told_by_the_layer(change, said):
+    found = difference(of_model(sequential()), of_model(sequential(**change)))
+    assert found is not None
+    assert found.startswith(said)
+
+
+def test_another_wiring_is_found():
+    found = difference(of_model(functional()), of_model(functional(swapped=True)))
+    assert found is not None
+    assert found.startswith("wiring[0]")
+
+
+def test_what_the_user_wrote_is_found():
+    base = of_model(keras.Sequential([Own(lambda x: x + 1)]))
+    other = of_model(keras.Sequential([Own(lambda x: x + 2)]))
+    said = difference(base, other)
+    assert said is not None
+    assert said.startswith("layers[0].function.code=")
+    said = difference(base, of_model(keras.Sequential([Own(lambda x: x + 1, 2.0)])))
+    assert said is not None
+    assert said.startswith("layers[0].factor=2.0 on worker 1, 1.0 on worker 0")
+    frozen = keras.Sequential([Own(lambda x: x + 1)])
+    frozen.layers[0].trainable = False
+    said = difference(base, of_model(frozen))
+    assert said is not None
+    assert said.startswith("layers[0].trainable=False")
+
+
+def test_closures_and_globals_count_but_not_what_a_worker_is():
+    def made(alpha, rank):
+        def loss(y, p):
+            return alpha * (y - p) + rank
+
+        return loss
+
+    assert difference(described(made(0.5, 0)), described(made(0.5, 1))) is None
+    said = difference(described(made(0.5, 0)), described(made(0.1, 0)))
+    assert said == "uses.alpha=0.1 on worker 1, 0.5 on worker 0"
+    partial = functools.partial(made, alpha=0.5)
+    assert difference(described(partial), described(functools.partial(made, alpha=1))) is not None
+
+
+def test_without_code():
+    facts = {"layers": [{"class": "Own", code.KEY: "0123"}], code.KEY: "4567"}
+    assert code.without(facts) == {"layers": [{"class": "Own"}]}
+
+
+def test_addresses_and_the_order_of_sets_are_no_difference():
+    text = repr(object())
+    assert "0x" in text
+    assert "0x" not in described(text)
+    assert described({"b", "a", "c"}) == ["a", "b", "c"]
+    assert json.dumps(described([float("nan"), np.float32(0.5), np.int64(3), b"x", None, True]))
+
+
+def test_optimizers_losses_and_schedules():
+    decay = keras.optimizers.schedules.ExponentialDecay
+    one = described(keras.optimizers.Adam(decay(0.1, 10, 0.9), global_clipnorm=1.0))
+    other = described(keras.optimizers.Adam(decay(0.1, 10, 0.8), global_clipnorm=1.0))
+    assert difference(one, other) == ("learning_rate.decay_rate=0.8 on worker 1, 0.9 on worker 0")
+    one, other = (described(keras.losses.Huber(delta)) for delta in (1.0, 2.0))
+    assert difference(one, other) == "options.delta=2.0 on worker 1, 1.0 on worker 0"
+
+
+def test_arrays_are_known_by_their_rows():
+    x = np.arange(4000.0).reshape(1000, 4)
+    assert of_array(x) == of_array(x.copy())
+    for row in (0, 3, 500, 999):
+        other = x.copy()
+        other[row, 2] += 1
+        assert difference(of_array(x), of_array(other)) is not None
+    large = np.zeros((3, 100, 100))
+    assert of_array(large) == of_array(large[:])
+    words = np.array(["a", "b"], object)
+    assert of_array(words) != of_array(words[::-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shuffle": False}, "argument shuffle=False on worker 1, True on worker 0"),
+        ({"class_weight": {0: 2.0}}, "argument class_weight={'0': 2.0}"),
+        ({"x": np.ones((4, 2))}, "x.rows="),
+        ({"y": [np.zeros(4), np.ones(4)]}, "y[1].rows="),
+        ({"patience": 3}, "callbacks[0].patience=3 on worker 1, 0 on worker 0"),
+    ],
+)
+def test_calls_differ_in_what_changes_the_training(change, said):
+    def call(x=None, shuffle=True, class_weight=None, y=None, patience=0):
+        stopping = keras.callbacks.EarlyStopping("loss", patience=patience)
+        x = np.zeros((4, 2)) if x is None else x
+        y = [np.zeros(4), np.zeros(4)] if y is None else y
+        given = {"shuffle": shuffle, "class_weight": class_weight, "callbacks": [stopping]}
+        return of_call(x=x, y=y, **given)
+
+    found = difference(call(), call(**change))
+    if "class_weight" in change:
+        assert found is not None
+        assert found.startswith("argument class_weight")
+    else:
+        assert found is not None
+        assert found.startswith(said)
+
+
+def test_the_chiefs_callbacks_are_its_own():
+    board = keras.callbacks.CSVLogger("log-0.csv")
+    assert of_call(callbacks=[board], verbose=1) == of_call(callbacks=None, verbose=0)
