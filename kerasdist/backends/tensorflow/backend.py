@@ -125,5 +125,7 @@ values.register()
 datasets.register()
 engine_seam.let_autograph_pass_over("kerasdist")
 engine_seam.let_errors_pass(KerasdistError)
+engine_seam.let_variables_be_read()
+engine_seam.advise_against_eager_replicas_once()
 
 BACKEND = TensorFlowBackend()

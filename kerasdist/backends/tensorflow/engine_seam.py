@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl import api as autograph_api
@@ -252,6 +254,44 @@ def compiles_with_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def let_variables_be_read() -> None:
+    """Gives mirrored variables the conversions to numbers that ``tf.Variable`` has.
+
+    ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then give
+    what ``.numpy()`` gives. TensorFlow leaves them out: ``bool`` is always true, the others raise.
+    """
+
+    def array(variable: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # `numpy` has made one
+        return np.asarray(variable.numpy(), dtype)
+
+    variables = distributed_values.DistributedVariable
+    variables.__array__ = array
+    variables.__bool__ = lambda variable: bool(variable.numpy())
+    variables.__int__ = lambda variable: int(variable.numpy())
+    variables.__float__ = lambda variable: float(variable.numpy())
+    variables.__complex__ = lambda variable: complex(variable.numpy())
+
+
+class _OnePassage(logging.Filter):
+    """Lets TensorFlow advise once in a process, not in five steps, against eager replicas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "eagerly has significant overhead" not in str(record.msg):
+            return True
+        passes, self._passed = not self._passed, True
+        return passes
+
+
+def advise_against_eager_replicas_once() -> None:
+    """Keeps TensorFlow from logging the same advice for each of the first eager steps."""
+    tf.get_logger().addFilter(_OnePassage())
+
+
 def collective_keys() -> list[int]:
     """Returns the key of a new strategy, and that of the next one, for the test that watches it."""
     devices = ["CPU:0", "CPU:1"]
@@ -264,6 +304,7 @@ def private_names() -> tuple[object, ...]:
     return (
         autograph_config.DoNotConvert,
         distributed_values.Mirrored,
+        distributed_values.DistributedVariable.numpy,
         control_flow_util.GraphOrParentsInXlaContext,
         tf.__internal__.autograph.control_status_ctx,
         tf.__internal__.autograph.tf_convert,
