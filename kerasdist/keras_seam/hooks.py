@@ -249,6 +249,19 @@ def install_reads(notice: Callable[[Any], None]) -> None:
     keras.Variable.value = property(noticed, doc=value.__doc__)
 
 
+def install_outside_replicas(scale_loss: Callable[..., Any], apply: Callable[..., Any]) -> None:
+    """Puts in the hooks that TensorFlow alone needs, for what a scope runs outside of replicas.
+
+    Args:
+        scale_loss: Where a mean is divided or multiplied by the number of replicas.
+        apply: Where an optimizer applies gradients.
+    """
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        _put_in(loss_module, name, scale_loss)
+    for owner in (BaseOptimizer, LossScaleOptimizer):
+        _put_in(owner, "apply", apply)
+
+
 def install_scaled_apply(hook: Callable[..., Any]) -> None:
     """Puts in the hook that JAX alone needs, where an optimizer scales the loss by itself.
 

@@ -10,7 +10,6 @@ from keras.src import backend
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from kerasdist.keras_seam.models import is_kerass_own
-from kerasdist.keras_seam.variables import make_anew
 
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
@@ -67,16 +66,38 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
         variable.assign(value)
 
 
-def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
-    """Moves a TensorFlow optimizer that has no state yet to another strategy.
+def belongs_to(optimizer: Any, strategy: Any) -> bool:
+    """Returns whether a TensorFlow optimizer makes and updates its state in a strategy's scope.
 
     Args:
-        optimizer: A Keras optimizer that is not built.
-        strategy: The ``tf.distribute.Strategy``, whose scope is open.
+        optimizer: A Keras optimizer.
+        strategy: A ``tf.distribute.Strategy``.
     """
-    for variable in optimizer._variables:
-        make_anew(variable)
+    return optimizer._distribution_strategy is strategy
+
+
+def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Lets a TensorFlow optimizer make and update its state in a strategy's scope from now on.
+
+    Args:
+        optimizer: A Keras optimizer.
+        strategy: The ``tf.distribute.Strategy``.
+    """
     optimizer._distribution_strategy = strategy
+
+
+def index_variables(optimizer: Any) -> None:
+    """Lets a TensorFlow optimizer find its slots again, after its model's variables were recreated.
+
+    It remembers the framework's variables.
+
+    Args:
+        optimizer: A Keras optimizer.
+    """
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(variable): index
+        for index, variable in enumerate(optimizer._trainable_variables)
+    }
 
 
 def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:

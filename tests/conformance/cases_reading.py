@@ -43,7 +43,7 @@ def readings(model):
 
 
 def native_readings(rate, kernel):
-    """What users of TensorFlow and JAX do with the value itself; on torch it asks for a gradient."""
+    """What users of TensorFlow and JAX do with the value itself; torch's wants `detach`."""
     if keras.backend.backend() == "torch":
         return []
     return [np.array(rate).item(), np.array(kernel, dtype="float64"), complex(rate).real]
@@ -71,7 +71,7 @@ def fit_and_read(model):
 
 @case("reading variables")
 def in_callbacks_and_after(lab):
-    """`float(optimizer.learning_rate)`, `int(iterations)`, `np.array(v.value)` in `fit` and after."""
+    """`float(learning_rate)`, `int(iterations)`, `np.array(v.value)` in and after `fit`."""
     lab.same(model, fit_and_read)
 
 
@@ -86,7 +86,9 @@ def in_the_scope_again(lab):
             loaded.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
             loaded.optimizer.build(loaded.trainable_variables)
             loaded.set_weights(trained.get_weights())
-            for new, old in zip(loaded.optimizer.variables, trained.optimizer.variables):
+            for new, old in zip(
+                loaded.optimizer.variables, trained.optimizer.variables, strict=True
+            ):
                 new.assign(keras.ops.convert_to_numpy(old))
             return [outcome.results, readings(trained), readings(loaded)]
 

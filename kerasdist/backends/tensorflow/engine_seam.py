@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
-from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import distribute_lib, ps_values
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import control_flow_util
@@ -254,6 +254,16 @@ def compiles_with_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
+def is_distributed(variable: Any) -> bool:
+    """Returns whether a strategy made the framework's variable.
+
+    Args:
+        variable: A variable of the framework.
+    """
+    kinds = (distributed_values.DistributedVariable, ps_values.AggregatingVariable)
+    return isinstance(variable, kinds)
+
+
 def let_variables_be_read() -> None:
     """Gives mirrored variables the conversions to numbers that ``tf.Variable`` has.
 
@@ -265,12 +275,15 @@ def let_variables_be_read() -> None:
         del copy  # `numpy` has made one
         return np.asarray(variable.numpy(), dtype)
 
-    variables = distributed_values.DistributedVariable
-    variables.__array__ = array
-    variables.__bool__ = lambda variable: bool(variable.numpy())
-    variables.__int__ = lambda variable: int(variable.numpy())
-    variables.__float__ = lambda variable: float(variable.numpy())
-    variables.__complex__ = lambda variable: complex(variable.numpy())
+    conversions: dict[str, Callable[..., Any]] = {
+        "__array__": array,
+        "__bool__": lambda variable: bool(variable.numpy()),
+        "__int__": lambda variable: int(variable.numpy()),
+        "__float__": lambda variable: float(variable.numpy()),
+        "__complex__": lambda variable: complex(variable.numpy()),
+    }
+    for name, conversion in conversions.items():
+        setattr(distributed_values.DistributedVariable, name, conversion)
 
 
 class _OnePassage(logging.Filter):

@@ -16,7 +16,7 @@ from kerasdist.backends import checksums
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.tensorflow import reads, vector_losses
+from kerasdist.backends.tensorflow import outside_replicas, reads, vector_losses
 from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
@@ -93,6 +93,7 @@ class MirroredReplicas(ReplicaSet):
         """
         super().__init__(devices, options, job)
         self.group = group
+        outside_replicas.serve(group.engine)
         vector_losses.install()
 
     @cached_property

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.adoption import adopt, adopt_all
 from kerasdist.backends.tensorflow.batches import OwnRows
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.loss_watch import LossWatch
@@ -20,8 +21,6 @@ from kerasdist.backends.tensorflow.steps import (
     outputs_of_replicas,
 )
 from kerasdist.backends.tensorflow.variables import (
-    adopt,
-    adopt_metric,
     averaged,
     check_mirrored,
     statistics_of,
@@ -197,7 +196,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         engine = self._group.engine
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
         for metric in metrics_of(self):
-            adopt_metric(metric, engine)
+            with engine.scope():
+                adopt_all(metric.variables, engine)
             settle(metric, self.bound_strategy)
         self._group.note_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
@@ -215,7 +215,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         would move the state of a shuffle.
         """
         if self.optimizer is not None:
-            adopt(self.optimizer, self._group.engine)
+            with self._group.engine.scope():
+                adopt(self.optimizer, self._group.engine)
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasdist import keras_seam
 from kerasdist.errors import ScopeError
 
 
@@ -28,35 +27,6 @@ def gradient_replaces(variable: Any) -> bool:
         variable: A Keras variable, or the framework's own.
     """
     return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
-
-
-def adopt(optimizer: Any, engine: tf.distribute.Strategy) -> None:
-    """Lets an optimizer that was made outside of the scope belong to it, if it has no state yet.
-
-    Args:
-        optimizer: A Keras optimizer.
-        engine: The strategy.
-    """
-    optimizers = [optimizer]
-    if isinstance(optimizer, keras_seam.LossScaleOptimizer):
-        optimizers.append(optimizer.inner_optimizer)
-    for one in optimizers:
-        if not one.built and not _are_mirrored(one.variables, engine):
-            with engine.scope():
-                keras_seam.adopt_optimizer(one, engine)
-
-
-def adopt_metric(metric: Any, engine: tf.distribute.Strategy) -> None:
-    """Lets a metric that was made outside of the scope belong to it.
-
-    Args:
-        metric: A Keras metric, before the first step of its model is compiled.
-        engine: The strategy.
-    """
-    if not _are_mirrored(metric.variables, engine):
-        with engine.scope():
-            for variable in metric.variables:
-                keras_seam.make_anew(variable)
 
 
 def averaged(variables: Iterable[Any]) -> list[Any]:
@@ -80,10 +50,6 @@ def statistics_of(layers: Iterable[Any]) -> list[Any]:
     """
     norms = (one for one in layers if isinstance(one, keras.layers.BatchNormalization))
     return averaged(v for norm in norms for v in (norm.moving_mean, norm.moving_variance))
-
-
-def _are_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy) -> bool:
-    return all(engine.extended.variable_created_in_scope(native(v)) for v in variables)
 
 
 def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, owner: str) -> None:

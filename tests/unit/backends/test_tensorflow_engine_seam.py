@@ -103,6 +103,7 @@ def test_the_private_names_take_what_they_are_given(probe):
     assert probe["parameters"] == {
         "DoNotConvert": ["module_prefix"],
         "Mirrored": ["values"],
+        "numpy": ["self"],
         "GraphOrParentsInXlaContext": ["graph"],
         "control_status_ctx": [],
         "tf_convert": ["f", "ctx", "convert_by_default", "user_requested"],

@@ -1,0 +1,75 @@
+"""Variables that were made outside of the scope get a copy on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.engine_seam import is_distributed
+from kerasdist.backends.tensorflow.variables import native
+
+
+def mirror(variable: Any, engine: tf.distribute.Strategy) -> bool:
+    """Gives a Keras variable that no strategy made a copy on every device, with its value.
+
+    Args:
+        variable: A Keras variable; the framework's own are left as they are.
+        engine: The strategy, whose scope is open.
+
+    Returns:
+        Whether the variable has been recreated: functions that were compiled before hold the old.
+    """
+    if not isinstance(variable, keras.Variable):
+        return False
+    held = keras_seam.stored_value(variable)
+    if held is None or is_distributed(held) or engine.extended.variable_created_in_scope(held):
+        return False
+    value = held.numpy()
+    keras_seam.make_anew(variable)
+    parts = engine.experimental_local_results(native(variable))
+    if variable.synchronization == "on_read" and variable.aggregation == "sum":
+        # What is read is the sum of the parts.
+        for part in parts[1:]:
+            part.assign(tf.zeros_like(part))
+        parts[0].assign(value if engine.extended.should_checkpoint else tf.zeros_like(parts[0]))
+    return True
+
+
+def adopt_all(variables: Iterable[Any], engine: tf.distribute.Strategy) -> bool:
+    """Gives variables copies, see `mirror`; returns whether one has been recreated.
+
+    Args:
+        variables: Keras variables.
+        engine: The strategy, whose scope is open.
+    """
+    recreated = [mirror(variable, engine) for variable in variables]
+    return any(recreated)
+
+
+def adopt(optimizer: Any, engine: tf.distribute.Strategy, variables: Iterable[Any] = ()) -> bool:
+    """Lets an optimizer that was made outside of the scope belong to it, with its state.
+
+    Args:
+        optimizer: A Keras optimizer.
+        engine: The strategy, whose scope is open.
+        variables: Those that it updates, which get copies too.
+
+    Returns:
+        Whether a variable has been recreated.
+    """
+    recreated = adopt_all(variables, engine)
+    optimizers = [optimizer]
+    if isinstance(optimizer, keras_seam.LossScaleOptimizer):
+        optimizers.append(optimizer.inner_optimizer)
+    for one in optimizers:
+        recreated |= adopt_all(one.variables, engine)
+        if not keras_seam.belongs_to(one, engine):
+            keras_seam.adopt_optimizer(one, engine)
+    if recreated:
+        for one in optimizers:
+            keras_seam.index_variables(one)
+    return recreated

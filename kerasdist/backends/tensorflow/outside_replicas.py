@@ -1,0 +1,108 @@
+"""What Keras computes in a scope, but outside of replicas: the same as on one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import tensorflow as tf
+
+from kerasdist import context, keras_seam
+from kerasdist.backends.tensorflow.adoption import adopt
+from kerasdist.backends.tensorflow.engine_seam import (
+    EngineScope,
+    cross_replica_code_without_merge_call,
+)
+from kerasdist.backends.tensorflow.variables import native
+
+# The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
+_engines: WeakSet[tf.distribute.Strategy] = WeakSet()
+
+
+class _Here(threading.local):
+    """Whether the calling thread is inside of `_apply`."""
+
+    is_applying = False
+
+
+_here = _Here()
+
+
+def serve(engine: tf.distribute.Strategy) -> None:
+    """Lets losses and optimizers work outside of replicas in this strategy's scope.
+
+    Args:
+        engine: A strategy that kerasdist made.
+    """
+    _install()
+    _engines.add(engine)
+
+
+@cache
+def _install() -> None:
+    keras_seam.install_outside_replicas(scale_loss=_scale_loss, apply=_apply)
+
+
+def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    """Leaves a mean as it is where one computation sees the whole batch.
+
+    Keras divides by the number of replicas wherever a strategy is in force.
+    """
+    if context.replica() is None and tf.distribute.get_strategy() in _engines:
+        return value
+    return original(value)
+
+
+def _apply(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """Gives all copies of the variables the same update, from one set of gradients.
+
+    Keras's own ends in ``merge_call``, which only replicas can call.
+    """
+    if context.replica() is not None or _here.is_applying:
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    variables = None if trainable_variables is None else list(trainable_variables)
+    known = keras_seam.optimized_variables(optimizer) if variables is None else variables
+    engine = _engine_of([*known, *optimizer.variables[:1]])
+    if engine is None or not grads:
+        return original(optimizer, grads, variables)
+    with nullcontext() if tf.distribute.get_strategy() is engine else EngineScope(engine):
+        with tf.init_scope():
+            adopt(optimizer, engine, known)
+            if not optimizer.built and known:
+                optimizer.build(known)
+        with cross_replica_code_without_merge_call(), _applying():
+            return keras_seam.apply_combined_gradients(optimizer, grads, variables)
+
+
+@contextmanager
+def _applying() -> Iterator[None]:
+    """Leaves to Keras what an optimizer calls in turn: itself, or the one inside of it."""
+    _here.is_applying = True
+    try:
+        yield
+    finally:
+        _here.is_applying = False
+
+
+def _engine_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
+    """The strategy in force, or, outside of scopes, that of the variables; None for plain Keras."""
+    here = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy():
+        is_ours = here in _engines and tf.distribute.in_cross_replica_context()
+        return here if is_ours else None
+    natives = [native(variable) for variable in variables]
+    return next(
+        (
+            engine
+            for engine in list(_engines)
+            if any(engine.extended.variable_created_in_scope(one) for one in natives)
+        ),
+        None,
+    )

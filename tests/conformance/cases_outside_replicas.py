@@ -1,0 +1,149 @@
+"""What a scope runs outside of replicas: losses and optimizers do what plain Keras does."""
+
+import contextlib
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 4
+
+
+def optimizers():
+    """Without and with slots, and all that an optimizer does besides its own step."""
+    made = keras.optimizers
+    return {
+        "SGD": lambda: made.SGD(0.1),
+        "momentum": lambda: made.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        "Adam": lambda: made.Adam(0.1),
+        "AdamW": lambda: made.AdamW(0.1, global_clipnorm=0.5),
+        "RMSprop": lambda: made.RMSprop(0.1, momentum=0.9, centered=True),
+        "Adafactor": lambda: made.Adafactor(0.1),
+        "Lamb": lambda: made.Lamb(0.1),
+        "EMA": lambda: made.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+        "accumulation": lambda: made.Adam(0.1, gradient_accumulation_steps=2),
+        "schedule": lambda: made.SGD(made.schedules.ExponentialDecay(0.1, 2, 0.5)),
+        "loss scale": lambda: made.LossScaleOptimizer(
+            made.Adam(0.1), initial_scale=4.0, dynamic_growth_steps=3
+        ),
+        "loss scale, accumulation": lambda: made.LossScaleOptimizer(
+            made.SGD(0.1, gradient_accumulation_steps=2), initial_scale=4.0
+        ),
+    }
+
+
+def variables():
+    kernel = np.linspace(-1.0, 1.0, 6).reshape(2, 3).astype("float32")
+    return [keras.Variable(kernel, name="kernel"), keras.Variable(np.ones(3, "float32"), name="b")]
+
+
+def gradients(step):
+    ops = keras.ops
+    return [0.1 * (step + 1) * ops.ones((2, 3)), ops.convert_to_tensor(np.float32([0.0, 1.0, 2.0]))]
+
+
+def updated(make, made_in, applied_in):
+    """All variables after five steps; each context of creation and use is a function."""
+    with made_in():
+        optimizer, trained = make(), variables()
+    with applied_in():
+        for step in range(5):
+            optimizer.apply(gradients(step), trained)
+        optimizer.finalize_variable_values(trained)
+    return [*trained, *optimizer.variables]
+
+
+@case("outside replicas")
+def optimizer_apply(lab):
+    """`optimizer.apply` in the scope, and after it: every copy gets plain Keras's update."""
+    plain = contextlib.nullcontext
+    for name, make in optimizers().items():
+        if lab.backend == "jax" and "loss scale" in name:
+            continue  # plain Keras 3.15.1 leaks tracers there, outside of a compiled step
+        expected = [keras.ops.convert_to_numpy(one) for one in updated(make, plain, plain)]
+        strategy = lab.strategy()
+        for applied_in in (strategy.scope, plain):
+            found = updated(make, strategy.scope, applied_in)
+            for value, variable in zip(expected, found, strict=True):
+                copies = strategy.experimental_local_results(variable)
+                lab.check(len(copies) in (1, lab.replicas), f"{name}: {len(copies)} copies")
+                lab.equal([value] * len(copies), list(copies))
+
+
+@case("outside replicas", backends=("tensorflow", "torch"))
+def optimizer_and_variables_from_outside(lab):
+    """`optimizer.apply` in the scope takes on variables and an optimizer that were made before."""
+    plain = contextlib.nullcontext
+    for make in (optimizers()["momentum"], optimizers()["loss scale"]):
+        expected = [keras.ops.convert_to_numpy(one) for one in updated(make, plain, plain)]
+        lab.equal(expected, updated(make, plain, lab.strategy().scope))
+
+
+@case("outside replicas")
+def losses_in_the_scope(lab):
+    """A loss object and `model.compute_loss` in the scope, in a callback and after the scope."""
+    x, y = regression(N)
+    rows = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(y)
+
+    def losses(model):
+        predicted = model(rows[0])
+        return [
+            float(keras.losses.MeanSquaredError()(y, predicted)),
+            float(keras.losses.Huber(reduction="mean_with_sample_weight")(y, predicted)),
+            float(model.compute_loss(y=rows[1], y_pred=predicted)),
+        ]
+
+    def found(strategy):
+        seen = []
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(losses(callback.model))
+        )
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = lab.run(dense, [])[0] if not strategy else dense()
+            seen.append(losses(model))
+            model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
+            seen.append(losses(model))
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[callback], shuffle=False)
+        return [*seen, losses(model)]
+
+    expected = found(None)
+    keras.utils.set_random_seed(1337)
+    lab.equal(expected, found(lab.strategy()))
+
+
+@case("outside replicas")
+def a_loss_in_a_users_metric(lab):
+    """A metric of the user's own that calls a Keras loss sees the whole batch undivided."""
+
+    def build():
+        class Largest(keras.metrics.Metric):
+            def __init__(self):
+                super().__init__(name="largest")
+                self.most = self.add_variable((), "zeros", name="most")
+
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                loss = keras.losses.MeanSquaredError()(y_true, y_pred)
+                self.most.assign(keras.ops.maximum(self.most, loss))
+
+            def result(self):
+                return self.most + 0.0
+
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[Largest()])
+        return model
+
+    x, y = regression(N)
+    lab.same(
+        build, lambda model: model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+    )
+
+
+@case("outside replicas", replicas=(2,))
+def in_a_replica_losses_are_divided(lab):
+    """In `strategy.run` a mean is divided by the number of replicas, as in tf.distribute."""
+    strategy = lab.strategy()
+    ones = np.ones((4, 3), "float32")
+    shares = strategy.run(lambda: keras.losses.MeanSquaredError()(ones, 0.0 * ones))
+    lab.equal(1.0, float(strategy.reduce(kd.ReduceOp.SUM, shares, axis=None)))
