@@ -18,7 +18,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test test-computing test-others gpu-like docs support format clean
+.PHONY: help venv demo check lint unit test test-computing test-others gpu-like ahead-of-time docs support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,13 +26,15 @@ help: ## print this list
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
 # Two steps, because --no-deps keeps the second from changing what the first has pinned,
-# and --no-build-isolation from downloading the build tools again. The third puts the oldest
-# supported Keras beside them, for tests/keras_versions.
-$(STAMP): requirements/lock.txt requirements/oldest-keras.txt pyproject.toml
+# and --no-build-isolation from downloading the build tools again. The others go beside them, each
+# into a folder of its own: the oldest supported Keras, and compilers for TPUs and GPUs.
+BESIDE := oldest-keras ahead-of-time
+$(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-oldest -r requirements/oldest-keras.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/ahead-of-time -r requirements/ahead-of-time.txt
 	touch $@
 
 demo: $(STAMP) ## train the first example on two replicas on each backend
@@ -62,6 +64,9 @@ test-others:
 
 gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (20 minutes)
 	KERASDIST_GPU_LIKE=all $(PYTEST) -q tests/gpu_like
+
+ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither (two minutes)
+	KERASDIST_AHEAD_OF_TIME=all $(PYTEST) -q tests/ahead_of_time
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

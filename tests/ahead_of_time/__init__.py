@@ -1,0 +1,1 @@
+"""The `fit` program on JAX, compiled for accelerators that are not there."""

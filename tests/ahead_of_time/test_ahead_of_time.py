@@ -1,0 +1,104 @@
+"""What XLA makes of `fit` for accelerators that are not here. All programs: `make ahead-of-time`.
+
+A state that is not donated takes its memory twice; a collective too many costs each step of a real
+job, and no test on CPU devices shows it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).with_name("programs.py")
+WHEELS = Path(sys.prefix) / "ahead-of-time"
+EVERYTHING = os.environ.get("KERASDIST_AHEAD_OF_TIME") == "all"
+SECONDS = 1500 if EVERYTHING else 200
+
+ONE_SUM = {"all-reduce": 1}
+# By platform and program: the collectives of one step.
+EXPECTED: dict[str, dict[str, dict[str, int]]] = {
+    "tpu": {
+        "mlp": ONE_SUM,
+        "mlp, uneven batch": ONE_SUM,
+        "mlp, 8 steps an execution": ONE_SUM,
+        "mlp, clipnorm": ONE_SUM,
+        "mlp, 2 logical devices": {"all-reduce": 7, "all-gather": 10},
+        # two for the moments and two for their gradients, per layer
+        "convolutions with BatchNormalization": {"all-reduce": 9},
+        "transformer in bfloat16": {"all-reduce": 2},  # float32 and bfloat16
+        "LSTM": ONE_SUM,
+    },
+    "gpu": {
+        "mlp": ONE_SUM,
+        "mlp, uneven batch": ONE_SUM,
+        "mlp, 8 steps an execution": ONE_SUM,
+        "mlp, clipnorm": ONE_SUM,
+        "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 3, "reduce-scatter": 2},
+        "convolutions with BatchNormalization": {"all-reduce": 9},
+        "transformer in bfloat16": {"all-reduce": 2},
+        "LSTM": ONE_SUM,
+    },
+}
+# A step of each kind: divided unevenly, and several in one execution.
+SELECTED = {
+    platform: ["mlp, uneven batch", "mlp, 8 steps an execution", "mlp, 2 logical devices"]
+    for platform in EXPECTED
+}
+CHOSEN = {one: list(EXPECTED[one]) if EVERYTHING else SELECTED[one] for one in EXPECTED}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Per platform what each program has become, in a fresh process."""
+    known: dict[str, dict[str, dict]] = {}
+
+    def of(platform):
+        if platform not in known:
+            known[platform] = run(platform, CHOSEN[platform])
+        return known[platform]
+
+    return of
+
+
+def test_every_program_is_expected():
+    names = re.findall(r'^    "([^"]+)": Program\(', PROGRAMS.read_text("utf-8"), re.MULTILINE)
+    assert names
+    assert all(list(one) == names for one in EXPECTED.values())
+
+
+def run(platform, names):
+    without_cache = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.ahead_of_time.programs", platform, *names],
+        cwd=ROOT,
+        env={
+            **without_cache,
+            "KERAS_BACKEND": "jax",
+            "JAX_PLATFORMS": "cpu",  # what computes; compiled is for what is described
+            "TPU_SKIP_MDS_QUERY": "1",
+            "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(WHEELS)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    return {line["name"]: line for line in lines}
+
+
+@pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.parametrize(
+    ("platform", "name"), [(platform, name) for platform in CHOSEN for name in CHOSEN[platform]]
+)
+def test_state_is_donated_and_collectives_are_few(compiled, platform, name):
+    found = compiled(platform)[name]
+    assert found["donated"] == found["arrays"] > 0
+    assert found["collectives"] == EXPECTED[platform][name]
