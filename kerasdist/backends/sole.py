@@ -103,7 +103,13 @@ class SoleRunner(Runner):
         if axis is None:
             return value
         value = ops.convert_to_tensor(value)
-        return (ops.sum if op is ReduceOp.SUM else ops.mean)(value, axis=checked_axis(value, axis))
+        axis = checked_axis(value, axis)
+        if op is ReduceOp.SUM:
+            return ops.sum(value, axis=axis)
+        if "float64" in str(value.dtype):
+            # Keras's mean computes in float32, except on TensorFlow (3.15.1).
+            return ops.sum(value, axis=axis) / ops.shape(value)[axis]
+        return ops.mean(value, axis=axis)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the value."""
