@@ -48,7 +48,7 @@ class WorkerBatches:
         own, like = self.source.start(), _NONE
         while True:
             batch = next(own, _NONE)
-            if batch is not _NONE:
+            if batch is not _NONE and (like is _NONE or examples(batch)):
                 like = batch
             elif like is _NONE:
                 like = self._any_batch()
@@ -62,7 +62,7 @@ class WorkerBatches:
             sizes = tuple([one["rows"] or 0 for one in everyone])
             if sum(sizes):
                 alike = all(form == forms[0] for form in forms)
-                yield WorkerRows(batch, sizes, self._job.rank, alike)
+                yield WorkerRows(batch, sizes, self._job.rank, alike, like)
 
     def form(self) -> Any:
         """Returns a batch without rows, for its types and shapes.

@@ -18,12 +18,14 @@ class WorkerRows:
         sizes: How many rows each worker holds, by rank.
         rank: Which worker this is.
         alike: Whether the workers' arrays differ in nothing but their number of rows.
+        like: Where this worker may have none: some rows of another batch of its data.
     """
 
     rows: Any
     sizes: tuple[int, ...]
     rank: int
     alike: bool = True
+    like: Any = None
 
     @property
     def size(self) -> int:

@@ -103,7 +103,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     if _is_synchronized(replica, layer):
         return global_moments(replica.collectives, inputs, layer._reduction_axes, mask)
     mean, variance = original(layer, inputs, mask)
-    rows = ops.shape(inputs)[0]
+    rows = ops.shape(inputs)[0] if replica.share is None else replica.share.size
     if isinstance(rows, int) and rows > 0:
         return mean, variance
     # A replica without example has no statistics, so it leaves the moving ones as they are.

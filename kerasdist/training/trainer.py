@@ -75,10 +75,7 @@ class ReplicatedTrainer:
         layers = self._flatten_layers()  # type: ignore[attr-defined]
         if all(layer.built for layer in layers):
             return
-        symbolic = keras.tree.map_structure(
-            lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)),
-            x,
-        )
+        symbolic = keras.tree.map_structure(_symbol, x)
         with self._building():
             self(symbolic)  # type: ignore[operator]
 
@@ -106,6 +103,12 @@ class ReplicatedTrainer:
     def runs_kerass_own_steps(self) -> bool:
         """Whether no class of the user's has a hand in what a step reports."""
         return _runs_kerass_own_steps(type(self))
+
+
+def _symbol(leaf: Any) -> Any:
+    if leaf is None:  # an optional input that is not given
+        return None
+    return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
 
 
 @cache

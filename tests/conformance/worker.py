@@ -33,7 +33,6 @@ def prepare(backend: str):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     # A replica is a thread: OpenMP's own on top of them wait actively and steal its core.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     keep_compiled_programs()

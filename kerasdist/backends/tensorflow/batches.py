@@ -1,11 +1,17 @@
-"""The division of global batches into the replicas' pieces, inside the compiled step."""
+"""The division of global batches into the replicas' pieces, inside the compiled step.
+
+In `fit`, `evaluate` and `predict` a replica without example gets one row that stands in: a copy of
+a real one, where there is one. Layers then never run on 0 rows, of which TensorFlow's convolutions
+on the CPU return the wrong shape (seen with 2.21, oneDNN). The replica's share of the batch stays
+0, so nothing that it computes counts (ADR 12).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -26,39 +32,43 @@ class Piece:
     """What one replica gets of a global batch.
 
     Attributes:
-        data: Its rows, in the structure of the batch.
-        share: How many they are.
+        data: Its rows, in the structure of the batch; a row that stands in, where it has none.
+        share: How many of them count.
     """
 
     data: Any
     share: BatchShare
 
 
-def pieces(batch: Any, replicas: int) -> list[Piece]:
+def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
     """Divides a global batch into consecutive pieces, the longer ones first.
 
     Args:
         batch: Tensors in any structure, sparse and ragged ones too. An empty ``tf.experimental.
             Optional``, which is how a dataset says None, becomes None. A scalar goes to all.
         replicas: How many pieces to make.
+        stand_ins: Whether a piece without example gets a row that stands in.
 
     Returns:
         One piece a replica. Where the batch may be smaller than `replicas`, or its size is known in
         the step only, shares are tensors, and the static size of a piece is unknown.
     """
-    leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
-    return _pieces(batch, leaves, _division(leaves, replicas))
+    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
+    return _pieces(batch, leaves, _division(leaves, replicas), stand_ins)
 
 
 class OwnRows(NamedTuple):
     """What a worker needs of a global batch.
 
     Attributes:
-        rows: The rows of its own replicas, in the structure of the batch.
-        total: Number of examples in the batch.
+        rows: The rows of its own replicas, in the structure of the batch; a row that stands in,
+            where there are none.
+        size: How many of them count, an int32 scalar tensor.
+        total: Number of examples in the batch, likewise.
     """
 
     rows: Any
+    size: tf.Tensor
     total: tf.Tensor
 
 
@@ -71,46 +81,75 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
         own: The worker's own.
     """
     leaves = keras.tree.flatten(batch)
-    batched = _batched([_none_for_optional(leaf) for leaf in leaves])
+    batched = _batched([none_for_optional(leaf) for leaf in leaves])
     total = _rows(batched[0])
     begin, end = (_begin(replica, total, replicas) for replica in (own.start, own.stop))
-    # Three replicas of which the second one's piece is meant.
-    division = _Division([begin, end - begin, total - end], [0, begin, end], [_NOBODYS] * 3)
+    cut = _Cut([begin], [end]).with_stand_ins(total)
 
     def rows(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, tf.experimental.Optional) else division.parts(leaf)[1]
+        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
+            return leaf
+        return cut.parts(_checked(leaf, total))[0]
 
-    return OwnRows(keras.tree.pack_sequence_as(batch, [rows(leaf) for leaf in leaves]), total)
+    own_part = keras.tree.pack_sequence_as(batch, [rows(leaf) for leaf in leaves])
+    return OwnRows(own_part, tf.convert_to_tensor(end - begin), total)
 
 
-def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tf.Tensor:
+def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tuple[tf.Tensor, tf.Tensor]:
     """Takes those of a worker's rows out of the numbers of a global batch's rows.
 
     Args:
-        numbers: The numbers.
+        numbers: The numbers, at least one.
         replicas: How many replicas there are on all workers.
         own: The worker's own.
+
+    Returns:
+        The numbers, or that of a row that stands in; and how many of them count.
     """
     total = numbers.shape[0]
     if total is None:
         total = tf.shape(numbers)[0]
-    return numbers[_begin(own.start, total, replicas) : _begin(own.stop, total, replicas)]
+    begin, end = (_begin(replica, total, replicas) for replica in (own.start, own.stop))
+    [own_part] = _Cut([begin], [end]).with_stand_ins(total).parts(numbers)
+    return own_part, tf.convert_to_tensor(end - begin)
 
 
-def pieces_of_own(batch: OwnRows, replicas_here: int) -> list[Piece]:
+def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[Piece]:
     """Divides a worker's rows into the pieces of its replicas.
 
     Args:
         batch: What `own_rows` returned, or any rows of which the batch is made on all workers.
         replicas_here: How many replicas the worker has.
+        stand_ins: Whether a piece without example gets a row that stands in.
     """
-    leaves = [_none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
-    size = _rows(_batched(leaves)[0])
-    return _pieces(batch.rows, leaves, _dynamic_division(size, batch.total, replicas_here))
+    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
+    held = _rows(_batched(leaves)[0])
+    division = _dynamic_division(batch.size, batch.total, held, replicas_here)
+    return _pieces(batch.rows, leaves, division, stand_ins)
 
 
-# The share of what is cut off for no replica.
-_NOBODYS = BatchShare(0, 0, 0.0)
+def counted_rows(value: Any, share: BatchShare) -> Any:
+    """Returns those rows of a replica's tensor that count: none, where one stands in.
+
+    Args:
+        value: A dense, ragged or sparse tensor with the replica's rows, along axis 0.
+        share: How many of them count.
+    """
+    if isinstance(share.weight, float):
+        return value
+    if isinstance(value, tf.SparseTensor):
+        end = tf.where(share.size > 0, value.dense_shape[0], 0)
+        return _sparse_rows(value, 0, end)
+    return value[: tf.where(share.size > 0, _row_count(value), 0)]
+
+
+def none_for_optional(leaf: Any) -> Any:
+    """Returns None for an empty ``tf.experimental.Optional``, which is how a dataset says None.
+
+    Args:
+        leaf: A leaf of a batch.
+    """
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 @contextmanager
@@ -133,7 +172,9 @@ def division_errors() -> Iterator[None]:
         ) from error
 
 
-def _pieces(batch: Any, leaves: list[Any], division: _Division) -> list[Piece]:
+def _pieces(batch: Any, leaves: list[Any], division: _Division, stand_ins: bool) -> list[Piece]:
+    if stand_ins and not division.all_have_rows:
+        division = replace(division, cut=division.cut.with_stand_ins(division.held))
     parts = [division.parts(leaf) for leaf in leaves]
     return [
         Piece(keras.tree.pack_sequence_as(batch, [part[index] for part in parts]), share)
@@ -141,40 +182,77 @@ def _pieces(batch: Any, leaves: list[Any], division: _Division) -> list[Piece]:
     ]
 
 
-def _none_for_optional(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+@dataclass(frozen=True)
+class _Cut:
+    """Which rows of a tensor make the pieces.
+
+    Attributes:
+        begins: The first row of each: integers, or scalar int32 tensors.
+        ends: The row after the last one of each, likewise.
+    """
+
+    begins: Sequence[Any]
+    ends: Sequence[Any]
+
+    def parts(self, leaf: Any) -> list[Any]:
+        """The pieces of a tensor, of a dense one without a copy of its rows."""
+        rows = _sparse_rows if isinstance(leaf, tf.SparseTensor) else _rows_of
+        return [rows(leaf, *bounds) for bounds in zip(self.begins, self.ends, strict=True)]
+
+    def with_stand_ins(self, held: Any) -> _Cut:
+        """The same, with one row for a piece without: the last one, as the last pieces have none.
+
+        Args:
+            held: How many rows there are to take from. Where there are none, no piece gets one.
+        """
+        least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
+        last = most(held - 1, 0)
+        begins = [least(begin, last) for begin in self.begins]
+        ends = [most(end, begin + 1) for begin, end in zip(begins, self.ends, strict=True)]
+        return _Cut(begins, ends)
 
 
 @dataclass(frozen=True)
 class _Division:
-    """Where a batch is cut.
+    """How a batch is divided.
 
     Attributes:
-        sizes: How many rows each replica gets: integers, or an int32 tensor of one dimension.
-        begins: The first row of each, likewise.
+        cut: Its pieces.
         shares: What the replicas are told.
+        held: How many rows there are: an integer, or an int32 scalar tensor.
+        all_have_rows: Whether it is known here that every replica has an example.
     """
 
-    sizes: Any
-    begins: Any
+    cut: _Cut
     shares: Sequence[BatchShare]
+    held: Any
+    all_have_rows: bool
 
     def parts(self, leaf: Any) -> list[Any]:
         """The pieces of one tensor."""
-        replicas = range(len(self.shares))
         if leaf is None or leaf.shape.rank == 0:
-            return [leaf for _ in replicas]
-        if isinstance(leaf, tf.SparseTensor):
-            return [_sparse_rows(leaf, self.begins[r], self.sizes[r]) for r in replicas]
-        if isinstance(leaf, tf.RaggedTensor):
-            return [leaf[self.begins[r] : self.begins[r] + self.sizes[r]] for r in replicas]
-        return tf.split(leaf, self.sizes, num=len(replicas), name=_DIVISION)
+            return [leaf for _ in self.shares]
+        return self.cut.parts(_checked(leaf, self.held))
 
 
-def _sparse_rows(tensor: tf.SparseTensor, begin: Any, size: Any) -> tf.SparseTensor:
+def _checked(leaf: Any, rows: Any) -> Any:
+    """Returns a tensor that fails in the step if it has another number of rows."""
+    if isinstance(rows, int) or not isinstance(leaf, tf.Tensor):
+        return leaf  # where it is known here, it has been compared
+    # It compares, and hands on the rows without a copy. Of one part TensorFlow would make nothing.
+    same, _ = tf.split(leaf, tf.stack([rows, 0]), num=2, name=_DIVISION)
+    return same
+
+
+def _rows_of(tensor: Any, begin: Any, end: Any) -> Any:
+    return tensor[begin:end]
+
+
+def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTensor:
     width = tf.shape(tensor, out_type=tf.int64)[1:]
     start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(width)], 0)
-    rows = tf.sparse.slice(tensor, start, tf.concat([[tf.cast(size, tf.int64)], width], 0))
+    size = tf.concat([[tf.cast(end - begin, tf.int64)], width], 0)
+    rows = tf.sparse.slice(tensor, start, size)
     rows.set_shape([None, *tensor.shape[1:]])
     return rows
 
@@ -188,7 +266,7 @@ def _division(leaves: list[Any], replicas: int) -> _Division:
     if size is not None and (size >= replicas or tf.executing_eagerly()):
         return _static_division(size, replicas)
     rows = _rows(batched[0])
-    return _dynamic_division(rows, rows, replicas)
+    return _dynamic_division(rows, rows, rows, replicas)
 
 
 def _batched(leaves: list[Any]) -> list[Any]:
@@ -212,11 +290,13 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 
 def _rows(leaf: Any) -> Any:
+    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(leaf), shape=[])
+
+
+def _row_count(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
-        rows = leaf.nrows(out_type=tf.int32)
-    else:
-        rows = tf.shape(leaf, out_type=tf.int32)[0]
-    return tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[])
+        return leaf.nrows(out_type=tf.int32)
+    return tf.shape(leaf, out_type=tf.int32)[0]
 
 
 def _static_division(total: int, replicas: int) -> _Division:
@@ -227,19 +307,28 @@ def _static_division(total: int, replicas: int) -> _Division:
         BatchShare(size, total, weight if every_replica_has_rows else _scalar(weight))
         for size, weight in zip(sizes, weights, strict=True)
     ]
-    begins = [begin for begin, _ in sharding.piece_bounds(total, replicas)]
-    return _Division(sizes, begins, shares)
+    begins, ends = zip(*sharding.piece_bounds(total, replicas), strict=True)
+    return _Division(_Cut(begins, ends), shares, total, every_replica_has_rows)
 
 
-def _dynamic_division(rows: Any, total: Any, replicas: int) -> _Division:
-    sizes, begins = _bounds(rows, replicas)
+def _dynamic_division(size: Any, total: Any, held: Any, replicas: int) -> _Division:
+    """Divides rows of which the number is known in the step.
+
+    Args:
+        size: How many rows count.
+        total: How many rows the batch has on all workers.
+        held: How many rows there are here, with one that stands in.
+        replicas: How many replicas there are here.
+    """
+    sizes, begins = _bounds(size, replicas)
     dtype = _weight_dtype()
     weights = tf.math.divide_no_nan(tf.cast(sizes, dtype), tf.cast(total, dtype))
     shares = [
-        BatchShare(size, total, weight)
-        for size, weight in zip(tf.unstack(sizes), tf.unstack(weights), strict=True)
+        BatchShare(own, total, weight)
+        for own, weight in zip(tf.unstack(sizes), tf.unstack(weights), strict=True)
     ]
-    return _Division(sizes, begins, shares)
+    cut = _Cut(tf.unstack(begins), tf.unstack(begins + sizes))
+    return _Division(cut, shares, held, all_have_rows=False)
 
 
 def _bounds(total: Any, replicas: int) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from kerasdist import context, keras_seam
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
+from kerasdist.backends.tensorflow.batches import counted_rows
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import converted_as_here, keeps_one_copy
 from kerasdist.backends.tensorflow.exchange import Exchange
@@ -99,8 +100,10 @@ class TensorFlowCollectives(Collectives):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas, with its gradient.
 
-        ``tf.IndexedSlices`` come back as the slices of all replicas, without a gradient.
+        ``tf.IndexedSlices`` come back as the slices of all replicas, without a gradient. In `fit` a
+        replica without example adds nothing.
         """
+        tensors = [self._counted(tensor) for tensor in tensors]
         sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
         if any(sparse):
             slices = [one for one, is_sparse in zip(tensors, sparse, strict=True) if is_sparse]
@@ -116,7 +119,22 @@ class TensorFlowCollectives(Collectives):
         return list(with_gradient(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
-        """Returns the replicas' tensors along an axis, with their gradient."""
+        """Returns the replicas' tensors along an axis, with their gradient.
+
+        In `fit`, along the rows, a replica without example has none.
+        """
+        if self._share is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
+            tensor = counted_rows(tensor, self._share)
+        return self._gathered(tensor, axis)
+
+    def all_stack(self, tensor: Any) -> Any:
+        """Returns the replicas' tensors stacked, with their gradient; see `Collectives`.
+
+        In `fit` a replica without example gives zeros.
+        """
+        return self._gathered(self._counted(tensor)[tf.newaxis], 0)
+
+    def _gathered(self, tensor: Any, axis: int) -> Any:
         if isinstance(tensor, tf.IndexedSlices):
             raise UnsupportedError(
                 "Expected a dense tensor. Received: value of type tf.IndexedSlices. Convert it "
@@ -157,10 +175,15 @@ class TensorFlowCollectives(Collectives):
         replaces = [gradient_replaces(variable) for variable in known]
         weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
         self._loss_is_weighed = False  # as is one that `scale_loss` does not see
-        given = [
-            gradient if replaced or weight is None else gradient_sums.weighted(gradient, weight)
-            for gradient, replaced in zip(gradients, replaces, strict=True)
-        ]
+
+        def own_part(gradient: Any, replaced: bool) -> Any:
+            if gradient is None or weight is None:
+                return gradient
+            if replaced:
+                return self._counted(gradient)
+            return gradient_sums.weighted(gradient, weight)
+
+        given = [own_part(*pair) for pair in zip(gradients, replaces, strict=True)]
 
         step = Update(optimizer, known, variables, given)
         if self._waits and not any(replaces):
@@ -229,9 +252,24 @@ class TensorFlowCollectives(Collectives):
             return self._assign_to_the_copy(variable, value, write)
         if self._share is None:
             return write(variable, value)
+        if variable.synchronization == "on_read" and variable.aggregation == "sum":
+            return write(variable, self._own_part(variable, value))
         if variable.synchronization == "on_read" or variable.aggregation not in ("sum", "mean"):
             return write(variable, value)
         return self._assign_changes(variable, value, write)
+
+    def _own_part(self, variable: Any, value: Any) -> Any:
+        """What a replica's part of a sum becomes, such as a metric's: as it was, without example.
+
+        Args:
+            variable: The Keras variable.
+            value: What the replica would write.
+        """
+        weight = self._share.weight  # type: ignore[union-attr]
+        if isinstance(weight, float):
+            return value
+        before = tf.convert_to_tensor(variable.value)
+        return tf.where(weight > 0, tf.cast(value, before.dtype), before)
 
     def _assign_to_the_copy(
         self, variable: Any, value: Any, write: Callable[[Any, Any], Any]
@@ -251,6 +289,8 @@ class TensorFlowCollectives(Collectives):
         if variable.aggregation == "mean":
             replicas = self._engine.num_replicas_in_sync
             change = change / replicas if self._share is None else self._weighted(change)
+        else:
+            change = self._counted(change)
 
         step = Write(variable, before, change, write)
         if self._waits:
@@ -325,6 +365,10 @@ class TensorFlowCollectives(Collectives):
             weight = numerics.presence(weight)
         sums = self._sums([gradient_sums.weighted(gradient, weight) for gradient in upstream])
         return [numerics.per_weight(total, weight) for total in sums]
+
+    def _counted(self, value: Any) -> Any:
+        """What counts of a value in `fit`: zeros, from a replica without example."""
+        return value if self._share is None else gradient_sums.counted(value, self._share.weight)
 
     def _weighted(self, gradient: Any) -> Any:
         return gradient_sums.weighted(gradient, self._share.weight)  # type: ignore[union-attr]

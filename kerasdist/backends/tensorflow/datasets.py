@@ -88,7 +88,7 @@ def _in_pieces(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     is_tuple = type(dataset.element_spec) is tuple
 
     def in_pieces(*batch: Any) -> tf.data.Dataset:
-        cut = batches.pieces(batch if is_tuple else batch[0], count)
+        cut = batches.pieces(batch if is_tuple else batch[0], count, stand_ins=False)
         each = [tf.data.Dataset.from_tensors(piece.data) for piece in cut]
         return functools.reduce(tf.data.Dataset.concatenate, each)
 

@@ -30,6 +30,22 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
 
 
+def counted(value: Any, weight: Any) -> Any:
+    """Returns what a replica gives to a sum: zero, even for NaN, from one without example.
+
+    Args:
+        value: A tensor, or ``tf.IndexedSlices``.
+        weight: The replica's weight, a float or a scalar tensor.
+    """
+    if isinstance(weight, float):
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        values = counted(value.values, weight)
+        return tf.IndexedSlices(values, value.indices, value.dense_shape)
+    value = tf.convert_to_tensor(value)
+    return tf.where(weight > 0, value, tf.zeros_like(value))
+
+
 def summed(parts: Sequence[Any]) -> Any:
     """Returns the sum of the replicas' gradients of one variable, None where there is none.
 

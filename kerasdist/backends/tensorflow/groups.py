@@ -79,13 +79,13 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, batch: Any) -> list[Piece]:
-        """Divides a batch.
+        """Divides a batch for a step of `fit`, `evaluate` or `predict`.
 
         Args:
             batch: A global batch, or what `batches` yields.
 
         Returns:
-            One piece for each replica of this process.
+            One piece for each replica of this process, each with at least one row.
         """
 
     @abc.abstractmethod
@@ -253,7 +253,7 @@ class LocalGroup(Group):
 
     def pieces(self, batch: Any) -> list[Piece]:
         """Divides a global batch."""
-        return pieces(batch, len(self.local))
+        return pieces(batch, len(self.local), stand_ins=True)
 
     def sums(
         self,

@@ -41,8 +41,10 @@ class WorkerAdapter(WrappedAdapter):
         replicas, own = self._group.engine.num_replicas_in_sync, self._group.local
         dataset = keras_seam.tensorflow_rows(
             self._inner,
-            lambda numbers: own_numbers(numbers, replicas, own),
-            lambda rows, numbers: OwnRows(rows, tf.shape(numbers)[0]),
+            lambda numbers: own_numbers(numbers, replicas, own)[0],
+            lambda rows, numbers: OwnRows(
+                rows, own_numbers(numbers, replicas, own)[1], tf.shape(numbers)[0]
+            ),
         ).prefetch(tf.data.AUTOTUNE)
         return GlobalBatchDataset.of_arrays(dataset, dataset.element_spec.rows)
 
@@ -56,8 +58,8 @@ class _OwnBatches:
 
     def __iter__(self) -> Iterator[OwnRows]:
         for own in self._batches:
-            rows = keras.tree.map_structure(tensor_of_array, own.rows)
-            yield OwnRows(rows, tf.constant(own.total))
+            rows = keras.tree.map_structure(tensor_of_array, own.rows if own.size else own.like)
+            yield OwnRows(rows, tf.constant(own.size), tf.constant(own.total))
 
 
 def _spec(batches: WorkerBatches) -> Any:

@@ -8,8 +8,9 @@ from typing import Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.batches import division_errors
+from kerasdist.backends.tensorflow.batches import counted_rows, division_errors
 from kerasdist.backends.tensorflow.groups import Group
+from kerasdist.replica_context import BatchShare
 from kerasdist.training.logs import global_logs
 
 Step = Callable[[Any], Any]
@@ -190,13 +191,13 @@ def _concat(parts: Sequence[Any]) -> Any:
     return tf.concat(parts, 0)
 
 
-def outputs_of_replicas(group: Group, outputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[BatchShare]) -> Any:
     """Puts together what the replicas predicted.
 
     Args:
         group: All replicas.
         outputs: The same structure of tensors from each replica of this process.
-        weights: Each one's share of the batch.
+        shares: Each one's share of the batch.
 
     Returns:
         The rows of the global batch; for a scalar the mean over its examples.
@@ -206,9 +207,10 @@ def outputs_of_replicas(group: Group, outputs: Sequence[Any], weights: Sequence[
         if parts[0] is None:
             return None
         if parts[0].shape.rank != 0:
-            return group.concatenation(parts, 0)[0]
+            return group.concatenation(list(map(counted_rows, parts, shares)), 0)[0]
+        weights = [share.weight for share in shares]
         everyone = group.everyones(list(zip(parts, weights, strict=True)))
-        values, shares = zip(*everyone, strict=True)
-        return global_logs(values, [{}] * len(values), {}, shares)
+        values, all_weights = zip(*everyone, strict=True)
+        return global_logs(values, [{}] * len(values), {}, all_weights)
 
     return keras.tree.map_structure(together, *outputs)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.adoption import adopt, adopt_all
-from kerasdist.backends.tensorflow.batches import OwnRows
+from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
@@ -183,13 +183,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _predict_batch(self, batch: Any) -> Any:
         done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
         return outputs_of_replicas(
-            self._group, [outputs for _, outputs in done], [piece.share.weight for piece, _ in done]
+            self._group, [outputs for _, outputs in done], [piece.share for piece, _ in done]
         )
 
     def _build_for_prediction(self, batch: Any) -> None:
         batch = batch.rows if isinstance(batch, OwnRows) else batch
         x, _, _ = keras_seam.unpack_x_y_sample_weight(batch)
-        self.ensure_built(x)
+        self.ensure_built(keras.tree.map_structure(none_for_optional, x))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -229,6 +229,6 @@ def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextMa
 
 
 def _description(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, tf.OptionalSpec):
+    if leaf is None or isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec):
         return None
     return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

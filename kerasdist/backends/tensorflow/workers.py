@@ -117,7 +117,7 @@ class WorkerGroup(Group):
         own = self._own_rows(dataset)
 
         def in_pieces(batch: OwnRows) -> tf.data.Dataset:
-            mine = [piece.data for piece in self.pieces(batch)]
+            mine = [piece.data for piece in self._divided(batch, stand_ins=False)]
             each = [tf.data.Dataset.from_tensors(data) for data in mine]
             return functools.reduce(tf.data.Dataset.concatenate, each)
 
@@ -128,7 +128,10 @@ class WorkerGroup(Group):
         """Divides this worker's rows."""
         if not isinstance(batch, OwnRows):
             batch = own_rows(batch, self._replicas, self.local)
-        return pieces_of_own(batch, len(self.local))
+        return self._divided(batch, stand_ins=True)
+
+    def _divided(self, batch: OwnRows, *, stand_ins: bool) -> list[Piece]:
+        return pieces_of_own(batch, len(self.local), stand_ins=stand_ins)
 
     def sums(
         self,

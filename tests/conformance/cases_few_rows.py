@@ -1,0 +1,378 @@
+"""Batches with fewer examples than replicas: what a replica without example does never counts."""
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.compare import FLOAT16
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import (
+    VOCABULARY,
+    binary,
+    classification,
+    dense,
+    in_half_precision,
+    regression,
+    tokens,
+    weights_for,
+)
+from tests.conformance.registry import REPLICAS, case
+
+# The first batch is small, the last one too.
+SIZES = (1, 5, 3, 1)
+
+
+def batches(*arrays):
+    """A generator of batches of some of the rows; of a tuple of arrays one of the members."""
+
+    def make():
+        begin = 0
+        for size in SIZES:
+            taken = slice(begin, begin + size)
+            yield keras.tree.map_structure(lambda rows, taken=taken: rows[taken], arrays)
+            begin += size
+
+    return make
+
+
+N = sum(SIZES)
+
+
+def acts(x, *others):
+    """Trains, evaluates and predicts in small batches."""
+    first = keras.tree.map_structure(lambda rows: rows[:1], x)
+    return [
+        fit(batches(x, *others), steps_per_epoch=len(SIZES)),
+        evaluate(batches(x, *others), steps=len(SIZES)),
+        predict(x, batch_size=4),
+        predict(first, batch_size=4),
+    ]
+
+
+@case("few rows", replicas=REPLICAS)
+def on_batch(lab):
+    """`train_on_batch`, `test_on_batch`, `predict_on_batch` of one example, and of more."""
+    x, y = regression(N)
+
+    def action(model):
+        seen = []
+        for size in (1, 5, 1):
+            rows = slice(0, size)
+            seen.append(model.train_on_batch(x[rows], y[rows], return_dict=True))
+            seen.append(model.test_on_batch(x[rows], y[rows], return_dict=True))
+            seen.append(model.predict_on_batch(x[rows]))
+        return seen
+
+    lab.same(dense, action)
+
+
+@case("few rows")
+def eagerly_and_by_several_steps(lab):
+    """`run_eagerly`, and `steps_per_execution`, with small batches."""
+    x, y = regression(N)
+    lab.same(lambda: dense(run_eagerly=True), *acts(x, y))
+    if lab.backend != "torch":  # Keras has no steps_per_execution there
+        several = lambda: dense(steps_per_execution=3)  # noqa: E731
+        lab.same(several, fit(x[:9], y[:9], batch_size=4, shuffle=False, epochs=2))
+
+
+@case("few rows")
+def masks_and_weights(lab):
+    """A mask, sample weights that may be zero, `weighted_metrics`, and `class_weight`."""
+    ids, weights = tokens(N), weights_for(N) + 0.1
+    layers = keras.layers
+    y = np.sin(np.arange(N * ids.shape[1], dtype="float32")).reshape(N, ids.shape[1], 1)
+
+    def sequences():
+        model = keras.Sequential(
+            [
+                keras.Input((ids.shape[1],), dtype="int32"),
+                layers.Embedding(VOCABULARY, 3, mask_zero=True),
+                layers.LSTM(3, return_sequences=True),
+                layers.Dense(1),
+            ]
+        )
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["mae"], weighted_metrics=["mse"])
+        return model
+
+    lab.same(sequences, *acts(ids, y, np.repeat(weights[:, None], ids.shape[1], 1)))
+    x, classes = classification(9)
+    classifier = lambda: keras.Sequential(  # noqa: E731
+        [keras.Input((4,)), layers.Dense(3, activation="softmax")]
+    )
+
+    def compiled():
+        model = classifier()
+        model.compile(
+            keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"]
+        )
+        return model
+
+    weighted = fit(x, classes, batch_size=4, shuffle=False, class_weight={0: 1.0, 1: 3.0, 2: 0.5})
+    lab.same(compiled, weighted)
+
+
+@case("few rows")
+def several_outputs_and_added_losses(lab):
+    """Several outputs and losses, one a sum; regularizers; `add_loss` in a layer."""
+    x, y = regression(N, outputs=2)
+
+    class Penalty(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    def build():
+        layers = keras.layers
+        inputs = keras.Input((4,))
+        hidden = layers.Dense(
+            5, "tanh", kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1)
+        )(inputs)
+        hidden = Penalty()(hidden) if lab.backend != "jax" else hidden
+        one, two = layers.Dense(1, name="one")(hidden), layers.Dense(1, name="two")(hidden)
+        model = keras.Model(inputs, {"one": one, "two": two})
+        losses = {"one": keras.losses.Huber(reduction="sum"), "two": "mse"}
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            losses,
+            metrics={"one": ["mae", "r2_score"], "two": ["mse"]},
+        )
+        return model
+
+    targets = {"one": y[:, :1], "two": y[:, 1:]}
+    lab.same(build, *acts(x, targets))
+
+
+@case("few rows")
+def metrics(lab):
+    """Counts, AUC, a function of the batch, and a state that is a count of the examples seen."""
+    x, y = binary(N)
+
+    class Seen(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="seen")
+            self.rows = self.add_variable((), "zeros", name="rows")
+            self.least = self.add_variable((), "zeros", name="least")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            ops = keras.ops
+            self.rows.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
+            self.least.assign(ops.minimum(self.least, ops.min(y_pred - y_true)))
+
+        def result(self):
+            return self.rows + self.least
+
+    def largest(y_true, y_pred):
+        return keras.ops.max(keras.ops.abs(y_true - y_pred))
+
+    def build():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+        names = ["auc", keras.metrics.FalsePositives(), "binary_accuracy"]
+        metrics = [*names, Seen(), largest, "precision"]
+        model.compile(keras.optimizers.SGD(0.3), "binary_crossentropy", metrics=metrics)
+        return model
+
+    lab.same(build, *acts(x, y))
+
+
+@case("few rows")
+def own_train_step(lab):
+    """A `train_step` of the user's own: a mean loss, a metric, a count, and `kd.global_batch`."""
+    x, y = regression(N)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+            self.mean = keras.metrics.Mean("error")
+            self.seen = keras.metrics.Sum("seen")
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def far_from_others(self, outputs):
+            everyone = kd.global_batch(outputs)
+            away = keras.ops.expand_dims(outputs, 1) - keras.ops.expand_dims(everyone, 0)
+            return keras.ops.mean(keras.ops.square(away))
+
+        def error(self, x, y):
+            outputs = self(x)
+            return keras.ops.mean(keras.ops.square(outputs - y)) - 0.1 * self.far_from_others(
+                outputs
+            )
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            near = keras.ops.mean(keras.ops.square(y_pred - y))
+            return near - 0.1 * self.far_from_others(y_pred)
+
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            self.mean.update_state(keras.ops.abs(y - y_pred))
+            self.seen.update_state(keras.ops.ones_like(y[:, 0]))
+            return self.get_metrics_result()
+
+    def build():
+        model = Model()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    lab.same(build, *acts(x, y)[:2])
+
+
+@case("few rows")
+def what_is_not_a_number_stays_out(lab):
+    """A row whose loss, metric and gradients are not finite where it does not count."""
+    x, y = regression(9)
+    x[4] = 0.0  # the first of the second batch; replicas without example must not spoil it
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(3, "tanh"),
+                layers.BatchNormalization(momentum=0.5),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mape", "cosine_similarity"])
+        return model
+
+    lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2), evaluate(x, y, batch_size=4))
+
+
+@case("few rows")
+def half_precision(lab):
+    """`mixed_float16` with loss scaling."""
+    x, y = regression(N)
+    lab.same(in_half_precision, *acts(x, y), tolerance=FLOAT16)
+
+
+@case("few rows", backends=("tensorflow",))
+def sparse_ragged_and_strings(lab):
+    """Sparse and ragged tensors and strings, in dicts."""
+    import tensorflow as tf
+
+    x, y = regression(N)
+    kept = np.where(x > 0, x, 0)
+    words = np.array([["a"], ["b"], ["c"], ["b"], ["a"], ["d"], ["c"], ["a"], ["b"], ["z"]])
+
+    def build():
+        layers = keras.layers
+        sparse = keras.Input((4,), sparse=True, name="sparse")
+        text = keras.Input((1,), dtype="string", name="text")
+        index = layers.StringLookup(vocabulary=["a", "b", "c"])(text)
+        embedded = layers.Flatten()(layers.Embedding(4, 2)(index))
+        merged = layers.Concatenate()([layers.Dense(3)(sparse), embedded])
+        model = keras.Model({"sparse": sparse, "text": text}, layers.Dense(1)(merged))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def pairs():
+        begin = 0
+        for size in SIZES:
+            rows = slice(begin, begin + size)
+            inputs = {"sparse": tf.sparse.from_dense(kept[rows]), "text": tf.constant(words[rows])}
+            yield inputs, tf.constant(y[rows])
+            begin += size
+
+    def dataset():
+        signature = (
+            {
+                "sparse": tf.SparseTensorSpec((None, 4), tf.float32),
+                "text": tf.TensorSpec((None, 1), tf.string),
+            },
+            tf.TensorSpec((None, 1), tf.float32),
+        )
+        source = tf.data.Dataset.from_generator(pairs, output_signature=signature)
+        return source.apply(tf.data.experimental.assert_cardinality(len(SIZES)))
+
+    lab.same(
+        build,
+        fit(dataset),
+        evaluate(dataset),
+        lambda m: m.predict(dataset(), verbose=0),
+    )
+
+    class MeanOfRagged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, ragged):
+            return self.dense(tf.reduce_mean(ragged, 1)[:, None])
+
+    def of_ragged():
+        model = MeanOfRagged()
+        model.build((None, 1))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lengths = np.arange(N) % 3 + 1
+    whole = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum(), dtype="float32"), lengths)
+
+    def ragged_batches():
+        begin = 0
+        for size in SIZES:
+            yield whole[begin : begin + size], tf.constant(y[begin : begin + size])
+            begin += size
+
+    def of_raggeds():
+        signature = (tf.RaggedTensorSpec((None, None), tf.float32), tf.TensorSpec((None, 1)))
+        return tf.data.Dataset.from_generator(ragged_batches, output_signature=signature)
+
+    lab.same(of_ragged, lambda m: m.predict(of_raggeds(), verbose=0))
+
+
+@case("few rows", replicas=REPLICAS)
+def optional_inputs(lab):
+    """None among the inputs, in lists and dicts: `fit`, `evaluate`, `predict`, on batches."""
+    x, y = regression(9)
+
+    class Sum(keras.layers.Layer):
+        def call(self, one, two=None):
+            return one if two is None else one + two
+
+        def compute_output_spec(self, one, two=None):
+            return keras.KerasTensor(one.shape, one.dtype)
+
+    def functional(names):
+        def build():
+            one = keras.Input((4,), name="one")
+            two = keras.Input((4,), name="two", optional=True)
+            inputs = {"one": one, "two": two} if names else [one, two]
+            model = keras.Model(inputs, keras.layers.Dense(1)(Sum()(one, two)))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            return model
+
+        return build
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs["one"] if inputs["two"] is None else inputs["two"])
+
+    def own():
+        model = Own()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def actions(given, few):
+        return [
+            predict(given, batch_size=4),  # before anything is built
+            fit(given, y, batch_size=4, shuffle=False),
+            evaluate(given, y, batch_size=4),
+            lambda model: model.train_on_batch(few, y[:1]),
+            lambda model: model.test_on_batch(few, y[:1]),
+            lambda model: model.predict_on_batch(few),
+        ]
+
+    in_list, in_dict = (
+        actions([x, None], [x[:1], None]),
+        actions({"one": x, "two": None}, {"one": x[:1], "two": None}),
+    )
+    lab.same(functional(names=False), *in_list)
+    lab.same(functional(names=True), *in_dict)
+    lab.same(own, *in_dict)
