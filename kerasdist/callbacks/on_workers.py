@@ -6,14 +6,13 @@ decide alike. What a worker decides by itself, ``stop_training``, is voted on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_seam, whole_files
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
@@ -109,15 +108,8 @@ class _Saving:
 
 
 def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """Saves under another name in the same folder, then renames, which happens at once."""
-    path = Path(filepath)
-    # Keras chooses the format by the ends of the name.
-    unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
-    try:
-        save(str(unfinished), *args, **kwargs)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_files.replacing(Path(filepath)) as unfinished:
+        save(unfinished, *args, **kwargs)
 
 
 def _not(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:

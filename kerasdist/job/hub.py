@@ -15,8 +15,13 @@ from typing import Any, final
 
 from kerasdist.job import listening, wire
 from kerasdist.job.gate import Gate, read
+from kerasdist.job.saves import CHANNEL, Save, Saves
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
+
+CHIEF = 0
+MAIN = "main"
+"""The channel of the script's own thread."""
 
 # The channel on which workers say that they have come to the end of their script.
 LEAVING = "leaving"
@@ -102,6 +107,7 @@ class Hub:
         self._timeouts = timeouts
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._saves = Saves()
         self._failed = False
         self._started = time.monotonic()
         self._ended = threading.Event()
@@ -190,6 +196,11 @@ class Hub:
                 self._check_leavers()
             case "meet":
                 self._meet(member, message)
+            case "wrote":
+                self._saves.wrote(message["step"], message["path"], message["outcome"])
+            case "save":
+                del message["type"]
+                self._saves.wait(Save(rank=member.rank, since=member.heard, **message))
             case "bye":
                 member.left = True
                 if message["error"] is not None:
@@ -197,6 +208,21 @@ class Hub:
                 self._check_all_left()
             case other:
                 raise ConnectionError(f"not a kerasdist worker: it says {other!r}")
+        self._answer_savers()
+
+    def _answer_savers(self) -> None:
+        """One that waits for a file of the chief's, who in turn waits for it, writes it itself."""
+        everyone = frozenset(self._members)
+        chief_waits_for = frozenset[int]().union(
+            *(
+                everyone - meeting.labels.keys()
+                for (channel, _), meeting in self._meetings.items()
+                if channel in (MAIN, LEAVING) and CHIEF in meeting.labels
+            )
+        )
+        for save, outcome in self._saves.answers(self._members[CHIEF].step, chief_waits_for):
+            kept = {"channel": CHANNEL, "number": save.number, "values": [outcome]}
+            self._members[save.rank].tell({"type": "met", **kept})
 
     def _meet(self, member: Member, message: Any) -> None:
         key = message["channel"], message["number"]
@@ -257,7 +283,20 @@ class Hub:
         for meeting in list(self._meetings.values()):
             if now - meeting.since > limits.meeting:
                 self._fail_absent(meeting)
+        self._check_savers(now)
         self._check_progress(now)
+
+    def _check_savers(self, now: float) -> None:
+        """Whether one has waited too long for the chief to save."""
+        save = self._saves.overdue(now - self._timeouts.meeting)
+        if save is not None:
+            self._fail(
+                "lost",
+                CHIEF,
+                f"worker {CHIEF} did not save {save.path!r} within {self._timeouts.meeting:g} s, "
+                f"for which worker {save.rank} waited (worker {CHIEF} is {self._doing(CHIEF)}). "
+                "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
+            )
 
     def _check_progress(self, now: float) -> None:
         """Whether those at work that needs all have stood still for too long."""

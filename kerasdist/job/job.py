@@ -15,7 +15,7 @@ from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.ports import split
 from kerasdist.errors import DisagreementError, JobError, KerasdistError
-from kerasdist.job import comparison, joined, script_exit
+from kerasdist.job import comparison, joined, saves, script_exit
 from kerasdist.job.hub import LEAVING, Hub
 from kerasdist.job.link import Link
 from kerasdist.job.listening import HeldPort, is_loopback
@@ -58,6 +58,7 @@ class Job:
         self._hub: Hub | None = None
         self._numbers: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._saves = saves.OwnSaves()
         self._at_leave: list[Callable[[], None]] = []
         host, port = _coordinator(membership)
         known = credentials()
@@ -152,6 +153,32 @@ class Job:
     def has_one_python(self) -> bool:
         """Whether all workers have the same version of Python."""
         return len({member.get("python") for member in self._link.roster}) == 1
+
+    def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
+        """Tells the others that the chief, which calls it, has written a file; waits for nobody.
+
+        Args:
+            path: The file.
+            outcome: What they are to know; values that JSON can say.
+        """
+        self._link.wrote(path, outcome)
+
+    def written_by_chief(self, path: str) -> Mapping[str, Any]:
+        """Waits until the chief has written a file, or is known not to do it now.
+
+        Args:
+            path: The file.
+
+        Returns:
+            What the chief has called `wrote` with; empty where it does something else.
+
+        Raises:
+            WorkerLostError: If the chief does neither, in time.
+        """
+        with self.explaining(f"save to {path}"):
+            with self._lock:
+                question = self._saves.question(self._link.step, path)
+            return self._link.written_by_chief(question)
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
-from kerasdist.job import handshake, wire
+from kerasdist.job import handshake, saves, wire
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
@@ -102,9 +102,34 @@ class Link:
         Raises:
             JobError: If the job ends before all have come.
         """
-        key = channel, number
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value})
+        return self._result(channel, number)
+
+    def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
+        """Tells the hub what the chief has written.
+
+        Args:
+            path: The file.
+            outcome: What the others are to know.
+        """
+        self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
+
+    def written_by_chief(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Asks the hub whether the chief has written a file, and waits for the answer.
+
+        Args:
+            question: Which file; see `kerasdist.job.saves.OwnSaves`.
+
+        Raises:
+            JobError: If the job ends before there is an answer.
+        """
+        self._send({"type": "save", **question})
+        [outcome] = self._result(saves.CHANNEL, question["number"])
+        return outcome
+
+    def _result(self, channel: str, number: int) -> list[Any]:
+        key = channel, number
         with self._changed:
             # The hub has a time-out for this, and the beat one for the hub.
             self._changed.wait_for(lambda: key in self._results or self._failure is not None)

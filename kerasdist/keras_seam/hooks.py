@@ -15,10 +15,12 @@ from typing import Any
 import keras
 from keras.src import backend
 from keras.src.layers.layer import Layer
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
 from keras.src.models.model import Trainer as BackendTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
+from keras.src.saving import saving_lib
 from keras.src.trainers.trainer import Trainer
 
 from kerasdist.keras_seam.models import _VERSION, ops
@@ -37,6 +39,7 @@ class Hooks:
         metric_created: ``Metric.__init__``: a metric that Keras does not ship learns of replicas.
         variable_created: ``Variable.__init__``: a variable remembers the strategy of its scope.
         compile: ``model.compile``: optimizer and metrics belong to the model's strategy.
+        save: The functions that write a model's file or folder: in a job, the chief writes.
         fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
         evaluate: ``model.evaluate``, likewise.
         predict: ``model.predict``, likewise.
@@ -63,6 +66,7 @@ class Hooks:
     metric_created: Callable[..., None]
     variable_created: Callable[..., None]
     compile: Callable[..., Any]
+    save: Callable[..., Any]
     fit: Callable[..., Any]
     evaluate: Callable[..., Any]
     predict: Callable[..., Any]
@@ -101,6 +105,12 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "metric_created": ((keras.metrics.Metric, "__init__"),),
     "variable_created": ((keras.Variable, "__init__"),),
     "compile": ((Trainer, "compile"),),
+    "save": (
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (legacy_h5_format, "save_model_to_hdf5"),
+        (keras.Model, "export"),
+    ),
     "fit": ((BackendTrainer, "fit"),),
     "evaluate": ((BackendTrainer, "evaluate"),),
     "predict": ((BackendTrainer, "predict"),),

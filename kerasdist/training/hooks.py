@@ -17,6 +17,7 @@ from kerasdist.callbacks import on_workers
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.options import InputOptions
 from kerasdist.input.whole import as_plain_keras, whole
+from kerasdist.job.job import Job
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
     batch_norm,
@@ -26,6 +27,7 @@ from kerasdist.training import (
     outside,
     randomness,
     regularizers,
+    saving,
     together,
 )
 
@@ -44,6 +46,7 @@ def install() -> None:
             metric_created=metrics.metric_created,
             variable_created=_variable_created,
             compile=_compile,
+            save=saving.save,
             fit=_fit,
             evaluate=_evaluate,
             predict=_predict,
@@ -129,8 +132,15 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
     job = binding.replicas.job
     given["callbacks"] = on_workers.prepared(given["callbacks"], job)
-    if job is not None and not job.is_chief:
-        given["verbose"] = 0
+    if job is not None:
+        given["verbose"] = _verbosity(given["verbose"], job) if job.is_chief else 0
+
+
+def _verbosity(verbose: Any, job: Job) -> Any:
+    """A launcher shows lines of several workers, and no bar that is drawn again and again."""
+    if verbose != "auto":
+        return verbose
+    return 2 if job.is_chief else 0
 
 
 def _tell_callbacks(original: Original, told: Any, tell: Callable[..., None], *args: Any) -> None:
@@ -150,6 +160,8 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     facts = together.given(binding, call.arguments)
+    if binding.replicas.job is not None:
+        call.arguments["verbose"] = _verbosity(call.arguments["verbose"], binding.replicas.job)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call, facts)
 

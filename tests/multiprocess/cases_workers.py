@@ -68,7 +68,7 @@ def mixed_float16(lab):
 
 @case("workers")
 def chief_alone_prints(lab):
-    """The progress bar is the chief's."""
+    """The progress bar is the chief's; by default there is a line per epoch, and no bar."""
     with lab.strategy().scope():
         model = dense()
     x, y = regression(8)
@@ -76,9 +76,16 @@ def chief_alone_prints(lab):
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             model.fit(x, y, batch_size=4, verbose=1)
+        with contextlib.redirect_stdout(io.StringIO()) as by_default:
+            model.fit(x, y, batch_size=4)
+            model.evaluate(x, y, batch_size=4)
+            model.predict(x, batch_size=4)
     finally:
         keras.utils.disable_interactive_logging()
     lab.check(("loss" in printed.getvalue()) == lab.job.is_chief, printed.getvalue())
+    said = by_default.getvalue()
+    lab.equal(said.count("2/2 - "), 3 if lab.job.is_chief else 0)
+    lab.check("\b" not in said and "\r" not in said, said)
 
 
 @case("workers")

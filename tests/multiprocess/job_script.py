@@ -3,6 +3,7 @@
 python -m tests.multiprocess.job_script RANK WORKERS PORT BEHAVIOUR
 """
 
+import json
 import os
 import signal
 import sys
@@ -130,6 +131,43 @@ def stand_still(job: Job):
         for _ in range(3 - job.rank):
             job.tick()
         time.sleep(LONG)
+
+
+def save(job: Job):
+    """Who writes: the chief where all save, else each what it saves."""
+    found = []
+
+    def saves(path):
+        if job.is_chief:
+            job.wrote(path, {"of": path, "step": job._link.step})
+        else:
+            found.append(job.written_by_chief(path))
+
+    saves("all")
+    if job.is_chief:
+        saves("the chief alone")
+    saves("all")  # the second time in the same step
+    job.tick()
+    saves(f"own {job.rank}")
+    job.exchange("a meeting", None)
+    if job.rank == 1:
+        saves("worker 1 alone, before a meeting")
+    job.exchange("a meeting", None)
+    job.tick()
+    if job.rank == 2:
+        saves("worker 2 alone, in the step before")
+    job.tick()
+    saves("all")
+    if job.rank == 1:
+        saves("worker 1 alone, at the end")
+    print("saves", json.dumps(found))
+
+
+def chief_does_not_save(job: Job):
+    """It is alive, and elsewhere."""
+    if job.is_chief:
+        time.sleep(LONG)
+    job.written_by_chief("/folder/m.keras")
 
 
 def broken_engine(job: Job):

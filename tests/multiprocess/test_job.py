@@ -1,6 +1,7 @@
 """A job's workers agree, or learn who is lost and why, in bounded time; no framework is needed."""
 
 import contextlib
+import json
 import re
 import socket
 
@@ -38,6 +39,7 @@ LOSSES = [
     ("disagree", 1, "same models. Received: units=5 on worker 1, 4 on worker 0", 0),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
     ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
+    ("chief_does_not_save", LOST, "worker 0 did not save '/folder/m.keras' within 3 s", MEETING),
     ("never_come", 1, "worker 1 of 3 did not come within 4 s", JOIN),
     ("broken_engine", LOST, "(?s)Connection closed by peer.*worker 1 .* it was killed", 0),
 ]
@@ -50,7 +52,14 @@ kerasdist.__version__ = "0.0.1"
 runpy.run_module("tests.multiprocess.job_script", run_name="__main__")
 """
 
-WITHOUT_LOSS = ["end_well", "wait_at_exit", "own_error", "chief_is_killed", "all_exit_with_3"]
+WITHOUT_LOSS = [
+    "end_well",
+    "save",
+    "wait_at_exit",
+    "own_error",
+    "chief_is_killed",
+    "all_exit_with_3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +110,17 @@ def test_workers_exchange_facts_and_end_well(jobs):
     ended = jobs["end_well"].join(SLACK)
     assert [worker.code for worker in ended] == [0, 0, 0], report(ended)
     assert len({worker.output for worker in ended}) == 1, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_the_chief_writes_what_all_save(jobs):
+    ended = jobs["save"].join(SLACK)
+    assert [worker.code for worker in ended] == [0, 0, 0], report(ended)
+    told = [json.loads(worker.output.partition("saves ")[2]) for worker in ended[1:]]
+    first, last = {"of": "all", "step": 0}, {"of": "all", "step": 3}
+    own = {}  # the worker writes it
+    assert told[0] == [first, first, own, own, last, own], report(ended)
+    assert told[1] == [first, first, own, own, last], report(ended)
 
 
 @pytest.mark.timeout(60)

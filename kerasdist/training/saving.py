@@ -1,0 +1,92 @@
+"""Saving in a job of several workers: one file, whole, whoever of them calls `save`.
+
+Where all workers save to one path, the chief writes and the others wait until it has. Where each
+has a path of its own, or one of them saves alone, each writes what it saves. See ADR 15.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kerasdist import whole_files
+from kerasdist.binding import binding_of
+from kerasdist.errors import JobError
+from kerasdist.job.job import Job
+
+Original = Callable[..., Any]
+
+# What Keras writes elsewhere: gs://, hf:// and others, which have no names to rename.
+_REMOTE = "://"
+
+
+def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function of Keras that writes a model's file or folder, on whom it concerns."""
+    binding = binding_of(model)
+    job = None if binding is None else binding.replicas.job
+    if job is None or not isinstance(filepath, str | os.PathLike):
+        return original(model, filepath, *args, **kwargs)
+    path = os.fspath(filepath)
+    if whole_files.is_unfinished(path):  # a callback of kerasdist on the chief
+        return original(model, filepath, *args, **kwargs)
+    if _REMOTE not in path:
+        path = str(Path(path).absolute())
+
+    is_one_file = _is_one_file(original.__name__, *args, **kwargs)
+
+    def write() -> None:
+        if not is_one_file or _REMOTE in path or Path(path).is_dir():
+            # A folder may hold other files, too: it is written in its place.
+            original(model, path, *args, **kwargs)
+            return
+        with whole_files.replacing(Path(path)) as name:
+            original(model, name, *args, **kwargs)
+
+    if job.is_chief:
+        _write_and_tell(write, path, job)
+    elif not _is_written_by_chief(path, job):
+        write()
+    return None
+
+
+def _is_one_file(function: str, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function of Keras writes one file, or one folder, of the name that it is given."""
+    if function == "save_weights_only":
+        max_shard_size = args[0] if args else kwargs.get("max_shard_size")
+        return max_shard_size is None
+    return function != "export"
+
+
+def _write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
+    try:
+        write()
+    except BaseException as error:
+        job.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
+        raise
+    job.wrote(path, {"modified": None if _REMOTE in path else _modified(path)})
+
+
+def _is_written_by_chief(path: str, job: Job) -> bool:
+    """Waits for the chief; False: it has not written this, or not where this worker reads."""
+    outcome = job.written_by_chief(path)
+    if "error" in outcome:
+        raise JobError(
+            f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
+            f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
+            "output of worker 0."
+        )
+    if not outcome:
+        return False
+    modified = outcome["modified"]
+    # Without a file system that the workers share, each has a file of its own.
+    return modified is None or (_modified(path) or 0) >= modified
+
+
+def _modified(path: str) -> int | None:
+    """When a file was written, in nanoseconds; None if it is not there."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,91 @@
+"""Saving on several workers: one whole file, whoever of them calls `save`."""
+
+import numpy as np
+
+from kerasdist import whole_files
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+
+class Written:
+    """What this worker writes: names of files that get their place as a whole."""
+
+    def __init__(self, monkeypatched):
+        self._module = monkeypatched
+        self._original = monkeypatched.replacing
+        self.names = []
+
+    def __enter__(self):
+        def replacing(path):
+            self.names.append(path.name)
+            return self._original(path)
+
+        self._module.replacing = replacing
+        return self.names
+
+    def __exit__(self, *error):
+        self._module.replacing = self._original
+
+
+def trained(lab):
+    x, y = regression(12)
+    with lab.strategy().scope():
+        layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.compile("adam", "mse", metrics=["mae"])
+    model.fit(x, y, batch_size=5, verbose=0)
+    return model, x
+
+
+@case("workers")
+def save_on_all_workers(lab):
+    """Each way to save, on all workers to one path: the chief writes, and all can read at once."""
+    model, x = trained(lab)
+    expected = model.predict(x, verbose=0)
+    with lab.folder() as folder, Written(whole_files) as names:
+        for _ in range(3):
+            model.save(folder / "m.keras")
+            loaded = keras.models.load_model(folder / "m.keras")
+            lab.equal(loaded.get_weights(), model.get_weights())
+        for path, options in (("again.keras", {}), ("folder", {"zipped": False}), ("m.h5", {})):
+            keras.saving.save_model(model, folder / path, **options)
+            again = keras.models.load_model(folder / path, compile=False)
+            lab.equal(again.predict(x, verbose=0), expected)
+        model.save_weights(str(folder / "m.weights.h5"))
+        model.save_weights(str(folder / "s.weights.json"), max_shard_size=1)
+        for name in ("m.weights.h5", "s.weights.json"):
+            loaded.set_weights([array + 1 for array in loaded.get_weights()])
+            loaded.load_weights(folder / name)
+            lab.equal(loaded.get_weights(), model.get_weights())
+        own = ["m.keras"] * 3 + ["again.keras", "folder", "m.h5", "m.weights.h5"]
+        lab.equal(names, own if lab.job.is_chief else [])
+        lab.everyone("read")
+        lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
+    model.fit(x, x[:, :1], batch_size=5, verbose=0)  # the workers go on together
+
+
+@case("workers")
+def save_on_some_workers(lab):
+    """One worker alone, and each worker to a path of its own: nothing waits for the others."""
+    model, x = trained(lab)
+    rank, expected = lab.job.rank, model.get_weights()
+    with lab.folder() as folder:
+        if lab.job.is_chief:
+            model.save(folder / "chief.keras")
+        model.save(folder / f"{rank}.keras")
+        if rank == 1:
+            model.save(folder / "worker.keras")
+        model.fit(x, x[:, :1], batch_size=5, verbose=0)
+        for name in ("chief", "worker", *range(lab.job.num_workers)):
+            loaded = keras.models.load_model(folder / f"{name}.keras")
+            lab.equal(loaded.get_weights(), expected)
+        with lab.raises(
+            (OSError, kd.errors.JobError), "No such file|Unable|Expected worker 0 to sa"
+        ):
+            model.save_weights(folder / "missing" / "m.weights.h5")
+        plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        plain.save(folder / f"plain-{rank}.keras")  # of no strategy: plain Keras's code
+        lab.everyone("saved")
+        lab.equal(len(list(folder.glob("plain-*"))), lab.job.num_workers)
+    lab.check(np.isfinite(expected[0]).all(), "weights")
