@@ -183,6 +183,23 @@ class Backend(abc.ABC):
         """
         del state
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether Keras's loop asks for batches before the steps that take them."""
+        return False
+
+    def own_random_states(self) -> list[str]:
+        """Returns the states of generators that differ by worker, as text."""
+        return []
+
+    def set_own_random_states(self, kept: list[str]) -> None:
+        """Lets those generators go on from their states.
+
+        Args:
+            kept: What `own_random_states` returned on this worker.
+        """
+        del kept
+
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
         return self.devices("tpu") or self.devices("gpu")
@@ -346,6 +363,16 @@ class ReplicaSet(abc.ABC):
             adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate`,
                 `predict`.
         """
+
+    def following(self, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns what TensorFlow's loop iterates over, each iteration begun by a function.
+
+        Args:
+            dataset: What `data_adapter` yields for that loop.
+            begin: Is given what makes an iterator, and returns one.
+        """
+        del begin
+        return dataset
 
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
 from operator import attrgetter
+from typing import Any
 
 from kerasdist import keras_seam
 from kerasdist.backends.base import Backend
@@ -16,6 +18,9 @@ _MODULES = {
     "jax": "kerasdist.backends.jax.backend",
     "torch": "kerasdist.backends.torch.backend",
 }
+
+
+_TORCH_STATES = "kerasdist.backends.torch.states"
 
 
 @cache
@@ -32,6 +37,14 @@ def current() -> Backend:
             "the variable KERAS_BACKEND before Keras is imported."
         )
     return importlib.import_module(_MODULES[name]).BACKEND
+
+
+def torch_states() -> Any | None:
+    """Returns how to keep PyTorch's generators, None where the script does not use PyTorch.
+
+    Its ``DataLoader`` is a source of data on every backend.
+    """
+    return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None
 
 
 # Here, since whoever has distributed values has asked for a backend.

@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
 import keras
 
 from kerasdist import keras_seam
-from kerasdist.callbacks import backup_file, training_state
+from kerasdist.binding import binding_of
+from kerasdist.callbacks import training_state
 from kerasdist.callbacks.backup_file import Backup
-from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.callbacks.broadcast import broadcast, broadcast_arrays
+from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
+from kerasdist.callbacks.position import Position
+from kerasdist.callbacks.remembering import Remembering
+from kerasdist.callbacks.run_files import RunFiles
 from kerasdist.errors import BackupError
 from kerasdist.job.current import current
 from kerasdist.job.exit_codes import ExitCode
+from kerasdist.job.job import Job
 
 
 @final
 class BackupAndRestore(keras.callbacks.Callback):
     """Backs up a training run, and lets `fit` go on from there when the script is started again.
 
-    The run that was interrupted ends with the numbers of the run that was not. A backup holds the
-    weights, the optimizer's state, the metrics, the seeds and the states of the random generators,
-    the epoch and the batch, and what the other callbacks remember as far as it is numbers and
-    lists (EarlyStopping's patience, ReduceLROnPlateau's, the history; not EarlyStopping's best
-    weights). A run that goes on reads again, without computing, the batches of the epoch that it
-    has seen; other callbacks hear nothing of them.
+    The run that was interrupted ends with the numbers of the run that was not, to the last bit. A
+    backup holds the weights, the optimizer's state, the metrics, the seeds and the states of the
+    random generators, the epoch and the batch, what has changed of the other callbacks and of the
+    source of the data, and the place in the data. The batches of an epoch that a run has seen are
+    read again and passed over; other callbacks hear nothing of them. Of generators with
+    ``steps_per_epoch`` those of all epochs are.
+
+    Of callbacks and sources of your own it keeps numbers, words, arrays, random generators, and
+    lists, dicts and objects of them. For all else give them ``state_dict()`` and
+    ``load_state_dict(state)``. What a backup cannot bring back, a warning says when the first one
+    is written.
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
     the newest that is whole and of this model, says which it refuses and why, and sends the values
     to the other workers. `fit` calls this callback after all others, wherever it stands.
 
-    On TensorFlow an order of the data that is shuffled repeats only if the script sets the seed
-    (``keras.utils.set_random_seed``).
+    Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
     Source: ``keras.callbacks.BackupAndRestore``, whose arguments these are.
     """
@@ -79,13 +88,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._others: Sequence[Any] = ()
         self._listed: Sequence[Any] = ()
         self._unmute = contextlib.ExitStack()
-        self._number = 0
+        self._position = Position()
         self._epoch = 0
-        self._random_states: dict[str, Any] = {}
-        self._resumed: dict[str, Any] | None = None
-        self._resumed_values: Backup | None = None
+        self._logs: Any = None
+        self._resumed: Backup | None = None
         self._skipped = 0
         self._last_saved = 0
+        self._stops = self._has_said = False
         self._listens = self._asked = self._in_training = False
 
     @property
@@ -128,10 +137,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Notes the other callbacks of the call, to keep what they remember.
 
         Args:
-            others: The callbacks, as the user gave them.
+            others: The callbacks, as the caller gave them.
             listed: The same, as Keras calls them.
         """
         self._others, self._listed = others, listed
+
+    def reads(self, position: Position) -> None:
+        """Notes the data of the call, to come back to the place where a run was interrupted.
+
+        Args:
+            position: Where the run is in them.
+        """
+        self._position = position
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it.
@@ -149,26 +166,48 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         job = current()
         variables = training_state.variables_of(self.model)
+        self._remembering = Remembering(self._callbacks(), keras_seam.parts_of(model))
         found = None
+        self._files = RunFiles(self.backup_dir, self._keep)
         if job is None or job.is_chief:
-            backup_file.remove_unfinished(self.backup_dir)
-            found = self._newest(variables)
+            found = self._files.newest(training_state.forms(self.model, variables))
         facts = None if found is None else dict(found.facts)
         if job is not None:
             facts = job.exchange("backup", facts)[0]
-        self._resumed, self._resumed_values = facts, None
-        self._number, self._skipped = 0, 0
+        self._resumed = None
+        self._skipped, self._stops, self._has_said = 0, False, False
         if facts is None:
             return
-        self._number = facts["number"]
+        self._files.number = facts["number"]
+        extra: Sequence[Any] = ()
         if found is not None:
             training_state.put_back(variables, found)
+            extra = found.arrays[len(variables) :]
         broadcast(self.model)
-        self._resumed_values = Backup({}, training_state.values(variables))
-        keras_seam.set_initial_epoch(self.model, facts["epoch"])
+        extra = broadcast_arrays(self.model, extra, facts["arrays"])
+        kept = Backup(facts, [*training_state.values(variables), *extra])
+        self._begin(kept)
+
+    def _begin(self, kept: Backup) -> None:
+        """Puts back what must be there before the epoch begins."""
+        facts, model = kept.facts, self.model
+        self._remembering.put_back(facts["callbacks"], kept.arrays)
+        if facts["stopping"] and not facts["batches"]:
+            # An epoch more would not have been.
+            epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
+            keras_seam.set_initial_epoch(model, epochs)
+            return
+        keras_seam.set_initial_epoch(model, facts["epoch"])
+        if facts["batches"]:
+            self._resumed = kept
+        else:
+            # The callbacks begin the epoch by what they remember, as they would have.
+            training_state.set_random_states(facts["random"])
+            self._set_own_random_states(facts)
+            self._position.go_to(facts["position"], kept.arrays, within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts back what an epoch's begin has reset, where a run goes on.
+        """Puts back what an epoch's begin has changed, where a run goes on within an epoch.
 
         Args:
             epoch: The epoch.
@@ -178,22 +217,30 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epoch, self._last_saved, self._skipped = epoch, 0, 0
         if self._resumed is not None:
             self._go_on(self._resumed)
-            self._resumed = self._resumed_values = None
-        self._random_states = training_state.random_states()
+            self._resumed = None
+        self._position.epoch_begins()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes where the data are, before the first batch of an epoch is read."""
+        del batch, logs
+        self._position.batch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Backs up, if so many batches have passed.
 
         Args:
             batch: The batch's number in the epoch.
-            logs: Not used.
+            logs: What Keras reports of the epoch so far.
         """
-        del logs
         done = batch + 1
+        self._logs = logs
         if done == self._skipped:
             self._unmute.close()
+            if self._stops:
+                keras_seam.model_of(self).stop_training = True
         if done <= self._skipped:
             return
+        self._position.batches_passed(done)
         if self._asked and current() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
         if isinstance(self.save_freq, str):
@@ -220,8 +267,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unmute.close()
         keras_seam.set_initial_epoch(self.model, None)
         job = current()
-        if self._delete and (job is None or job.is_chief):
-            backup_file.remove(backup_file.newest_first(self.backup_dir))
+        self._files.training_ended(removes=self._delete and (job is None or job.is_chief))
 
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup. All workers must call it; the chief writes.
@@ -234,72 +280,84 @@ class BackupAndRestore(keras.callbacks.Callback):
             DisagreementError: If workers have other weights.
         """
         self._last_saved = batches
-        self._number += 1
+        self._files.number += 1
         if batches:  # at the end of an epoch they are known to be equal
             require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
         variables = training_state.variables_of(self.model)
-        arrays = training_state.values(variables)
+        arrays: list[Any] = training_state.values(variables)
         if batches:
             training_state.add_up_anew(variables, arrays)
         job = current()
+        stopping = bool(keras_seam.model_of(self).stop_training)
+        of_gpus = training_state.own_random_states(job)
+        self._say_what_is_lost(job)
+        position = self._position.kept(batches, arrays)
         if job is not None and not job.is_chief:
             return
-        now = training_state.random_states()
+        own, more = self._remembering.state(len(arrays))
+        arrays += more
+        encoder = Encoder(len(arrays))
+        last_logs = encoder.encode(self._logs if batches else None, "logs")
+        arrays += encoder.arrays
         facts = {
-            "number": self._number,
+            "number": self._files.number,
+            "fit": self._files.fit,
             "epoch": epoch,
             "batches": batches,
+            "stopping": stopping,
             "keras": keras.__version__,
             "forms": training_state.forms(self.model, variables),
-            # The order of an epoch's data is drawn as it begins, masks of dropout all the time.
-            "random at epoch begin": self._random_states if batches else now,
-            "random": now,
-            "callbacks": [
-                [type(one).__name__, training_state.plain_state(one)] for one in self._remembering()
-            ],
+            "random": training_state.random_states(),
+            "random of gpus": of_gpus,
+            "position": position,
+            "callbacks": own,
+            "logs": last_logs,
+            "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
         }
-        backup_file.write(self.backup_dir, self._number, Backup(facts, arrays))
-        backup_file.remove(backup_file.newest_first(self.backup_dir)[self._keep :])
+        self._files.write(Backup(facts, arrays))
 
-    def _newest(self, variables: Sequence[Any]) -> Backup | None:
-        for path in backup_file.newest_first(self.backup_dir):
-            try:
-                backup = backup_file.read(path)
-                own = training_state.forms(self.model, variables)
-                training_state.require_same(own, backup.facts["forms"])
-            except (BackupError, KeyError, ValueError) as error:
-                warnings.warn(
-                    f"The backup {path} is not used: {error}. The one before it is, if there is "
-                    "one.",
-                    stacklevel=2,
-                )
-                # Later backups must be newer than this one, too.
-                self._number = max(self._number, backup_file.number_of(path))
-            else:
-                return backup
-        return None
+    def _say_what_is_lost(self, job: Job | None) -> None:
+        """Warns at the first writing of what a restart would not bring back."""
+        if self._has_said:
+            return
+        self._has_said = True
+        lost = [*self._position.lost(), *self._remembering.lost()]
+        if binding_of(self.model) is None:
+            lost.append(
+                "the place in the data and the other callbacks, since the model was made outside "
+                "of a strategy's scope (make it in kd.OneDeviceStrategy(...).scope())"
+            )
+        if lost and (job is None or job.is_chief):
+            warnings.warn(
+                f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
+                "that is started again begins with these as the script makes them. Of an object "
+                "of your own they keep numbers, words, arrays, random generators, and lists and "
+                "dicts of them; give it state_dict() and load_state_dict(state) for all else.",
+                stacklevel=2,
+            )
 
-    def _go_on(self, facts: dict[str, Any]) -> None:
-        assert self._resumed_values is not None
-        model: Any = self.model
-        training_state.put_back(training_state.variables_of(model), self._resumed_values)
-        if not facts["batches"]:
-            model.reset_metrics()  # what was kept is the last epoch's
-        training_state.set_random_states(facts["random at epoch begin"])
-        remembered = list(facts["callbacks"])
-        for callback in self._remembering():
-            kept = next((one for one in remembered if one[0] == type(callback).__name__), None)
-            if kept is not None:
-                remembered.remove(kept)
-                training_state.set_plain_state(callback, kept[1])
+    def _go_on(self, kept: Backup) -> None:
+        facts, model = kept.facts, keras_seam.model_of(self)
+        training_state.put_back(training_state.variables_of(model), kept)
+        self._remembering.put_back(facts["callbacks"], kept.arrays)
+        self._position.go_to(facts["position"], kept.arrays, within=True)
         self._skipped = self._last_saved = facts["batches"]
-        if self._skipped:
-            for callback in self._listed:
-                self._unmute.enter_context(_hearing_nothing_of_batches(callback))
-            go_on = functools.partial(training_state.set_random_states, facts["random"])
-            keras_seam.skip_batches(self.model, self._skipped, go_on)
+        self._stops = facts["stopping"]
+        for callback in self._listed:
+            self._unmute.enter_context(_hearing_nothing_of_batches(callback))
+        logs = decode(facts["logs"], kept.arrays)
 
-    def _remembering(self) -> list[Any]:
+        def then() -> None:
+            self._position.settle(facts["random"])
+            self._set_own_random_states(facts)
+
+        keras_seam.skip_batches(model, self._skipped, logs, then)
+
+    def _set_own_random_states(self, facts: Mapping[str, Any]) -> None:
+        job = current()
+        training_state.set_own_random_states(facts["random of gpus"], job.rank if job else 0)
+
+    def _callbacks(self) -> list[Any]:
         model: Any = self.model
         kept = [one for one in self._others if one is not model.history]
         return [*kept, model.history]

@@ -21,7 +21,7 @@ import numpy as np
 
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 1\n"
+_MAGIC = b"kerasdist backup 2\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
@@ -82,7 +82,8 @@ def read(path: Path) -> Backup:
     if not content.startswith(_MAGIC):
         found = content[: len(_MAGIC)]
         raise BackupError(
-            f"it begins with {found!r}, not {_MAGIC!r}: another version, or no backup"
+            f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
+            "backup"
         )
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
@@ -148,14 +149,18 @@ def _parts(backup: Backup) -> Iterator[bytes]:
 def _arrays(forms: Sequence[Any], data: memoryview) -> Iterator[np.ndarray[Any, Any]]:
     begin = 0
     for name, shape in forms:
-        dtype = _dtype(name)
+        dtype = dtype_of(name)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         yield np.frombuffer(data[begin : begin + size], dtype).reshape(shape)
         begin += size
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of a name; types of its own for bfloat16 and float8 come from ml_dtypes."""
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Returns NumPy's type of a name; those of bfloat16 and float8 come from ml_dtypes.
+
+    Args:
+        name: As ``dtype.name`` says it.
+    """
     try:
         return np.dtype(name)
     except TypeError:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import keras
+import numpy as np
 
 from kerasdist.binding import binding_of
+from kerasdist.callbacks.backup_file import dtype_of
+from kerasdist.keras_seam import ops
 
 
 @final
@@ -53,3 +57,36 @@ def broadcast(model: Any) -> None:
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.equal_start.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables])
+
+
+def broadcast_arrays(
+    model: Any, arrays: Sequence[np.ndarray[Any, Any]], forms: Sequence[Any]
+) -> list[np.ndarray[Any, Any]]:
+    """Returns the chief's arrays on every worker. All workers must call it.
+
+    Args:
+        model: A model that is built.
+        arrays: On the chief, the arrays.
+        forms: Type and shape of each, on every worker.
+    """
+    binding = binding_of(model)
+    if binding is None or binding.replicas.job is None or not forms:
+        return list(arrays)
+    dtypes = [dtype_of(name) for name, _ in forms]
+    sizes = [
+        dtype.itemsize * int(np.prod(shape))
+        for dtype, (_, shape) in zip(dtypes, forms, strict=True)
+    ]
+    raw = np.zeros(sum(sizes), np.uint8)
+    if binding.replicas.job.is_chief:
+        raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
+    with binding.strategy.scope():
+        carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
+    binding.replicas.equal_start.ensure()
+    binding.replicas.equalize([carrier])
+    received = np.asarray(ops.convert_to_numpy(carrier))
+    parts = np.split(received, np.cumsum(sizes)[:-1])
+    return [
+        part.copy().view(dtype).reshape(shape)
+        for part, dtype, (_, shape) in zip(parts, dtypes, forms, strict=True)
+    ]

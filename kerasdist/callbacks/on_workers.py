@@ -6,7 +6,7 @@ decide alike. What a worker decides by itself, ``stop_training``, is voted on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +18,7 @@ from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.in_sync import InSync
+from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.job.job import Job
@@ -51,6 +52,25 @@ def prepared(callbacks: Any, job: Job | None) -> Any:
         callbacks.callbacks = _ordered(callbacks.callbacks, job)
         return callbacks
     return _ordered(keras.tree.flatten(callbacks) if callbacks else [], job)
+
+
+def position_of(given: Mapping[str, Any]) -> Position | None:
+    """Returns where a call of `fit` is in its data, None if nothing backs it up.
+
+    Args:
+        given: The arguments of the call.
+    """
+    callbacks = given["callbacks"]
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    callbacks = keras.tree.flatten(callbacks) if callbacks else []
+    backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
+    if not backups:
+        return None
+    position = Position(given["x"], goes_on=given["steps_per_epoch"] is not None)
+    for backup in backups:
+        backup.reads(position)
+    return position
 
 
 def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:

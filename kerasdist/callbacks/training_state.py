@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +13,8 @@ from kerasdist import keras_seam
 from kerasdist.backends import registry
 from kerasdist.callbacks.backup_file import Backup
 from kerasdist.errors import BackupError
+from kerasdist.job.job import Job
 from kerasdist.keras_seam import ops
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -68,7 +66,7 @@ def put_back(variables: Sequence[Any], backup: Backup) -> None:
         variables: Keras variables, of the forms that the backup has.
         backup: The backup.
     """
-    for variable, value in zip(variables, backup.arrays, strict=True):
+    for variable, value in zip(variables, backup.arrays[: len(variables)], strict=True):
         variable.assign(value)
 
 
@@ -109,15 +107,17 @@ def random_states() -> dict[str, Any]:
     version, state, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     generator = keras_seam.global_seed_generator()
+    torch = registry.torch_states()  # from which a DataLoader draws, on every backend
     return {
         "python": [version, list(state), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
         "framework": registry.current().random_state(),
+        "torch": None if torch is None else torch.random_state(),
         "keras": None if generator is None else ops.convert_to_numpy(generator.state).tolist(),
     }
 
 
-def set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: Mapping[str, Any]) -> None:
     """Lets the generators go on from kept states.
 
     Args:
@@ -128,42 +128,31 @@ def set_random_states(states: dict[str, Any]) -> None:
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
     registry.current().set_random_state(states["framework"])
+    torch = registry.torch_states()
+    if torch is not None and states["torch"] is not None:
+        torch.set_random_state(states["torch"])
     if states["keras"] is not None:
         generator = keras_seam.global_seed_generator() or keras.random.SeedGenerator(0)
         generator.state.assign(np.array(states["keras"]))
         keras_seam.set_global_seed_generator(generator)
 
 
-def plain_state(callback: Any) -> dict[str, Any]:
-    """Returns what a callback remembers, as far as it is numbers, words, and lists of them.
-
-    What it was made with is left out: the script says that again, and Keras changes some of it
-    (the sign of ``min_delta``) when an epoch ends for the first time.
+def own_random_states(job: Job | None) -> list[Any]:
+    """Returns the states of generators that differ by worker. All workers must call it.
 
     Args:
-        callback: A Keras callback.
+        job: The job, None for a process that is alone.
     """
-    given = {"params", *inspect.signature(type(callback).__init__).parameters}
-    return {
-        name: value
-        for name, value in vars(callback).items()
-        if name not in given and _is_plain(value)
-    }
+    own = registry.current().own_random_states()
+    return [own] if job is None or not own else job.exchange("random states of GPUs", own)
 
 
-def set_plain_state(callback: Any, state: dict[str, Any]) -> None:
-    """Lets a callback remember again.
+def set_own_random_states(states: Sequence[Any], rank: int) -> None:
+    """Lets these generators go on, if this run has as many workers as that of the backup had.
 
     Args:
-        callback: A Keras callback.
-        state: What `plain_state` returned.
+        states: What `own_random_states` returned.
+        rank: Which worker this is.
     """
-    vars(callback).update(state)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)
+    if rank < len(states):
+        registry.current().set_own_random_states(states[rank])

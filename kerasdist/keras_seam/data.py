@@ -9,13 +9,20 @@ import keras
 import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from kerasdist.keras_seam.array_rows import is_array_adapter
 from kerasdist.keras_seam.models import backend_name
+from kerasdist.keras_seam.randomness import global_seed
 
 get_data_adapter: Any = data_adapters.get_data_adapter
 is_torch_dataloader: Any = data_adapters.is_torch_dataloader
 
 PyDataset = keras.utils.PyDataset
+
+# What these read, Keras lets TensorFlow prefetch.
+_READ_BY_PYTHON = (GeneratorDataAdapter, PyDatasetAdapter)
 
 train_validation_split: Any = array_slicing.train_validation_split
 
@@ -87,3 +94,25 @@ def spec_of_rows(leaf: Any) -> Any:
         return leaf
     dtype = keras.backend.standardize_dtype(leaf.dtype)
     return keras.KerasTensor((None, *leaf.shape[1:]), dtype)
+
+
+def shuffles_without_seed(adapter: Any) -> bool:
+    """Returns whether nothing says in which order an adapter of arrays shuffles them.
+
+    On JAX and PyTorch generators say it whose states can be had; on TensorFlow the seed alone.
+
+    Args:
+        adapter: A data adapter.
+    """
+    if backend_name() != "tensorflow" or not is_array_adapter(adapter):
+        return False
+    return bool(adapter._shuffle) and global_seed() is None
+
+
+def reads_aside(adapter: Any) -> bool:
+    """Returns whether Keras lets another thread read the data ahead, by Python's code.
+
+    Args:
+        adapter: A data adapter.
+    """
+    return backend_name() == "tensorflow" and isinstance(adapter, _READ_BY_PYTHON)

@@ -12,7 +12,6 @@ from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import naming, python_utils
-from keras.src.utils.python_utils import pythonify_logs
 
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
@@ -193,6 +192,15 @@ def loss_tracker(model: Any) -> Any:
     return model._loss_tracker
 
 
+def parts_of(model: Any) -> list[Any]:
+    """Returns a model and all that its variables are in.
+
+    Args:
+        model: A Keras model that is built and compiled.
+    """
+    return [model, *flat_layers(model), model.optimizer, *model.metrics]
+
+
 def initial_epoch(model: Any) -> int | None:
     """Returns the epoch in which `fit` goes on, None for the one that its argument says.
 
@@ -212,7 +220,7 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def skip_batches(model: Any, count: int, then: Callable[[], None]) -> None:
+def skip_batches(model: Any, count: int, logs: Any, then: Callable[[], None]) -> None:
     """Lets a model's next training steps read their batches and do nothing with them.
 
     Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
@@ -220,11 +228,12 @@ def skip_batches(model: Any, count: int, then: Callable[[], None]) -> None:
 
     Args:
         model: A model in `fit`, between two steps.
-        count: How many batches; a multiple of ``steps_per_execution``, or all of an epoch.
+        count: How many batches; a multiple of ``steps_per_execution``, which the last ones of an
+            epoch need not fill.
+        logs: What these steps return.
         then: Called when they are read.
     """
     train = model.train_function
-    logs = pythonify_logs(model.get_metrics_result())
     left = count
 
     def skip(*arguments: Any) -> Any:
@@ -232,7 +241,7 @@ def skip_batches(model: Any, count: int, then: Callable[[], None]) -> None:
         *state, batches = arguments
         if not isinstance(batches, list):
             for _ in range(model.steps_per_execution):
-                next(batches)
+                next(batches, None)
         left -= model.steps_per_execution
         if left <= 0:
             model.train_function = train

@@ -14,6 +14,7 @@ from typing import Any
 from kerasdist import context, keras_seam, ownership
 from kerasdist.binding import Binding, bind, binding_of, remember
 from kerasdist.callbacks import on_workers
+from kerasdist.callbacks.position import Position, PositionedAdapter
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.options import InputOptions
 from kerasdist.input.whole import as_plain_keras, whole
@@ -124,7 +125,8 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
             batch_size=given["validation_batch_size"] or given["batch_size"],
             steps_per_epoch=given["validation_steps"],
         )
-    _adapt(binding, given, given["steps_per_epoch"])
+    position = on_workers.position_of(given)
+    _adapt(binding, given, given["steps_per_epoch"], position)
     _prepare_callbacks(binding, given)
     return _run(original, binding, call, facts)
 
@@ -186,22 +188,28 @@ def _bound(
     return call
 
 
-def _adapt(binding: Binding, given: dict[str, Any], steps: int | None) -> None:
+def _adapt(
+    binding: Binding, given: dict[str, Any], steps: int | None, position: Position | None = None
+) -> None:
     """Replaces the arguments that describe the data by one adapter, made as Keras's loop would."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
-    given["x"] = _adapted(
-        binding, given["x"], batch_size=given["batch_size"], steps_per_epoch=steps, **arguments
-    )
-    given.update({name: None for name in arguments if name != "shuffle"})
+    arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
+    given["x"] = _adapted(binding, given["x"], position, **arguments)
+    given.update({name: None for name in taken if name in given and name != "shuffle"})
 
 
-def _adapted(binding: Binding, x: Any, **arguments: Any) -> Any:
+def _adapted(binding: Binding, x: Any, position: Position | None = None, **arguments: Any) -> Any:
     if isinstance(x, keras_seam.DataAdapter):
         return x
     if isinstance(x, DistributedDataset) or shards_itself(x, binding.replicas.job):
         x = whole(distributed(x, binding.strategy, InputOptions()), **arguments)
-    return binding.replicas.data_adapter(keras_seam.get_data_adapter(x, **arguments))
+    adapter = keras_seam.get_data_adapter(x, **arguments)
+    if position is None:
+        return binding.replicas.data_adapter(adapter)
+    position.follow(adapter)
+    adapter = binding.replicas.data_adapter(adapter)
+    return PositionedAdapter(adapter, position, binding.replicas.following)
 
 
 def _run(

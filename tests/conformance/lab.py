@@ -2,8 +2,10 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,12 @@ class Lab:
         """For what plain Keras itself could not do in the oldest version that is supported."""
         major, minor = keras.__version__.split(".")[:2]
         return int(major), int(minor)
+
+    @contextlib.contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder, gone afterwards; where there are several workers, all see the same one."""
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
 
     def strategy(self, **options):
         if not self._mirrored:

@@ -33,7 +33,7 @@ class Resume(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         read.append([epoch])
         if epoch == 1:
-            keras_seam.skip_batches(resumed, 2, lambda: read.append("skipped"))
+            keras_seam.skip_batches(resumed, 2, {}, lambda: read.append("skipped"))
     def on_train_batch_end(self, batch, logs=None):
         trained.append(int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)))
 

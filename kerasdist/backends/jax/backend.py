@@ -46,6 +46,11 @@ class JaxBackend(Backend):
                     "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
 
+    @property
+    def reads_ahead(self) -> bool:
+        """On accelerators, to move a batch there while the step before it runs."""
+        return jax.default_backend() != "cpu"
+
     def tpu_replica_set(
         self, resolver: Any, assignment: DeviceAssignment | None, spmd: bool
     ) -> JaxReplicaSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, final
 
@@ -31,6 +31,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         self._dataset = dataset
         self._spec = spec
         self._is_of_arrays = False
+        self._begin: Callable[[Callable[[], Any]], Any] | None = None
 
     @classmethod
     def of_arrays(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
@@ -44,7 +45,24 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         self._is_of_arrays = True
         return self
 
+    @classmethod
+    def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns a dataset of which a function begins each iteration.
+
+        Args:
+            dataset: One of these datasets, or a ``tf.data.Dataset`` of a single device.
+            begin: Is given what makes an iterator, and returns one.
+        """
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = cls(dataset, dataset.element_spec)
+        if isinstance(dataset, cls):
+            dataset._begin = begin
+        return dataset
+
     def __iter__(self) -> Iterator[Any]:
+        return self._iterator() if self._begin is None else self._begin(self._iterator)
+
+    def _iterator(self) -> Iterator[Any]:
         if self._is_of_arrays:
             # At the end of an epoch Keras makes an iterator that it throws away at the beginning of
             # the next one. To begin it would take 10 to 20 ms, as much as some steps.

@@ -63,6 +63,10 @@ class SoleDevice(ReplicaSet):
         """Returns the adapter itself."""
         return adapter
 
+    def following(self, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns the dataset with each iteration begun by a function."""
+        return GlobalBatchDataset.followed(dataset, begin)
+
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which TensorFlow works on this device."""
         return tf.device(_tensorflow_name(self.devices[0]))
@@ -110,6 +114,10 @@ class MirroredReplicas(ReplicaSet):
         """Returns an adapter whose global batches Keras does not divide by itself."""
         kind = GroupAdapter if self.job is None else WorkerAdapter
         return kind(adapter, self.group)
+
+    def following(self, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns the dataset with each iteration begun by a function."""
+        return GlobalBatchDataset.followed(dataset, begin)
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""

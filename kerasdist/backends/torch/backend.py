@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
-from kerasdist.backends.torch import creation, functions
+from kerasdist.backends.torch import creation, functions, states
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.backends.torch.workers.group import connect
 from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
@@ -48,11 +48,19 @@ class TorchBackend(Backend):
 
     def random_state(self) -> str:
         """Returns the state of torch's generator on the host, from which samplers draw."""
-        return torch.get_rng_state().numpy().tobytes().hex()
+        return states.random_state()
 
     def set_random_state(self, state: str) -> None:
         """Lets torch's generator go on from a state."""
-        torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8))
+        states.set_random_state(state)
+
+    def own_random_states(self) -> list[str]:
+        """Returns the states of the generators of this process's GPUs."""
+        return states.gpu_random_states()
+
+    def set_own_random_states(self, kept: list[str]) -> None:
+        """Lets the generators of this process's GPUs go on from their states."""
+        states.set_gpu_random_states(kept)
 
     def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
         """Raises: PyTorch reaches TPUs by torch_xla alone, on which Keras does not run.

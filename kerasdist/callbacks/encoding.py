@@ -1,0 +1,363 @@
+"""Python values as JSON and arrays, without pickle: a backup that is read runs no code.
+
+What is mutable is filled again where it is (a list, a generator of random numbers, an object), so
+that other objects that hold it see it, too.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import marshal
+import pathlib
+import random
+import types
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, final, runtime_checkable
+
+import keras
+import ml_dtypes
+import numpy as np
+
+from kerasdist.backends import registry
+from kerasdist.keras_seam import ops
+
+_TAG = "kind"
+_DEPTH = 6
+
+_PLAIN = (bool, int, float, str, type(None))
+_NUMBERS = "biufc"
+
+# Code, and what the script makes again as it was: nothing to keep.
+_CODE = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+    pathlib.PurePath,
+)
+
+SKIPPED = {_TAG: "skipped"}
+"""The form of what is not kept, and need not be."""
+
+
+@runtime_checkable
+class HasStateDict(Protocol):
+    """An object that says itself what it must find again, as PyTorch's and Lightning's do."""
+
+    def state_dict(self) -> Any:
+        """Returns its state: numbers, words, arrays, and structures of them."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Goes on from a state.
+
+        Args:
+            state: What `state_dict` returned.
+        """
+
+
+@final
+class Encoder:
+    """Turns values into what JSON can say and a list of arrays.
+
+    Attributes:
+        arrays: The arrays that the forms name by number.
+        lost: Where something was that cannot be kept, and of which type.
+    """
+
+    def __init__(
+        self, first: int = 0, leave_out: Sequence[Any] = (), *, digests: bool = False
+    ) -> None:
+        """Begins.
+
+        Args:
+            first: The number of the first array.
+            leave_out: Objects that are kept elsewhere, such as the model.
+            digests: Whether checksums will do in place of arrays and of long lists: a form is then
+                good for nothing but to see whether a value has changed.
+        """
+        self._digests = digests
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.lost: dict[str, str] = {}
+        self._first = first
+        self._seen = {id(one) for one in leave_out}
+        self._keep_alive: list[Any] = list(leave_out)
+
+    def encode(self, value: Any, where: str, depth: int = _DEPTH) -> Any:
+        """Returns the form of a value.
+
+        Args:
+            value: Anything.
+            where: What to call it in messages.
+            depth: How many objects within objects are looked into.
+        """
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, np.generic | np.ndarray):
+            return self._array(value, where)
+        if self._digests and isinstance(value, list | tuple | dict):
+            plain = _checksum_of_plain(value)
+            if plain is not None:
+                return plain
+        if isinstance(value, bytes):
+            array = self._array(np.frombuffer(value, np.uint8), where)
+            return array if self._digests else {**array, _TAG: "bytes"}
+        for kind in (list, tuple, set, frozenset, collections.deque):
+            if type(value) is kind:
+                items = sorted(value, key=repr) if kind in (set, frozenset) else value
+                forms = [self.encode(one, f"{where}[{i}]", depth) for i, one in enumerate(items)]
+                return {_TAG: kind.__name__, "items": forms}
+        if isinstance(value, dict):
+            return {
+                _TAG: "dict",
+                "items": [
+                    [self.encode(key, where, depth), self.encode(one, f"{where}[{key!r}]", depth)]
+                    for key, one in value.items()
+                ],
+            }
+        return self._object(value, where, depth)
+
+    def _object(self, value: Any, where: str, depth: int) -> Any:
+        if isinstance(value, _CODE) or id(value) in self._seen:
+            return SKIPPED
+        self._seen.add(id(value))
+        self._keep_alive.append(value)
+        for name, (kind, get, _) in _GENERATORS.items():
+            if isinstance(value, kind):
+                return {_TAG: name, "state": self.encode(get(value), where)}
+        if isinstance(value, keras.Variable):
+            return {_TAG: "variable", "value": self._array(ops.convert_to_numpy(value), where)}
+        if isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer):
+            values = [ops.convert_to_numpy(variable) for variable in value.variables]
+            return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
+        if ops.is_tensor(value):
+            return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
+        if isinstance(value, HasStateDict):
+            return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
+        torch = registry.torch_states()
+        if torch is not None and (state := torch.kept(value)) is not None:
+            return {_TAG: "torch", "state": self.encode(state, where)}
+        if depth and _is_of_python(value):
+            return {_TAG: "object", "attributes": self.attributes(value, where, depth - 1)}
+        self.lost[where] = type(value).__name__
+        return SKIPPED
+
+    def attributes(self, value: Any, where: str, depth: int = _DEPTH) -> dict[str, Any]:
+        """Returns the forms of an object's attributes, by name.
+
+        Args:
+            value: The object.
+            where: What to call it in messages.
+            depth: How many objects within objects are looked into.
+        """
+        return {
+            name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
+        }
+
+    def _array(self, value: Any, where: str) -> Any:
+        array = np.asarray(value)
+        if array.dtype.kind not in _NUMBERS and array.dtype.name not in vars(ml_dtypes):
+            if array.dtype.kind in "US":
+                return {_TAG: "words", "dtype": array.dtype.str, "items": array.tolist()}
+            self.lost[where] = f"array of {array.dtype}"
+            return SKIPPED
+        if self._digests:
+            return _checksum(array)
+        kind = "scalar" if isinstance(value, np.generic) else "array"
+        return {_TAG: kind, "at": self._add(array)}
+
+    def _add(self, array: np.ndarray[Any, Any]) -> int:
+        self.arrays.append(array)
+        return self._first + len(self.arrays) - 1
+
+
+def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, str]:
+    """Returns for each value what is equal for equal values, and is small.
+
+    Args:
+        values: By name.
+        leave_out: Objects that are not looked into.
+    """
+    return {
+        name: json.dumps(Encoder(leave_out=leave_out, digests=True).encode(one, name))
+        for name, one in values.items()
+    }
+
+
+def _checksum(array: np.ndarray[Any, Any]) -> list[Any]:
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
+
+
+def _checksum_of_plain(value: Any) -> list[Any] | None:
+    """That of numbers, words, and lists of them, however long; None for anything else."""
+    try:
+        raw = marshal.dumps(value, 0)
+    except ValueError:
+        return None
+    return [len(raw), zlib.crc32(raw)]
+
+
+def renumbered(form: Any, first: int) -> Any:
+    """Returns a form that names its arrays by other numbers.
+
+    Args:
+        form: What `Encoder.encode` returned, or a structure of such, with arrays from number 0.
+        first: The number of its first array from now on.
+    """
+    if isinstance(form, list):
+        return [renumbered(one, first) for one in form]
+    if isinstance(form, dict):
+        return {
+            key: one + first if key == "at" and _TAG in form else renumbered(one, first)
+            for key, one in form.items()
+        }
+    return form
+
+
+def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
+    """Returns the value of a form; what is mutable is the current value, filled again.
+
+    Args:
+        form: What `Encoder.encode` returned.
+        arrays: All arrays of the backup.
+        current: What stands there now.
+    """
+    if not isinstance(form, dict):
+        return form
+    kind = form[_TAG]
+    if kind == "skipped":
+        return current
+    if kind in ("array", "scalar"):
+        return _array(form, arrays)
+    if kind == "words":
+        return np.array(form["items"], np.dtype(form["dtype"]))
+    if kind == "bytes":
+        return arrays[form["at"]].tobytes()
+    if kind == "dict":
+        return _dict(form, arrays, current)
+    if kind in _CONTAINERS:
+        return _container(form, arrays, current)
+    return _restored(form, kind, arrays, current)
+
+
+def _array(form: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    array = arrays[form["at"]]
+    return array[()] if form[_TAG] == "scalar" else array.copy()
+
+
+def _dict(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+    now = current if isinstance(current, dict) else {}
+    keys = [(decode(key, arrays), inner) for key, inner in form["items"]]
+    items = [(key, decode(inner, arrays, now.get(key))) for key, inner in keys]
+    now.clear()
+    now.update(items)
+    return now
+
+
+def _container(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+    kind = _CONTAINERS[form[_TAG]]
+    ordered = type(current) is kind and kind in (list, tuple, collections.deque)
+    now = list(current) if ordered else []
+    now += [None] * (len(form["items"]) - len(now))
+    items = [decode(one, arrays, at) for one, at in zip(form["items"], now, strict=False)]
+    if type(current) is list:
+        current[:] = items
+        return current
+    if type(current) is collections.deque or type(current) is set:
+        current.clear()
+        current.extend(items) if isinstance(current, collections.deque) else current.update(items)
+        return current
+    return kind(items)
+
+
+def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+    if kind in _GENERATORS:
+        known, _, put_back = _GENERATORS[kind]
+        _require(isinstance(current, known), kind, current)
+        put_back(current, decode(form["state"], arrays))
+    elif kind == "variable":
+        current.assign(_array(form["value"], arrays))
+    elif kind == "variables":
+        for variable, value in zip(current.variables, form["values"], strict=True):
+            variable.assign(_array(value, arrays))
+    elif kind == "torch":
+        torch = registry.torch_states()
+        if torch is None:
+            raise ValueError("PyTorch, of which a generator or a tensor is kept, is not imported")
+        return torch.put_back(decode(form["state"], arrays), current)
+    elif kind == "tensor":
+        return ops.convert_to_tensor(_array(form["value"], arrays))
+    elif kind == "state_dict":
+        _require(isinstance(current, HasStateDict), kind, current)
+        current.load_state_dict(decode(form["state"], arrays))
+    else:
+        _require(_is_of_python(current), kind, current)
+        set_attributes(current, form["attributes"], arrays)
+    return current
+
+
+def set_attributes(
+    value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray[Any, Any]]
+) -> None:
+    """Gives an object the attributes that it had.
+
+    Args:
+        value: The object.
+        forms: What `Encoder.attributes` returned, or some of it.
+        arrays: All arrays of the backup.
+    """
+    own = vars(value)
+    for name, form in forms.items():
+        if form != SKIPPED:
+            own[name] = decode(form, arrays, own.get(name))
+
+
+def _require(condition: bool, kind: str, current: Any) -> None:
+    if not condition:
+        raise ValueError(f"a {kind} is to be restored where there is {current!r:.100}")
+
+
+def _is_of_python(value: Any) -> bool:
+    """Whether an object's attributes are all that it holds; Python itself knows, for `copy`."""
+    kind = type(value)
+    if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return False
+    try:
+        object.__reduce_ex__(value, 2)
+        return isinstance(vars(value), dict)
+    except (TypeError, AttributeError):
+        return False
+
+
+_CONTAINERS: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)
+}
+
+
+def _set_bit_generator(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+# By name: the class, how to read the state, how to set it.
+_GENERATORS: dict[str, tuple[Any, Any, Any]] = {
+    "numpy.random.Generator": (
+        np.random.Generator,
+        lambda generator: generator.bit_generator.state,
+        _set_bit_generator,
+    ),
+    "numpy.random.RandomState": (
+        np.random.RandomState,
+        lambda generator: generator.get_state(legacy=False),
+        lambda generator, state: generator.set_state(state),
+    ),
+    "random.Random": (
+        random.Random,
+        lambda generator: generator.getstate(),
+        lambda generator, state: generator.setstate(state),
+    ),
+}

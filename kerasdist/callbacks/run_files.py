@@ -1,0 +1,102 @@
+"""The files of one run in the folder of its backups."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+from kerasdist.callbacks import backup_file, training_state
+from kerasdist.callbacks.backup_file import Backup
+from kerasdist.errors import BackupError
+
+# How many calls of `fit` of this process have come to their end, by folder.
+_ENDED: Counter[Path] = Counter()
+
+
+@final
+class RunFiles:
+    """Finds the newest backup of a run, writes new ones, and removes those that are not needed.
+
+    A script may call `fit` twice with one folder. Started again while the second call runs, its
+    first call must leave the second one's backups alone.
+
+    Attributes:
+        number: That of the newest backup.
+        fit: How many calls of `fit` with this folder have ended before in this process.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        """Looks at the folder.
+
+        Args:
+            folder: Where the backups are; it need not exist.
+            keep: How many of them stay.
+        """
+        self._folder = folder
+        self._keep = keep
+        self._place = folder.resolve()
+        self._of_later_calls: set[Path] = set()
+        self.fit = _ENDED[self._place]
+        self.number = max(map(backup_file.number_of, self._all()), default=0)
+
+    def newest(self, forms: Mapping[str, Any]) -> Backup | None:
+        """Returns the newest backup that is whole and fits, None if there is none.
+
+        It says which it refuses, and why.
+
+        Args:
+            forms: What must be equal for the values to fit the model.
+        """
+        backup_file.remove_unfinished(self._folder)
+        found = None
+        for path in self._all():
+            try:
+                backup = backup_file.read(path)
+                if backup.facts["fit"] > self.fit:
+                    self._of_later_calls.add(path)
+                elif found is None:
+                    training_state.require_same(forms, backup.facts["forms"])
+                    found = backup
+            except (BackupError, KeyError, ValueError) as error:
+                if found is None:
+                    warnings.warn(
+                        f"The backup {path} is not used: {error}. The one before it is, if there "
+                        "is one.",
+                        stacklevel=2,
+                    )
+        if found is None and self._of_later_calls:
+            warnings.warn(
+                f"The backups in {self._folder} are of a later call of fit of this script, for "
+                "which they stay: this call trains again. Give each call of fit a folder of its "
+                "own, and the first one delete_checkpoint=False, so that it need not.",
+                stacklevel=2,
+            )
+        return found
+
+    def write(self, backup: Backup) -> None:
+        """Writes a backup, and removes those that are too old.
+
+        Args:
+            backup: What to write, under the number of this object.
+        """
+        backup_file.write(self._folder, self.number, backup)
+        backup_file.remove(self._own()[self._keep :])
+
+    def training_ended(self, *, removes: bool) -> None:
+        """Notes that the call of `fit` has come to its end.
+
+        Args:
+            removes: Whether its backups go.
+        """
+        _ENDED[self._place] += 1
+        if removes:
+            backup_file.remove(self._own())
+
+    def _all(self) -> list[Path]:
+        return backup_file.newest_first(self._folder)
+
+    def _own(self) -> list[Path]:
+        return [path for path in self._all() if path not in self._of_later_calls]

@@ -1,0 +1,280 @@
+"""Runs that are interrupted and started again: to the last bit those that nothing interrupted.
+
+An exception ends `fit` in the middle of an epoch. What follows is what a script does that is
+started again: new seeds, model, data and callbacks, and only the folder of the backups the same.
+"""
+
+import contextlib
+import warnings
+
+import numpy as np
+
+from tests.conformance.lab import fresh, optimizer_values, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+ROWS, BATCH, BATCHES, EPOCHS = 32, 4, 8, 3
+INTERRUPTED_AT = (7, 13, 20)
+
+
+class InterruptionError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def interrupting(at):
+    """Raises after some batch, counted from the begin of the run."""
+    here = {"epoch": 0}
+
+    def note(epoch, logs):
+        here["epoch"] = epoch
+
+    def strike(batch, logs):
+        if here["epoch"] * BATCHES + batch + 1 == at:
+            raise InterruptionError
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=note, on_train_batch_end=strike)
+
+
+def network(optimizer="adam", **options):
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, "tanh"), layers.Dropout(0.3), layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def run(lab, folder, data, callbacks=lambda folder: [], at=None, build=network, **options):
+    """A process of a script: all of it is made again, and the folder is all that stays."""
+    fresh()
+    with lab.strategy().scope():
+        model = build()
+    arguments = {"epochs": EPOCHS, "verbose": 0, **data(), **options}
+    listed = callbacks(folder)
+    if at is not None:
+        listed.append(interrupting(at))
+    backup = kd.callbacks.BackupAndRestore(folder / "backups", save_freq=3)
+    keras.utils.set_random_seed(5)
+    history = model.fit(callbacks=[backup, *listed], **arguments)
+    return {
+        "history": history.history,
+        "epochs": history.epoch,
+        "weights": values(model.variables),
+        "optimizer": optimizer_values(model),
+        "callbacks": [getattr(one, "shown", None) for one in listed],
+        "files": {
+            path.name: path.read_bytes()
+            for path in sorted(folder.iterdir())
+            if path.suffix == ".csv"
+        },
+    }
+
+
+def exact(lab, data, callbacks=lambda folder: [], at=INTERRUPTED_AT, lost=(), **options):
+    """A run that is interrupted thrice is that which is not.
+
+    ``lost``: what the first backup says that it cannot bring back.
+    """
+    with lab.folder() as whole, lab.folder() as torn:
+        with telling(lab, lost):
+            expected = run(lab, whole, data, callbacks, **options)
+        for batches in at:
+            with contextlib.suppress(InterruptionError), telling(lab, lost):
+                run(lab, torn, data, callbacks, at=batches, **options)
+                lab.check(False, f"not interrupted at batch {batches}")
+        with telling(lab, lost):
+            found = run(lab, torn, data, callbacks, **options)
+        lab.check(not list((torn / "backups").iterdir()), "backups are left")
+    if lost:
+        return
+    for name, one in expected.items():
+        lab.check(same(found[name], one), f"{name}: {found[name]} instead of {one}")
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return np.array_equal(one, other)
+
+
+@contextlib.contextmanager
+def telling(lab, lost):
+    """One warning names all that is lost, and there is none otherwise."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
+    lab.check(len(messages) == bool(lost), f"{messages}")
+    for part in lost:
+        lab.check(part in messages[0], f"{part} is not in {messages[0]}")
+
+
+def arrays(shuffle=True):
+    def data():
+        x, y = regression(ROWS)
+        v, u = regression(6, seed=9)
+        return {
+            "x": x, "y": y, "validation_data": (v, u), "batch_size": BATCH, "shuffle": shuffle
+        }  # fmt: skip
+
+    return data
+
+
+def scaling_rate(epoch, rate):
+    return rate * 0.8
+
+
+def rate_of(model):
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def callbacks_with_plain_state(folder):
+    class Rates(keras.callbacks.Callback):
+        """Changes the rate as an epoch begins, by draws of its own, and notes all rates."""
+
+        def __init__(self):
+            super().__init__()
+            self.shown = []
+            self.generator = np.random.default_rng(3)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            factor = self.generator.uniform(0.9, 1.0)
+            self.model.optimizer.learning_rate = rate_of(self.model) * factor
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.shown.append((rate_of(self.model), logs["loss"]))
+
+    return [
+        keras.callbacks.LearningRateScheduler(scaling_rate),
+        Rates(),
+        keras.callbacks.EarlyStopping(
+            "val_loss", mode="max", patience=5, restore_best_weights=True
+        ),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=9.0, cooldown=1),
+        keras.callbacks.CSVLogger(folder / "new.csv"),
+        keras.callbacks.CSVLogger(folder / "appended.csv", append=True),
+        keras.callbacks.TerminateOnNaN(),
+    ]
+
+
+@case("restarts", replicas=(2,))
+def callbacks(lab):
+    """Callbacks that set the rate, remember weights, or write lines."""
+    exact(lab, arrays(), callbacks_with_plain_state)
+
+
+@case("restarts", replicas=(2,))
+def averages(lab):
+    """`SwapEMAWeights` with gradient accumulation, and `ModelCheckpoint` of the best."""
+
+    def build():
+        optimizer = keras.optimizers.SGD(
+            0.1, momentum=0.5, use_ema=True, gradient_accumulation_steps=2
+        )
+        return network(optimizer)
+
+    def listed(folder):
+        class Best(keras.callbacks.ModelCheckpoint):
+            @property
+            def shown(self):
+                return [self.best]
+
+        return [
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            Best(folder / "w.weights.h5", "val_loss", save_best_only=True, save_weights_only=True),
+        ]
+
+    exact(lab, arrays(), listed, build=build)
+
+
+@case("restarts", replicas=(2,))
+def warmup(lab):
+    """`LearningRateWarmup`, over more than the first epoch."""
+    exact(
+        lab,
+        arrays(shuffle="batch"),
+        lambda folder: [kd.callbacks.LearningRateWarmup(epochs=2.5)],
+        build=lambda: network(keras.optimizers.SGD(0.2)),
+    )
+
+
+def tf_data(pipeline):
+    import tensorflow as tf
+
+    def data():
+        tf.random.set_seed(4)
+        return {"x": pipeline(tf.data.Dataset.from_tensor_slices(regression(ROWS)))}
+
+    return data
+
+
+@case("restarts", replicas=(2,))
+def tf_data_shuffled(lab):
+    """A `tf.data` pipeline that is shuffled anew in each epoch."""
+    exact(lab, tf_data(lambda rows: rows.shuffle(16).batch(BATCH).prefetch(2)))
+
+
+@case("restarts", replicas=(2,))
+def tf_data_repeated(lab):
+    """A `tf.data` pipeline that is shuffled, and repeated over the ends of epochs."""
+    pipeline = tf_data(lambda rows: rows.shuffle(16).repeat().batch(BATCH + 1).prefetch(2))
+    exact(lab, pipeline, steps_per_epoch=BATCHES)
+
+
+@case("restarts", replicas=(2,))
+def data_loader(lab):
+    """A `DataLoader` that shuffles, by torch's generator or by one of its own."""
+    import torch
+
+    def data(**options):
+        torch.manual_seed(6)  # Keras seeds it on PyTorch alone
+        x, y = map(torch.from_numpy, regression(ROWS))
+        rows = torch.utils.data.TensorDataset(x, y)
+        loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True, **options)
+        return {"x": loader}
+
+    exact(lab, data)
+    exact(lab, lambda: data(generator=torch.Generator().manual_seed(8)))
+
+
+@case("restarts", replicas=(2,))
+def py_dataset(lab):
+    """A `PyDataset` that shuffles its rows as an epoch ends, by draws of its own."""
+
+    class Shuffling(keras.utils.PyDataset):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.targets = regression(ROWS)
+            self.order = np.arange(ROWS)
+            self.generator = np.random.default_rng(2)
+
+        def __len__(self):
+            return BATCHES
+
+        def __getitem__(self, index):
+            chosen = self.order[index * BATCH : (index + 1) * BATCH]
+            noise = self.generator.normal(size=(BATCH, 4)).astype("float32")
+            return self.rows[chosen] + noise, self.targets[chosen]
+
+        def on_epoch_end(self):
+            self.generator.shuffle(self.order)
+
+    exact(lab, lambda: {"x": Shuffling(), "shuffle": False})
+
+
+@case("restarts", replicas=(2,))
+def generator(lab):
+    """A generator, which has to pass over the batches of all epochs."""
+
+    def batches():
+        x, y = regression(ROWS)
+        while True:
+            chosen = np.random.randint(ROWS, size=BATCH)
+            yield x[chosen], y[chosen]
+
+    exact(lab, lambda: {"x": batches()}, steps_per_epoch=BATCHES)
