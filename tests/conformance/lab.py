@@ -74,6 +74,10 @@ class Lab:
         major, minor = keras.__version__.split(".")[:2]
         return int(major), int(minor)
 
+    def everyone(self, value: Any) -> list[Any]:
+        """What every worker has here, by rank."""
+        return [value]
+
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
         """A folder, gone afterwards; where there are several workers, all see the same one."""

@@ -25,7 +25,6 @@ _NOT_HERE = (
     "callbacks.tensorboard",
     "training.verbose",
     "generated.",  # many cases in one
-    "restarts.",
 )
 
 
