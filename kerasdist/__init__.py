@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.strategy import Strategy
+    from kerasdist.training.report import OneDeviceComparison, compare_with_one_device
     from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "OneDeviceComparison",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
@@ -67,6 +69,7 @@ __all__ = [
     "auto",
     "callbacks",
     "cluster",
+    "compare_with_one_device",
     "compute_average_loss",
     "config",
     "errors",
@@ -96,6 +99,7 @@ _HOMES = {
     "Mirrored": "kerasdist.values",
     "MirroredStrategy": "kerasdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
+    "OneDeviceComparison": "kerasdist.training.report",
     "OneDeviceStrategy": "kerasdist.strategies.one_device",
     "PerReplica": "kerasdist.values",
     "ReduceOp": "kerasdist.collectives",
@@ -104,6 +108,7 @@ _HOMES = {
     "StrategyExtended": "kerasdist.extended",
     "ValueContext": "kerasdist.input.options",
     "auto": "kerasdist.strategies.auto",
+    "compare_with_one_device": "kerasdist.training.report",
     "compute_average_loss": "kerasdist.losses",
     "function": "kerasdist.functions",
     "get_replica_context": "kerasdist.context",

@@ -35,6 +35,10 @@ class BackendError(KerasdistError, ImportError):
     """The backend that Keras is told to use does not exist, or is not installed."""
 
 
+class NotOneDeviceError(KerasdistError, ValueError):
+    """A training step computes under its strategy something else than on one device."""
+
+
 class ClusterError(KerasdistError, ValueError):
     """The environment does not say clearly who takes part in the job, or contradicts itself."""
 

@@ -22,9 +22,11 @@ from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.backends.runner import Runner
+    from kerasdist.backends.trial import Trial
     from kerasdist.job.job import Job
 
 BatchNorm = Literal["synchronized", "per_replica"]
+Check = Literal["off", "warn", "raise"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,13 @@ class ReplicaOptions:
             averaged. None: synchronized in `fit`, in custom loops as each layer says.
         parameter_device: The device that holds the variables; None: every replica's device.
         devices_per_replica: How many devices a replica has.
+        check: What to do where the first training step is not that of one device.
     """
 
     batch_norm: BatchNorm | None = None
     parameter_device: Device | None = None
     devices_per_replica: int = 1
+    check: Check = "warn"
 
 
 def checked_batch_norm(batch_norm: BatchNorm | None) -> BatchNorm | None:
@@ -329,6 +333,21 @@ class ReplicaSet(abc.ABC):
             variables: Keras variables that have values, each whole on every worker.
         """
         raise NotImplementedError  # asked where there are other workers
+
+    def trial(self, model: Any) -> Trial:
+        """Returns what a training step of a model is tried with, alone and on these devices.
+
+        Args:
+            model: A model with the trainer of `trainer_class`, built.
+
+        Raises:
+            UnsupportedError: If there is one device, so that there is nothing to compare.
+        """
+        raise UnsupportedError(
+            "Expected a strategy of several devices, to compare it with one device. Received: "
+            f"model={model.name!r}, made under one of devices="
+            f"{[str(device) for device in self.devices]}. There is nothing to compare."
+        )
 
     @property
     def logical_devices(self) -> LogicalDevices:

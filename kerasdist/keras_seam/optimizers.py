@@ -100,6 +100,21 @@ def index_variables(optimizer: Any) -> None:
     }
 
 
+def move_optimizer(optimizer: Any, strategy: Any) -> Any:
+    """Lets a TensorFlow optimizer update variables of another strategy.
+
+    Args:
+        optimizer: A Keras optimizer.
+        strategy: The ``tf.distribute.Strategy``.
+
+    Returns:
+        The strategy that it had before.
+    """
+    before = optimizer._distribution_strategy
+    optimizer._distribution_strategy = strategy
+    return before
+
+
 def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Returns what Adam keeps of each variable: momentums, velocities, and the highest of those.
 

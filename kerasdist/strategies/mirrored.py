@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import final
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import BatchNorm, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.base import BatchNorm, Check, ReplicaOptions, checked_batch_norm
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
+from kerasdist.training.check_mode import check_mode
 
 
 @final
@@ -23,7 +24,11 @@ class MirroredStrategy(Strategy):
     """
 
     def __init__(
-        self, devices: Sequence[str] | None = None, *, batch_norm: BatchNorm | None = None
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        batch_norm: BatchNorm | None = None,
+        check: Check | None = None,
     ) -> None:
         """Makes the strategy.
 
@@ -38,16 +43,20 @@ class MirroredStrategy(Strategy):
                 synchronized in `fit`; in custom loops as the layer says, which without
                 ``BatchNormalization(synchronized=True)`` is each replica's own rows, as in
                 ``tf.distribute``.
+            check: Whether the first step of training is compared with the same step on one device
+                where code of yours could mix examples: ``"warn"`` if it differs, ``"raise"``, or
+                ``"off"``. None: as the variable ``KERASDIST_CHECK`` says, else ``"warn"``. See
+                `kerasdist.compare_with_one_device`.
 
         Raises:
             JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`.
-            ValueError: If `batch_norm` is neither of the two.
+            ValueError: If `batch_norm` or `check` is none of its choices.
         """
         require_no_other_workers("MirroredStrategy")
-        norm = checked_batch_norm(batch_norm)
+        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         backend = registry.current()
         chosen = chosen_devices(backend, devices)
-        super().__init__(backend.replica_set(chosen, ReplicaOptions(batch_norm=norm)))
+        super().__init__(backend.replica_set(chosen, options))
         hooks.install()

@@ -12,6 +12,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base import (
     Backend,
     BatchNorm,
+    Check,
     ReplicaOptions,
     ReplicaSet,
     checked_batch_norm,
@@ -28,6 +29,7 @@ from kerasdist.job.job import Job
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
+from kerasdist.training.check_mode import check_mode
 
 # By which schedulers say which accelerators a process may see.
 _VISIBLE = (
@@ -61,6 +63,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         devices: Sequence[str] | None = None,
         batch_norm: BatchNorm | None = None,
+        check: Check | None = None,
     ) -> None:
         """Makes the strategy. All workers must call it.
 
@@ -70,6 +73,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices: This worker's devices; as many on every worker. None: all accelerators of the
                 machine, divided among its workers; where there is none, all CPU devices.
             batch_norm: As in `MirroredStrategy`.
+            check: As in `MirroredStrategy`.
 
         Raises:
             ClusterError: If the environment contradicts itself.
@@ -78,7 +82,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot have what is asked for.
         """
-        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm))
+        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         self._resolver = cluster_resolver or detect()
         backend = registry.current()
         place = None if self._resolver is None else self._resolver.membership()

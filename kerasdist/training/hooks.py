@@ -26,6 +26,7 @@ from kerasdist.training import (
     metrics,
     numerics,
     outside,
+    probe,
     randomness,
     regularizers,
     saving,
@@ -223,9 +224,18 @@ def _run(
 def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = context.replica()
     if replica is None:
+        trial = probe.running()
+        if trial is not None:
+            grads, trainable_variables = list(grads), _listed(trainable_variables)
+            with trial.applying(optimizer, grads, trainable_variables):
+                return original(optimizer, grads, trainable_variables)
         return original(optimizer, grads, trainable_variables)
-    variables = None if trainable_variables is None else list(trainable_variables)
+    variables = _listed(trainable_variables)
     return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
+
+
+def _listed(variables: Any) -> list[Any] | None:
+    return None if variables is None else list(variables)
 
 
 def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
@@ -244,6 +254,9 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
 def _assign(original: Original, variable: Any, value: Any) -> Any:
     replica = context.replica()
     if replica is None:
+        trial = probe.running()
+        if trial is not None:
+            trial.before_write(variable)
         return original(variable, value)
     ownership.require_own(variable)
     return replica.collectives.assign(variable, value, original)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from kerasdist import context, keras_seam
+from kerasdist.training import probe
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
@@ -22,6 +23,9 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
         layer: The layer.
         loss: A tensor or a structure of tensors.
     """
+    trial = probe.running()
+    if trial is not None:
+        trial.note_added(layer, loss)
     losses = _of_replica()
     if losses is None:
         original(layer, loss)

@@ -79,6 +79,15 @@ class ReplicatedTrainer:
         with self._building():
             self(symbolic)  # type: ignore[operator]
 
+    def prepare_step(self, batch: Any) -> None:
+        """Makes what a training step needs: variables, metrics, the optimizer's state.
+
+        Args:
+            batch: A global batch.
+        """
+        self._symbolic_build(data_batch=batch)
+        self.make_train_function()  # type: ignore[attr-defined]
+
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         with self._building():
             super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]

@@ -100,3 +100,11 @@ def in_order(together, scaled, gradients, apply):
         found = [gradients(index, loss) for index, loss in zip(indices, losses, strict=True)]
         for index, own in zip(indices, found, strict=True):
             apply(index, own)
+
+
+def triplet_losses(model, triplets):
+    """How much nearer the positive ought to be to the anchor than the negative, by example."""
+    anchor, positive, negative = (model(one) for one in triplets)
+    near = keras.ops.sum(keras.ops.square(anchor - positive), -1)
+    far = keras.ops.sum(keras.ops.square(anchor - negative), -1)
+    return keras.ops.maximum(near - far + 0.5, 0.0)

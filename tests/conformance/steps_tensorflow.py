@@ -3,7 +3,13 @@
 import keras
 import tensorflow as tf
 
-from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, parts
+from tests.conformance.steps import (
+    in_order,
+    losses_of_two,
+    mixing_losses_of_two,
+    parts,
+    triplet_losses,
+)
 
 
 def guide_model(scale):
@@ -170,3 +176,29 @@ def scaling_optimizers_model(together):
             return {metric.name: metric.result() for metric in metrics}
 
     return Model
+
+
+def triplet_model(*, repaired):
+    class Siamese(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Dense(3)
+            self.tracker = keras.metrics.Mean(name="loss")
+
+        def call(self, inputs):
+            return self.embedding(inputs)
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                losses = triplet_losses(self, data[0])
+                loss = tf.reduce_mean(losses) if repaired else tf.reduce_sum(losses)
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+            self.tracker.update_state(losses)
+            return {"loss": self.tracker.result()}
+
+    return Siamese

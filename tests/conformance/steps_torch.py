@@ -3,7 +3,13 @@
 import keras
 import torch
 
-from tests.conformance.steps import in_order, losses_of_two, mixing_losses_of_two, parts
+from tests.conformance.steps import (
+    in_order,
+    losses_of_two,
+    mixing_losses_of_two,
+    parts,
+    triplet_losses,
+)
 
 
 def guide_model(scale):
@@ -149,3 +155,30 @@ def scaling_optimizers_model(together):
             return {metric.name: metric.result() for metric in metrics}
 
     return Model
+
+
+def triplet_model(*, repaired):
+    class Siamese(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = keras.layers.Dense(3)
+            self.tracker = keras.metrics.Mean(name="loss")
+
+        def call(self, inputs):
+            return self.embedding(inputs)
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, data):
+            losses = triplet_losses(self, data[0])
+            loss = losses.mean() if repaired else losses.sum()
+            self.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in self.trainable_weights])
+            self.tracker.update_state(losses)
+            return {"loss": self.tracker.result()}
+
+    return Siamese

@@ -17,6 +17,7 @@ from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
 from tensorflow.python.distribute import distribute_lib, ps_values
 from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.ops import control_flow_util
 
@@ -210,6 +211,110 @@ def install_tape_gradient(hook: Callable[..., Any]) -> None:
     tf.GradientTape.gradient = hooked
 
 
+@contextmanager
+def outside_strategies() -> Iterator[None]:
+    """Lets code run as where no strategy's scope is open."""
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    graph._variable_creator_stack = []
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+        graph._variable_creator_stack = creators
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Keeps TensorFlow from saying that replicas run faster in a graph."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
+    """Returns a variable of no strategy's that Keras's optimizers take for another one.
+
+    Args:
+        variable: The framework's variable for which it stands in.
+        value: Its value.
+    """
+    copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=variable.shape)
+    # By which an optimizer finds what it keeps of it.
+    vars(copy)["_unique_id"] = variable._unique_id
+    return copy
+
+
+# Functions of `tf.random` that draw; `shuffle` reorders.
+_DRAWING = (
+    "categorical",
+    "gamma",
+    "normal",
+    "poisson",
+    "shuffle",
+    "stateless_categorical",
+    "stateless_gamma",
+    "stateless_normal",
+    "stateless_poisson",
+    "stateless_truncated_normal",
+    "stateless_uniform",
+    "truncated_normal",
+    "uniform",
+)
+
+
+@contextmanager
+def draws_replaced(draw: Callable[[str, Callable[[], Any], Any], Any]) -> Iterator[None]:
+    """Has a function called where code calls TensorFlow's own draws.
+
+    Args:
+        draw: Gets the name, a function that draws, and the first argument.
+    """
+    places = [(tf.random, name) for name in _DRAWING] + [(tf.nn, "dropout")]
+    originals = [getattr(owner, name) for owner, name in places]
+
+    def replaced(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            known = name if name in ("shuffle", "dropout") else f"tf.random.{name}"
+            return draw(known, lambda: original(*args, **kwargs), first)
+
+        return drawn
+
+    for (owner, name), original in zip(places, originals, strict=True):
+        setattr(owner, name, replaced(name, original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(places, originals, strict=True):
+            setattr(owner, name, original)
+
+
+class RandomState:
+    """The state of the generator from which eager draws without a seed of their own take one."""
+
+    def __init__(self) -> None:
+        """Remembers it."""
+        context: Any = eager_context.context()
+        self._numbers = vars(context).get("_rng")  # none before a seed is set
+        self._state = None if self._numbers is None else self._numbers.getstate()
+
+    def restore(self) -> None:
+        """Puts it back."""
+        if self._numbers is None or self._numbers.getstate() == self._state:
+            return
+        self._numbers.setstate(self._state)
+        # What was drawn before under the same seed would go on, instead of beginning again.
+        context: Any = eager_context.context()
+        context.clear_kernel_cache()
+
+
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
     """Returns a ``tf.function`` with the options of another one.
 
@@ -322,6 +427,9 @@ def private_names() -> tuple[object, ...]:
         tf.__internal__.autograph.control_status_ctx,
         tf.__internal__.autograph.tf_convert,
         distribute_lib._get_default_strategy,
+        distribute_lib._get_default_replica_mode,
+        eager_context.Context.clear_kernel_cache,
+        tf.__internal__.EagerTensor,
         distribute_lib._push_per_thread_mode,
         distribute_lib._pop_per_thread_mode,
         distribute_lib._ThreadMode,

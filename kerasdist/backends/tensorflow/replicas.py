@@ -41,6 +41,7 @@ from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
+    from kerasdist.backends.trial import Trial
     from kerasdist.job.job import Job
     from kerasdist.strategy import Strategy
 
@@ -109,6 +110,12 @@ class MirroredReplicas(ReplicaSet):
     def trainer_class(self) -> type[Any]:
         """The trainer that divides each batch over the replicas."""
         return TensorFlowTrainer
+
+    def trial(self, model: Any) -> Trial:
+        """Returns what a training step is tried with."""
+        from kerasdist.backends.tensorflow.trial import TensorFlowTrial  # few programs need it
+
+        return TensorFlowTrial(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""

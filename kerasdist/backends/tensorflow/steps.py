@@ -32,7 +32,11 @@ def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., An
 
 @final
 class StepsOnIterator:
-    """``train_function`` or ``test_function``: does one step, or several, and returns the logs."""
+    """``train_function`` or ``test_function``: does one step, or several, and returns the logs.
+
+    Attributes:
+        count: How many steps a call does, at most.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class StepsOnIterator:
             end: Takes what the last step returned, returns the logs.
             eagerly: Whether not to compile.
         """
-        self._steps = steps
+        self.count = steps
         self._begin, self._end = begin, end
         self._on_batch = compiled(step, eagerly=eagerly)
         if eagerly:
@@ -82,7 +86,7 @@ class StepsOnIterator:
         if isinstance(iterator, tf.data.Iterator):
             return self._on_iterator(iterator)
         done = None
-        for _, batch in zip(range(self._steps), iterator, strict=False):
+        for _, batch in zip(range(self.count), iterator, strict=False):
             done = self._on_batch(as_tensors(batch))
         if done is None:
             raise tf.errors.OutOfRangeError(None, None, "End of the data")
@@ -90,7 +94,7 @@ class StepsOnIterator:
 
     def _eagerly(self, iterator: Any) -> Any:
         logs = self._on_batch(iterator.get_next())
-        for _ in range(self._steps - 1):
+        for _ in range(self.count - 1):
             batch = iterator.get_next_as_optional()
             if not batch.has_value():
                 break
@@ -108,7 +112,7 @@ class StepsOnIterator:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
             logs = tf.cond(has_value, lambda: self._on_batch(batch.get_value()), lambda: logs)
-            return done + 1, has_value & (done + 1 < self._steps), logs
+            return done + 1, has_value & (done + 1 < self.count), logs
 
         *_, logs = tf.while_loop(another, body, (tf.constant(1), tf.constant(True), logs))
         return logs

@@ -14,6 +14,7 @@ from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.adoption import adopt, adopt_all
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
+from kerasdist.backends.tensorflow.first_step import FirstStepChecked
 from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
     PredictionOnBatches,
@@ -73,7 +74,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 watch.count(keras_seam.loss_tracker(self))
                 return logs
 
-            self.train_function = self._step_function(watched_step, watch.variables)
+            self.train_function = FirstStepChecked(
+                self, self._step_function(watched_step, watch.variables)
+            )
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -165,6 +168,20 @@ class TensorFlowTrainer(ReplicatedTrainer):
             results,
             [weight for _, _, weight in everyone],
         ), values
+
+    def prepare_step(self, batch: Any) -> None:
+        """Makes what a training step needs."""
+        self._maybe_symbolic_build(data_batch=batch)
+        self.make_train_function()
+
+    def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Takes a step on the replicas, eagerly, and returns its logs.
+
+        Args:
+            step: Takes a replica's piece of the batch.
+            batch: A batch as the group takes it.
+        """
+        return self._step_on_batch(step, batch, (), [])[0]
 
     def _costly(self, watched: Sequence[Any]) -> list[Any]:
         """The variables of which other workers hold a part.

@@ -88,6 +88,22 @@ class StepDraws:
         return self._generators[rank]
 
 
+@final
+class RandomState:
+    """The states of torch's own generators, on the CPU and on GPUs that are in use."""
+
+    def __init__(self) -> None:
+        """Remembers them."""
+        self._cpu = torch.get_rng_state()
+        self._gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore(self) -> None:
+        """Puts them back."""
+        torch.set_rng_state(self._cpu)
+        if self._gpus:
+            torch.cuda.set_rng_state_all(self._gpus)
+
+
 @cache
 def install() -> None:
     """Puts the hook into Keras's dropout, once in a process."""

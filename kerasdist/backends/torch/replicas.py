@@ -44,6 +44,7 @@ from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.steps import Steps
+    from kerasdist.backends.trial import Trial
     from kerasdist.strategy import Strategy
 
 
@@ -104,6 +105,18 @@ class TorchReplicaSet(ReplicaSet):
         from kerasdist.backends.torch.steps import SoleSteps, ThreadSteps  # they need this file
 
         return SoleSteps() if self.num_replicas == 1 else ThreadSteps(model)
+
+    def trial(self, model: Any) -> Trial:
+        """Returns what a training step is tried with.
+
+        Args:
+            model: A model with the trainer of `trainer_class`.
+        """
+        if self.num_replicas == 1:
+            return super().trial(model)
+        from kerasdist.backends.torch.trial import TorchTrial  # few programs need it
+
+        return TorchTrial(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns the adapter itself: global batches are divided when a step begins.

@@ -10,9 +10,10 @@ import torch
 
 from kerasdist import context
 from kerasdist.backends.torch.collectives import TorchCollectives
-from kerasdist.backends.torch.steps import Step, Steps
+from kerasdist.backends.torch.steps import Function, Step, Steps
 from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 from kerasdist.input.shares import WorkerRows
+from kerasdist.training import first_batch
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -41,8 +42,19 @@ class TorchTrainer(ReplicatedTrainer):
             return self.train_step(batch)  # type: ignore[attr-defined]
 
         if self.train_function is None or force:
-            self.train_function = self._steps().training(step, self._as_plain_keras(step))
+            function = self._steps().training(step, self._as_plain_keras(step))
+            self.train_function = self._checked(function)
         return self.train_function
+
+    def _checked(self, function: Function) -> Function:
+        """The same, which compares the first step with that of one device where that is wanted."""
+
+        def checked(batches: Any) -> Any:
+            if not first_batch.is_wanted(self) or first_batch.check(self, batches[0]):
+                self.train_function = function
+            return function(batches)
+
+        return checked
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes ``test_function(batches)``: a test step a batch; returns the last one's logs.

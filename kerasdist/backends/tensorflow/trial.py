@@ -1,0 +1,172 @@
+"""A training step tried on one device and on the replicas, on TensorFlow: eagerly, both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, final
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.engine_seam import (
+    RandomState,
+    draws_replaced,
+    outside_strategies,
+    plain_copy,
+    without_advice,
+)
+from kerasdist.backends.trial import Draw, Trial
+
+
+@final
+class TensorFlowTrial(Trial):
+    """Gives one device variables of its own, and puts back what the replicas write."""
+
+    out_of_memory = (tf.errors.ResourceExhaustedError, MemoryError)
+
+    def __init__(self, model: Any) -> None:
+        """Prepares a trial.
+
+        Args:
+            model: A model with a `TensorFlowTrainer`, built.
+        """
+        self._model = model
+        self._replicas = model.replica_set
+        # By id: the Keras variable, the framework's, and for each of its copies what was in it.
+        self._kept: dict[int, tuple[Any, Any, list[tf.Tensor]]] = {}
+        self._is_alone = False
+        self._optimizers: dict[int, tuple[Any, Any]] = {}
+        self._draw: Draw | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> TensorFlowTrial:
+        self._open.callback(RandomState().restore)
+        eagerly = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        self._open.callback(tf.config.run_functions_eagerly, eagerly)
+        self._open.enter_context(draws_replaced(self._drawn))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
+        self._kept.clear()
+        self._open.close()
+
+    def keep(self, variables: Iterable[Any]) -> None:
+        """Copies the values of variables, those that it does not know yet."""
+        for variable in variables:
+            own = keras_seam.stored_value(variable)
+            if own is None or id(variable) in self._kept:
+                continue
+            self._kept[id(variable)] = (variable, own, [_read(one) for one in _copies(own)])
+            if self._is_alone:
+                self._replace(variable)
+
+    def restore(self) -> None:
+        """Copies the values back."""
+        for _, own, before in self._kept.values():
+            for copy, value in zip(_copies(own), before, strict=True):
+                copy.assign(value)
+
+    def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
+        """Builds the optimizer in the strategy's scope, and lets it work without it if need be."""
+        if not optimizer.built and variables is not None:
+            self._put_back()
+            with self._replicas.placement(), keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+            if self._is_alone:
+                self._replace_all()
+        self.keep(optimizer.variables)
+        if self._is_alone and id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = (
+                optimizer,
+                keras_seam.move_optimizer(optimizer, tf.distribute.get_strategy()),
+            )
+
+    def alone(
+        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any], change: float
+    ) -> tuple[Any, Any]:
+        """Takes the step with plain variables in the place of the strategy's."""
+        device = self._replicas.group.engine.extended.worker_devices[0]
+        with outside_strategies(), tf.device(device), self._with_plain_variables():
+            if change:
+                self._change(change)
+            return step(keras.tree.map_structure(_none_for_optional, batch)), look()
+
+    def divided(
+        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Takes the step as `fit` does with ``run_eagerly=True``."""
+        with self._replicas.placement(), without_advice():
+            return self._model.step_on_replicas(step, batch), look()
+
+    def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
+        """Steps in where TensorFlow's own functions draw, in all threads."""
+        self._draw = draw
+        return nullcontext()
+
+    def as_array(self, value: Any) -> Any:
+        """Returns a tensor as a NumPy array; an empty one for a tensor of an inner graph."""
+        if isinstance(value, tf.distribute.DistributedValues):
+            value = _copies(value)[0]
+        if isinstance(value, tf.RaggedTensor):
+            value = value.to_tensor()
+        if isinstance(value, tf.SparseTensor):
+            value = tf.sparse.to_dense(value)
+        value = tf.convert_to_tensor(value)
+        if not isinstance(value, tf.__internal__.EagerTensor):
+            return np.empty(0)
+        return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+    def _drawn(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        return draw() if self._draw is None else self._draw(name, draw, given)
+
+    @contextmanager
+    def _with_plain_variables(self) -> Iterator[None]:
+        self._is_alone = True
+        self._replace_all()
+        try:
+            yield
+        finally:
+            self._is_alone = False
+            self._put_back()
+            for optimizer, engine in self._optimizers.values():
+                keras_seam.move_optimizer(optimizer, engine)
+            self._optimizers.clear()
+
+    def _replace_all(self) -> None:
+        for variable, _, _ in self._kept.values():
+            self._replace(variable)
+
+    def _replace(self, variable: Any) -> None:
+        _, own, before = self._kept[id(variable)]
+        is_part = variable.synchronization == "on_read" and variable.aggregation == "sum"
+        value = tf.add_n(before) if is_part and len(before) > 1 else before[0]
+        keras_seam.store_value(variable, plain_copy(own, value))
+
+    def _put_back(self) -> None:
+        for variable, own, _ in self._kept.values():
+            keras_seam.store_value(variable, own)
+
+    def _change(self, part: float) -> None:
+        numbers = np.random.default_rng(0)
+        for variable in self._model.trainable_variables:
+            if keras.backend.is_float_dtype(variable.dtype):
+                change = 1.0 + numbers.uniform(-part, part, tuple(variable.shape))
+                variable.assign(variable * tf.cast(change, variable.dtype))
+
+
+def _copies(own: Any) -> Sequence[Any]:
+    """The copies of a variable in this process."""
+    return own.values if isinstance(own, tf.distribute.DistributedValues) else (own,)
+
+
+def _read(copy: Any) -> tf.Tensor:
+    return tf.identity(copy.read_value())
+
+
+def _none_for_optional(leaf: Any) -> Any:
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf

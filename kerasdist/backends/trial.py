@@ -1,0 +1,98 @@
+"""Taking a training step to see what it computes, and putting everything back."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+# Called where code draws random numbers: gets the name of the function, a function that draws, and
+# what is returned as it is where the draw would only change the order or the size of a tensor.
+Draw = Callable[[str, Callable[[], Any], Any], Any]
+
+
+class Trial(abc.ABC):
+    """One model's training step on one batch, alone and divided over the replicas.
+
+    Used as a context manager: what steps write inside is put back by `restore`, and at the end.
+    """
+
+    # What the framework raises where a batch does not fit into a device's memory.
+    out_of_memory: tuple[type[BaseException], ...] = ()
+
+    @abc.abstractmethod
+    def __enter__(self) -> Trial:
+        """Begins: remembers the state of the random generators."""
+
+    @abc.abstractmethod
+    def __exit__(self, *error: object) -> None:
+        """Puts everything back."""
+
+    @abc.abstractmethod
+    def keep(self, variables: Iterable[Any]) -> None:
+        """Remembers the values of variables, those that it does not know yet.
+
+        Args:
+            variables: Keras variables.
+        """
+
+    @abc.abstractmethod
+    def restore(self) -> None:
+        """Gives the variables the values that they had."""
+
+    @abc.abstractmethod
+    def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
+        """Sees to it that an optimizer can be used: builds it as the strategy's first step would.
+
+        Args:
+            optimizer: A Keras optimizer.
+            variables: What it is to update; None: all that it knows.
+        """
+
+    @abc.abstractmethod
+    def alone(
+        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any], change: float
+    ) -> tuple[Any, Any]:
+        """Takes a step as plain Keras does, on one device with the whole batch.
+
+        Args:
+            step: Takes the batch.
+            batch: The global batch.
+            look: Called after the step, while its results can be read.
+            change: By what part of itself each trainable value is changed before, at most.
+
+        Returns:
+            What `step` and `look` returned.
+        """
+
+    @abc.abstractmethod
+    def divided(
+        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Takes a step as the strategy does. All workers must call it.
+
+        Args:
+            step: Takes a replica's piece of the batch.
+            batch: The global batch.
+            look: Called after the step.
+
+        Returns:
+            The logs of the step, of all replicas together, and what `look` returned.
+        """
+
+    @abc.abstractmethod
+    def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
+        """Has a function called in place of the framework's own draws, in the calling thread.
+
+        Args:
+            draw: See `Draw`.
+        """
+
+    @abc.abstractmethod
+    def as_array(self, value: Any) -> Any:
+        """Returns a tensor or a gradient as a NumPy array, sparse ones made dense.
+
+        Args:
+            value: A tensor, a gradient, or a distributed value with equal components.
+        """

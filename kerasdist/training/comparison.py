@@ -1,0 +1,238 @@
+"""A training step as the strategy takes it, beside the same step on one device."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasdist import keras_seam
+from kerasdist.backends.trial import Trial
+from kerasdist.input import sharding
+from kerasdist.training.differences import (
+    Difference,
+    Differences,
+    Precision,
+    StepResult,
+    beyond,
+    differences,
+)
+from kerasdist.training.draws import Draws
+from kerasdist.training.metrics import metrics_of
+from kerasdist.training.probe import Calls, Probe, one_trial
+
+# By how many roundings the variables are changed to see what rounding does.
+_ROUNDINGS = 4
+_LARGEST_SCALE = 256.0
+_PLAIN = (bool, int, float, str, type(None), np.ndarray)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a step of a trial showed.
+
+    Attributes:
+        result: What it computed.
+        calls: The outputs of its layers, if they were asked for.
+        added: What layers added to the loss.
+    """
+
+    result: StepResult
+    calls: Calls
+    added: dict[Any, list[tuple[Any, Any]]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step of one device and a step of the strategy.
+
+    Attributes:
+        alone: One device's step.
+        divided: The strategy's step.
+        found: How they differ.
+        beyond_rounding: What of it is not rounding, in the order of a step: the loss and the
+            metrics, the gradients, the variables.
+        draws_differ: Why random draws cannot be compared, None if they can.
+        precision: What rounding does in the model.
+        weights: Each replica's share of the examples.
+    """
+
+    alone: Taken
+    divided: Taken
+    found: Differences
+    beyond_rounding: Sequence[Difference]
+    draws_differ: str | None
+    precision: Precision
+    weights: Sequence[float]
+
+
+@dataclass(eq=False)
+class _Steps:
+    """The steps of one trial."""
+
+    model: Any
+    batch: Any
+    trial: Trial
+    wants_layers: bool
+    draws: Draws = field(default_factory=Draws)
+
+    def alone(self, change: float = 0.0) -> Taken:
+        probe = self._probe()
+        with probe.noting():
+            logs, after = self.trial.alone(self._first_step, self.batch, self._values, change)
+        return self._taken(probe, logs, after)
+
+    def divided(self) -> Taken:
+        probe = self._probe()
+        self._begin()
+        with probe.noting():
+            logs, after = self.trial.divided(self._step, self.batch, self._values)
+        return self._taken(probe, logs, after)
+
+    def _step(self, batch: Any) -> Any:
+        with self.trial.drawing(self.draws.draw):
+            return self.model.train_step(batch)
+
+    def _first_step(self, batch: Any) -> Any:
+        self._begin()
+        return self._step(batch)
+
+    def _begin(self) -> None:
+        self.model.reset_metrics()
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, keras_seam.LossScaleOptimizer) and optimizer.built:
+            # One rounding may decide whether gradients are finite, where the scale is large.
+            scale = optimizer.dynamic_scale
+            scale.assign(np.minimum(keras.ops.convert_to_numpy(scale), _LARGEST_SCALE))
+
+    def _probe(self) -> Probe:
+        self.trial.restore()
+        return Probe(self.trial, self.draws, self.wants_layers)
+
+    def _values(self) -> dict[str, Any]:
+        model = self.model
+        hidden = {id(one) for one in keras_seam.seed_states(model)}
+        hidden |= {id(one) for metric in metrics_of(model) for one in metric.variables}
+        return {
+            variable.path: self.trial.as_array(variable.value)
+            for variable in model.variables
+            if id(variable) not in hidden and keras_seam.stored_value(variable) is not None
+        }
+
+    def _taken(self, probe: Probe, logs: Any, after: dict[str, Any]) -> Taken:
+        self.trial.restore()
+        trained = {variable.path for variable in self.model.trainable_variables}
+        before = self._values()
+        changes = {
+            path: value - before[path] if value.dtype.kind == "f" else value
+            for path, value in after.items()
+            if path in before
+        }
+        result = StepResult(
+            logs=keras_seam.numbers_of(logs),
+            gradients=probe.gradients,
+            weights={path: change for path, change in changes.items() if path in trained},
+            statistics={path: change for path, change in changes.items() if path not in trained},
+            sizes={
+                path: float(np.linalg.norm(np.asarray(value, "float64")))
+                for path, value in before.items()
+            },
+        )
+        return Taken(result, probe.calls, probe.added)
+
+
+def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
+    """Takes a training step on one device and under the strategy, and puts everything back.
+
+    All workers must call it.
+
+    Args:
+        model: A model with a trainer of ours, built, with a loss or a `train_step` of its own.
+        batch: A global batch, as the trainer's step takes it.
+        wants_layers: Whether to look at the outputs of layers.
+    """
+    precision = Precision.of(_compute_dtypes(model))
+    with _without_traces(model) as trial:
+        steps = _Steps(model, batch, trial, wants_layers)
+        alone = steps.alone()
+        steps.draws.end_recording()
+        divided = steps.divided()
+        found = differences(alone.result, divided.result, precision)
+        suspicious = [one for one in found.deciding if one.is_more_than_rounding]
+        if suspicious:
+            # Draws that are not known go on, where those that are known are given again.
+            again = steps.alone(change=_ROUNDINGS * precision.epsilon)
+            by_chance = differences(alone.result, again.result, precision)
+            suspicious = beyond(suspicious, by_chance.deciding)
+    weights = sharding.weights(examples(batch), model.replica_set.num_replicas)
+    return Comparison(alone, divided, found, suspicious, steps.draws.misfit, precision, weights)
+
+
+def examples(batch: Any) -> int:
+    """Returns how many examples a global batch has, 0 if no tensor says it.
+
+    Args:
+        batch: Tensors in any structure.
+    """
+    leaves = keras.tree.flatten(batch)
+    sizes = [leaf.shape[0] for leaf in leaves if keras.ops.is_tensor(leaf) and len(leaf.shape)]
+    return int(sizes[0] or 0) if sizes else 0
+
+
+@contextmanager
+def _without_traces(model: Any) -> Iterator[Trial]:
+    layers = [model, *keras_seam.flat_layers(model)]
+    seeds = keras_seam.global_seed_generator()
+    numbers, numpy_numbers = random.getstate(), np.random.get_state()
+    with ExitStack() as stack:
+        stack.enter_context(one_trial())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the step itself says it again
+        stack.enter_context(keras_seam.added_losses_kept(layers))
+        stack.enter_context(_attributes_kept(layers))
+        stack.callback(random.setstate, numbers)
+        stack.callback(np.random.set_state, numpy_numbers)
+        stack.callback(keras_seam.set_global_seed_generator, seeds)
+        trial = model.replica_set.trial(model)
+        stack.enter_context(trial)
+        known = [*model.variables, *keras_seam.seed_states(model)]
+        known += [one for metric in metrics_of(model) for one in metric.variables]
+        if model.optimizer is not None:
+            known += model.optimizer.variables
+        if seeds is not None:
+            known.append(seeds.state)
+        trial.keep(known)
+        yield trial
+
+
+@contextmanager
+def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
+    """Puts back numbers, texts and tensors that a step sets on layers of the user's classes."""
+    own = [layer for layer in layers if not keras_seam.is_kerass_own(type(layer))]
+    before = [dict(vars(layer)) for layer in own]
+    try:
+        yield
+    finally:
+        for layer, attributes in zip(own, before, strict=True):
+            now = vars(layer)
+            for name in [name for name in now if not name.startswith("_")]:
+                if now[name] is attributes.get(name) or not _is_plain(now[name]):
+                    continue
+                if name in attributes:
+                    now[name] = attributes[name]
+                else:
+                    del now[name]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or keras.ops.is_tensor(value)
+
+
+def _compute_dtypes(model: Any) -> list[str]:
+    return [str(layer.compute_dtype) for layer in [model, *keras_seam.flat_layers(model)]]

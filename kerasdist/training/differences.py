@@ -1,0 +1,229 @@
+"""How far what the replicas computed is from what one device computed, and what is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# By the type in which layers compute: how far two ways to sum may come apart, relative to the size
+# of what is summed. Code that mixes examples is off by percents, seldom by less than a thousandth.
+# (Of a float64 model, metrics and the weights of examples may still be float32.)
+_TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+# The smallest relative difference between two numbers of that type.
+_EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
+# What a variable's gradient, or its change, is at least measured against: this part of the largest.
+_LEAST_PART = 1e-2
+# A difference is more than rounding if it is so many times what a change of all variables by a few
+# roundings makes on one device.
+_TIMES_ROUNDING = 30.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One quantity of a step, as one device and as the strategy computes it.
+
+    Attributes:
+        name: What it is: a metric's name, a variable's path, a layer's name.
+        expected: What one device computes: a number, or of an array the value where they differ
+            most.
+        received: What the strategy computes there.
+        absolute: The largest absolute difference.
+        relative: The difference relative to the size of the quantity: of an array the norm of the
+            difference, divided by that of the array.
+        tolerance: How large `relative` may be by rounding.
+    """
+
+    name: str
+    expected: float
+    received: float
+    absolute: float
+    relative: float
+    tolerance: float
+
+    @property
+    def is_more_than_rounding(self) -> bool:
+        """Whether they are not the same."""
+        return not self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.expected:.7g} on one device, {self.received:.7g} under the "
+            f"strategy ({self.relative:.2g} of its size)"
+        )
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one training step computed, as NumPy arrays.
+
+    Attributes:
+        logs: What the step reported, by name.
+        gradients: The gradients that the optimizers got, by path.
+        weights: How trainable variables changed, by path.
+        statistics: How other variables changed, by path.
+        sizes: The norms of all variables before, by path.
+    """
+
+    logs: Mapping[str, Any]
+    gradients: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    statistics: Mapping[str, Any]
+    sizes: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What rounding does in a model.
+
+    Attributes:
+        tolerance: The largest relative difference that is taken for rounding.
+        epsilon: The relative distance of neighbouring numbers.
+    """
+
+    tolerance: float
+    epsilon: float
+
+    @classmethod
+    def of(cls, dtypes: Iterable[str]) -> Precision:
+        """Returns that of the coarsest type.
+
+        Args:
+            dtypes: The types in which layers compute.
+        """
+        known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
+        return cls(
+            max(_TOLERANCES[dtype] for dtype in known), max(_EPSILONS[dtype] for dtype in known)
+        )
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All differences of a step, by what they are of.
+
+    Attributes:
+        logs: The loss and the metrics.
+        gradients: The gradients.
+        weights: The changes of the trainable variables.
+        statistics: The changes of the others.
+    """
+
+    logs: Sequence[Difference] = field(default_factory=tuple)
+    gradients: Sequence[Difference] = field(default_factory=tuple)
+    weights: Sequence[Difference] = field(default_factory=tuple)
+    statistics: Sequence[Difference] = field(default_factory=tuple)
+
+    @property
+    def deciding(self) -> list[Difference]:
+        """Those that say whether a step is that of one device.
+
+        What an optimizer makes of its gradients is left out: Adam's first step has the size of the
+        rate, however small the gradient, so that a rounding may turn it round.
+        """
+        changed = () if self.gradients else self.weights
+        return [*self.logs, *self.gradients, *self.statistics, *changed]
+
+
+def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
+    """Compares two steps.
+
+    Args:
+        expected: One device's.
+        received: The strategy's.
+        precision: What rounding does.
+    """
+    # A change of a large variable is a difference of large numbers.
+    rounded = 10 * precision.epsilon / precision.tolerance
+    least = {name: rounded * size for name, size in expected.sizes.items()}
+    return Differences(
+        _of_all(expected.logs, received.logs, precision, {}, 0.0),
+        _of_all(expected.gradients, received.gradients, precision, {}, _LEAST_PART),
+        _of_all(expected.weights, received.weights, precision, least, _LEAST_PART),
+        _of_all(expected.statistics, received.statistics, precision, least, 0.0),
+    )
+
+
+def beyond(found: Iterable[Difference], rounding: Iterable[Difference]) -> list[Difference]:
+    """Returns the differences that are more than rounding.
+
+    Args:
+        found: Differences between one device and the strategy.
+        rounding: Those between one device and the same with its variables changed by roundings.
+    """
+    by_chance = {one.name: one.relative for one in rounding}
+    return [
+        one
+        for one in found
+        if one.is_more_than_rounding
+        and not one.relative <= _TIMES_ROUNDING * by_chance.get(one.name, 0.0)
+    ]
+
+
+def difference(
+    name: str, expected: Any, received: Any, tolerance: float, least_size: float = 0.0
+) -> Difference:
+    """Compares two arrays.
+
+    Args:
+        name: What they are.
+        expected: One device's.
+        received: The strategy's.
+        tolerance: The largest relative difference that is taken for rounding.
+        least_size: The norm that theirs is taken to be at least.
+    """
+    one, other = np.asarray(expected, "float64"), np.asarray(received, "float64")
+    if one.shape != other.shape:
+        return Difference(name, np.nan, np.nan, np.inf, np.inf, tolerance)
+    if not one.size:
+        return Difference(name, 0.0, 0.0, 0.0, 0.0, tolerance)
+    with np.errstate(all="ignore"):
+        gaps = np.where(
+            (one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other)
+        )
+        gaps = np.where(np.isnan(gaps), np.inf, gaps)
+        norm = float(np.linalg.norm(gaps))
+        size = max(_norm(one), _norm(other), least_size)
+    at = np.unravel_index(int(np.argmax(gaps)), gaps.shape)
+    relative = 0.0 if norm == 0 else norm / size if np.isfinite(norm) and size > 0 else np.inf
+    return Difference(
+        name, float(one[at]), float(other[at]), float(gaps[at]), float(relative), tolerance
+    )
+
+
+def worst(found: Iterable[Difference]) -> Difference | None:
+    """Returns the largest of some differences, None if there is none.
+
+    Args:
+        found: Differences.
+    """
+    return max(found, key=lambda one: one.relative, default=None)
+
+
+def _of_all(
+    expected: Mapping[str, Any],
+    received: Mapping[str, Any],
+    precision: Precision,
+    least: Mapping[str, float],
+    part: float,
+) -> list[Difference]:
+    largest = max((_norm(value) for value in expected.values()), default=0.0)
+    found = []
+    for name in {**expected, **received}:
+        # A variable may have no gradient on one side.
+        one = expected[name] if name in expected else np.zeros_like(received[name])
+        other = received[name] if name in received else np.zeros_like(one)
+        if _is_numeric(one) and _is_numeric(other):
+            size = max(part * largest, least.get(name, 0.0))
+            found.append(difference(name, one, other, precision.tolerance, size))
+    return found
+
+
+def _norm(value: Any) -> float:
+    values = np.asarray(value, "float64")
+    return float(np.linalg.norm(values[np.isfinite(values)]))
+
+
+def _is_numeric(value: Any) -> bool:
+    return np.asarray(value).dtype.kind in "biuf"

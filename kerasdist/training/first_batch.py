@@ -1,0 +1,97 @@
+"""The first training step of a model, checked against one device where users' code mixes examples.
+
+On TensorFlow and PyTorch a replica runs that code with its own rows alone. On JAX `fit` is one
+global program, whose numbers are those of one device, so there nothing is checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import keras
+
+from kerasdist import context, keras_seam
+from kerasdist.errors import JobError, NotOneDeviceError
+from kerasdist.training import places
+from kerasdist.training.comparison import compare, examples
+
+_log = logging.getLogger("kerasdist")
+_SHOWN = 3
+
+
+def is_wanted(model: Any) -> bool:
+    """Returns whether a model's first step is to be checked.
+
+    Args:
+        model: A compiled model with a trainer of ours.
+    """
+    replicas = model.replica_set
+    if replicas.num_replicas == 1 or replicas.options.check == "off":
+        return False
+    if replicas.job is not None:
+        _log.debug("%s: not checked: other workers hold a part of the batch.", model.name)
+        return False
+    if context.replica() is not None or not any(True for _ in places.user_code(model)):
+        return False
+    if replicas.options.batch_norm == "per_replica" and any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in keras_seam.flat_layers(model)
+    ):
+        _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
+        return False
+    return True
+
+
+def check(model: Any, batch: Any) -> bool:
+    """Compares the training step on a batch with that of one device, and says how they differ.
+
+    Args:
+        model: A model whose step is checked.
+        batch: The first global batch.
+
+    Returns:
+        Whether it is done with; if not, the batch was too small, and a later one will do.
+
+    Raises:
+        NotOneDeviceError: If they differ and the strategy has ``check="raise"``.
+    """
+    replicas = model.replica_set
+    size = examples(batch)
+    if size < replicas.num_replicas:
+        return False
+    try:
+        comparison = compare(model, batch, wants_layers=False)
+        if comparison.draws_differ is not None:
+            _log.debug("%s: not checked: %s.", model.name, comparison.draws_differ)
+            return True
+        if not comparison.beyond_rounding:
+            _log.debug("%s: the first step equals that of one device.", model.name)
+            return True
+        where = places.code_of(model, compare(model, batch, wants_layers=True))
+    except JobError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever is wrong with the step, it says it itself)
+        _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
+        return True
+    message = _message(model, size, comparison.beyond_rounding, where)
+    if replicas.options.check == "raise":
+        raise NotOneDeviceError(message)
+    warnings.warn(message, stacklevel=2)
+    return True
+
+
+def _message(model: Any, size: int, found: Any, where: str) -> str:
+    shown = "; ".join(map(str, found[:_SHOWN]))
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f"The training step of the model {model.name!r} does not compute under "
+        f"{model.bound_strategy} what it computes on one device. For the first batch, of {size} "
+        f"examples: {shown}{more}. Where to look: {where}. Each replica runs that code with its "
+        "own examples alone. If it mixes examples, or divides by something else than their number, "
+        "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "
+        "replicas, or reduce by a mean over the examples instead of a sum. "
+        "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off leaves "
+        "this check out."
+    )

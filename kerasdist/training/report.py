@@ -1,0 +1,181 @@
+"""A training step compared with one device on demand, and the report of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kerasdist import keras_seam
+from kerasdist.binding import binding_of
+from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.training import places
+from kerasdist.training.comparison import Comparison, compare, examples
+from kerasdist.training.differences import Difference, worst
+
+
+@dataclass(frozen=True)
+class OneDeviceComparison:
+    """A training step under a strategy, beside the same step on one device.
+
+    Attributes:
+        examples: How many examples the batch has.
+        strategy: The strategy.
+        loss: How the loss that the step reported differs; None if it reported none.
+        outputs: How the model's outputs differ, where they differ most; None if the step does not
+            call the model.
+        gradients: The gradient that differs most; None if no optimizer was called.
+        weights: The trainable variable whose change differs most. It says less than the gradient:
+            Adam's first step has the size of the rate, however small a gradient is.
+        metrics: The metric that differs most, None if the step reported none.
+        moving_statistics: The variable that is not trained, such as a moving mean, whose change
+            differs most; None if there is none.
+        first_layer: The first layer, in the order of execution, whose output differs; None if none
+            does.
+        more_than_rounding: All that differs by more than rounding can explain, in the order of a
+            step: loss, metrics, gradients, variables.
+        where: The user's code that mixes examples, as far as it can be told; empty if nothing
+            differs.
+        draws_differ: Why random draws could not be made equal, so that differences may be theirs;
+            None if they could.
+    """
+
+    examples: int
+    strategy: str
+    loss: Difference | None
+    outputs: Difference | None
+    gradients: Difference | None
+    weights: Difference | None
+    metrics: Difference | None
+    moving_statistics: Difference | None
+    first_layer: places.LayerDifference | None
+    more_than_rounding: tuple[Difference, ...]
+    where: str
+    draws_differ: str | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the strategy computes what one device computes, but for rounding."""
+        return not self.more_than_rounding
+
+    def __str__(self) -> str:
+        verdict = (
+            "computes what one device computes"
+            if self.equal
+            else "does not compute what one device computes"
+        )
+        lines = [f"{self.strategy} {verdict}, for a batch of {self.examples} examples:"]
+        for title, found in (
+            ("loss", self.loss),
+            ("outputs", self.outputs),
+            ("gradients", self.gradients),
+            ("weights", self.weights),
+            ("metrics", self.metrics),
+            ("moving statistics", self.moving_statistics),
+        ):
+            lines.append(f"  {title + ':':18} {_line(found)}")
+        if self.first_layer is not None:
+            lines.append(f"  first layer that differs: {self.first_layer.name}")
+        if self.where:
+            lines.append(f"  {self.where}")
+        if self.draws_differ is not None:
+            lines.append(f"  random draws differ, and are not compared: {self.draws_differ}")
+        return "\n".join(lines)
+
+
+def report(model: Any, comparison: Comparison, examples: int) -> OneDeviceComparison:
+    """Returns a comparison in the form that users read.
+
+    Args:
+        model: The model.
+        comparison: A comparison that looked at the outputs of layers.
+        examples: How many examples the batch has.
+    """
+    found = comparison.found
+    beyond = tuple(comparison.beyond_rounding)
+    return OneDeviceComparison(
+        examples=examples,
+        strategy=str(model.bound_strategy),
+        loss=next((one for one in found.logs if one.name == "loss"), None),
+        outputs=places.outputs(comparison, model),
+        gradients=worst(found.gradients),
+        weights=worst(found.weights),
+        metrics=worst(one for one in found.logs if one.name != "loss"),
+        moving_statistics=worst(found.statistics),
+        first_layer=places.first_layer(comparison) if beyond else None,
+        more_than_rounding=beyond,
+        where=places.code_of(model, comparison) if beyond else "",
+        draws_differ=comparison.draws_differ,
+    )
+
+
+def _line(found: Difference | None) -> str:
+    if found is None:
+        return "none"
+    mark = "differ" if found.is_more_than_rounding else "equal"
+    return f"{mark}, largest difference {found.absolute:.3g} in {found}"
+
+
+def compare_with_one_device(
+    model: Any, x: Any, y: Any = None, sample_weight: Any = None
+) -> OneDeviceComparison:
+    """Compares a training step of a model under its strategy with the same step on one device.
+
+    Both steps begin with the model's state, get the same batch, and draw the same random numbers;
+    dropout is left out. Nothing of them stays: not in the model, the optimizer, the metrics, the
+    random generators. `fit` does the same with its first batch where code of yours could mix
+    examples, and warns if they differ.
+
+    Of draws those are made equal that Keras, TensorFlow and PyTorch make by their public functions.
+    Where a step draws in another way, the report does not count what differs by chance.
+
+    Example::
+
+        with strategy.scope():
+            model = Contrastive()
+            model.compile("adam", loss=my_loss)
+        print(kd.compare_with_one_device(model, x[:64], y[:64]))
+
+    Args:
+        model: A compiled model that was made in the scope of a strategy of several devices. If it
+            is not built, it is built.
+        x: Inputs of one global batch: arrays or tensors of shape ``(N, ...)`` in any structure, N
+            at least the number of replicas.
+        y: Targets, likewise, or None.
+        sample_weight: Weights of the examples, or None.
+
+    Returns:
+        An `OneDeviceComparison`; printed, it says what differs, and where to look.
+
+    Raises:
+        ScopeError: If the model was made outside of a strategy's scope.
+        ValueError: If it is not compiled, or there are fewer examples than replicas.
+        UnsupportedError: If the strategy has one device, or replicas on several workers.
+    """
+    binding = binding_of(model)
+    if binding is None:
+        raise ScopeError(
+            "Expected a model that was made in a strategy's scope. Received: "
+            f"model={model.name!r}, made outside of it. Make it in `with strategy.scope():`."
+        )
+    if not model.compiled:
+        raise ValueError(
+            f"Expected a compiled model. Received: model={model.name!r}, not compiled. Call "
+            "model.compile(...) first."
+        )
+    if binding.replicas.job is not None:
+        raise UnsupportedError(
+            "Expected the replicas of one process. Received: a strategy of "
+            f"{binding.replicas.job.num_workers} workers. Compare in one process, under "
+            "kerasdist.MirroredStrategy with as many devices: its numbers are the same."
+        )
+    batch = keras_seam.whole_batch(x, y, sample_weight)
+    size = examples(batch)
+    if size < binding.replicas.num_replicas:
+        raise ValueError(
+            f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "
+            f"Received: a batch of {size}. Give a larger one."
+        )
+    with binding.replicas.placement():
+        model.prepare_step(batch)
+        comparison = compare(model, batch, wants_layers=True)
+        return report(model, comparison, size)
