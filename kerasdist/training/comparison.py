@@ -109,7 +109,7 @@ class _Steps:
         if isinstance(optimizer, keras_seam.LossScaleOptimizer) and optimizer.built:
             # One rounding may decide whether gradients are finite, where the scale is large.
             scale = optimizer.dynamic_scale
-            scale.assign(np.minimum(keras.ops.convert_to_numpy(scale), _LARGEST_SCALE))
+            scale.assign(keras_seam.ops.minimum(scale, _LARGEST_SCALE))
 
     def _probe(self) -> Probe:
         self.trial.restore()
