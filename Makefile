@@ -27,14 +27,16 @@ venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
 # Two steps, because --no-deps keeps the second from changing what the first has pinned,
 # and --no-build-isolation from downloading the build tools again. The others go beside them, each
-# into a folder of its own: the oldest supported Keras, and compilers for TPUs and GPUs.
-BESIDE := oldest-keras ahead-of-time
+# into a folder of its own: the oldest supported Keras, compilers for TPUs and GPUs, KerasHub and
+# KerasTuner.
+BESIDE := oldest-keras ahead-of-time keras-hub
 $(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-oldest -r requirements/oldest-keras.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/ahead-of-time -r requirements/ahead-of-time.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-hub -r requirements/keras-hub.txt
 	touch $@
 
 demo: $(STAMP) ## train the first example on two replicas on each backend

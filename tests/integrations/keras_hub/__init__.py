@@ -1,0 +1,1 @@
+"""KerasHub's models and KerasTuner's search under a strategy."""

@@ -1,0 +1,224 @@
+"""Trains small models of KerasHub and searches with KerasTuner, once plain and once distributed.
+
+    PYTHONPATH=.:.venv/keras-hub KERAS_BACKEND=jax python -m tests.integrations.keras_hub.script
+
+Prints a JSON object: for each case the two results, or the error. Weights are drawn by seed and
+vocabularies are made here: nothing is downloaded.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import keras_hub
+import keras_tuner
+import numpy as np
+
+import kerasdist as kd
+
+REPLICAS = 2
+TEXTS = [
+    "the quick fox",
+    "a lazy dog",
+    "the dog runs",
+    "quick quick fox runs",
+    "lazy",
+    "a fox",
+    "the lazy fox runs",
+]
+LABELS = np.array([0, 1, 1, 0, 1, 0, 0])
+WORDS = ["the", "a", "quick", "lazy", "fox", "dog", "runs"]
+
+
+def classifier() -> Any:
+    tokenizer = keras_hub.models.BertTokenizer(
+        vocabulary=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    )
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=tokenizer.vocabulary_size(),
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=16,
+        max_sequence_length=8,
+        dropout=0.0,  # replicas on TensorFlow and PyTorch draw other masks than one device
+    )
+    model = keras_hub.models.BertTextClassifier(
+        backbone=backbone, preprocessor=preprocessor, num_classes=2, dropout=0.0
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+def train_on_texts(model: Any) -> dict[str, Any]:
+    history = model.fit(TEXTS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0).history
+    return {
+        "history": history,
+        "evaluate": model.evaluate(TEXTS, LABELS, batch_size=4, verbose=0, return_dict=True),
+        "predict": model.predict(TEXTS, batch_size=4, verbose=0),
+        "weights": model.get_weights(),
+    }
+
+
+def text_classifier(scope: Callable[[], Any]) -> dict[str, Any]:
+    with scope():
+        model = classifier()
+    return train_on_texts(model)
+
+
+def lora(scope: Callable[[], Any]) -> dict[str, Any]:
+    with scope():
+        model = classifier()
+        model.backbone.enable_lora(2)
+        model.compile(keras.optimizers.Adam(0.01), model.loss, metrics=["accuracy"])
+    history = model.fit(TEXTS, LABELS, batch_size=3, epochs=2, shuffle=False, verbose=0).history
+    return {
+        "history": history,
+        "trainable": len(model.backbone.trainable_variables),
+        "weights": model.get_weights(),
+    }
+
+
+def causal_lm(scope: Callable[[], Any]) -> dict[str, Any]:
+    pieces = sorted({"Ġ", *"".join(WORDS)})
+    tokens = ["<|endoftext|>", *pieces, "do"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    with scope():
+        tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["d o"])
+        model = keras_hub.models.GPT2CausalLM(
+            backbone=keras_hub.models.GPT2Backbone(
+                vocabulary_size=len(vocabulary),
+                num_layers=1,
+                num_heads=2,
+                hidden_dim=8,
+                intermediate_dim=16,
+                max_sequence_length=12,
+                dropout=0.0,
+            ),
+            preprocessor=keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=12),
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, sampler="greedy")
+    history = model.fit(TEXTS, batch_size=3, epochs=2, shuffle=False, verbose=0).history
+    return {
+        "history": history,
+        "weights": model.get_weights(),
+        "generate": model.generate(["the quick", "a"], max_length=10),
+    }
+
+
+def image_classifier(scope: Callable[[], Any]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(0, 1, (7, 8, 8, 3)).astype("float32"), LABELS
+    with scope():
+        backbone = keras_hub.models.ResNetBackbone(
+            input_conv_filters=[64],
+            input_conv_kernel_sizes=[3],
+            stackwise_num_filters=[64],
+            stackwise_num_blocks=[1],
+            stackwise_num_strides=[1],
+            block_type="basic_block",
+            image_shape=(8, 8, 3),
+        )
+        model = keras_hub.models.ResNetImageClassifier(
+            backbone=backbone, num_classes=2, preprocessor=None
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return {
+        "history": history,
+        "predict": model.predict(x, batch_size=4, verbose=0),
+        "weights": model.get_weights(),
+    }
+
+
+def random_search(scope: Callable[[], Any]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(22, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+
+    def build(hp: Any) -> Any:
+        keras.utils.set_random_seed(3)
+        units = hp.Int("units", 2, 6, step=2)
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)]
+        )
+        rate = hp.Choice("rate", [0.01, 0.05])
+        model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"])
+        return model
+
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = keras_tuner.RandomSearch(
+            build,
+            objective="val_loss",
+            max_trials=2,
+            seed=5,
+            directory=folder,
+            project_name="search",
+            distribution_strategy=scope.strategy if isinstance(scope, Scope) else None,
+        )
+        tuner.search(x, y, batch_size=5, epochs=2, validation_split=0.2, shuffle=False, verbose=0)
+        trials = sorted(tuner.oracle.trials.values(), key=lambda trial: trial.trial_id)
+        best = tuner.get_best_models(1)[0]
+        return {
+            "values": [trial.hyperparameters.values for trial in trials],
+            "scores": [trial.score for trial in trials],
+            "best": tuner.get_best_hyperparameters(1)[0].values,
+            "weights": best.get_weights(),
+        }
+
+
+CASES = (text_classifier, lora, causal_lm, image_classifier, random_search)
+
+
+class Scope:
+    """Opens a strategy's scope."""
+
+    def __init__(self) -> None:
+        self.strategy = kd.MirroredStrategy([f"cpu:{index}" for index in range(REPLICAS)])
+
+    def __call__(self) -> Any:
+        return self.strategy.scope()
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    keras.utils.disable_interactive_logging()
+    distributed = Scope()
+    results = {}
+    for case in CASES:
+        if wanted and case.__name__ not in wanted:
+            continue
+        found = []
+        for scope in (contextlib.nullcontext, distributed):
+            keras.backend.clear_session()
+            keras.utils.set_random_seed(1)
+            try:
+                found.append(plain(case(scope)))
+            except Exception:  # noqa: BLE001 (the test shows it)
+                found.append({"error": traceback.format_exc()})
+        results[case.__name__] = found
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

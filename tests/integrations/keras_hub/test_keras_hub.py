@@ -1,0 +1,73 @@
+"""KerasHub's models and KerasTuner's search under a strategy equal those of plain Keras."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fresh import ROOT, run_python
+
+PACKAGES = Path(sys.prefix) / "keras-hub"
+BACKENDS = ("tensorflow", "jax", "torch")
+CASES = ("text_classifier", "lora", "causal_lm", "image_classifier", "random_search")
+SECONDS = 400
+# Sums of float32 in another order, through a few steps: 7e-7 was seen. Adam divides by gradients
+# that may be nearly nothing, so that LoRA's differ by more than the others'.
+RELATIVE, ABSOLUTE = 1e-5, 1e-5
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Per backend what each case gave, plain and distributed, in one process."""
+    known = {}
+
+    def of(backend):
+        if backend not in known:
+            output = run_python(
+                "-m",
+                "tests.integrations.keras_hub.script",
+                seconds=SECONDS,
+                KERAS_BACKEND=backend,
+                CUDA_VISIBLE_DEVICES="-1",
+                PYTHONPATH=os.pathsep.join([str(ROOT), str(PACKAGES)]),
+            )
+            known[backend] = json.loads(output.splitlines()[-1])
+        return known[backend]
+
+    return of
+
+
+def differences(plain, ours, path=""):
+    """Where two results differ, as paths with both values."""
+    if isinstance(plain, dict) and isinstance(ours, dict) and plain.keys() == ours.keys():
+        pairs = [(f"{path}/{key}", plain[key], ours[key]) for key in plain]
+    elif isinstance(plain, list) and isinstance(ours, list) and len(plain) == len(ours):
+        pairs = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(plain, ours, strict=True))]
+    elif isinstance(plain, float) and isinstance(ours, float):
+        close = math.isclose(plain, ours, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        return [] if close else [(path, plain, ours)]
+    else:
+        return [] if plain == ours else [(path, plain, ours)]
+    return [found for where, *both in pairs for found in differences(*both, where)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 20)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_plain_keras(results, backend, case):
+    plain, ours = results(backend)[case]
+    assert "error" not in plain, plain["error"]
+    assert "error" not in ours, ours["error"]
+    assert not differences(plain, ours)
+
+
+def test_the_comparison_sees_differences():
+    one = {"weights": [[1.0, 2.0]], "text": "a"}
+    assert not differences(one, {"weights": [[1.0, 2.000001]], "text": "a"})
+    assert differences(one, {"weights": [[1.0, 2.001]], "text": "a"})
+    assert differences(one, {"weights": [[1.0]], "text": "a"})
+    assert differences(one, {"weights": [[1.0, 2.0]], "text": "b"})
