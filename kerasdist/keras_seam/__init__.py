@@ -23,6 +23,7 @@ from kerasdist.keras_seam.array_rows import (
     tensorflow_rows,
     torch_rows,
 )
+from kerasdist.keras_seam.attribution import install_attribution
 from kerasdist.keras_seam.data import (
     PyDataset,
     batches,
@@ -65,6 +66,7 @@ from kerasdist.keras_seam.models import (
     initial_epoch,
     is_default,
     is_default_name,
+    is_functional,
     is_kerass_own,
     is_wired,
     loss_tracker,
@@ -188,6 +190,7 @@ __all__ = [
     "initialize_waiting_variables",
     "install",
     "install_apply_mask",
+    "install_attribution",
     "install_dropout",
     "install_in_build",
     "install_in_torch_nn",
@@ -201,6 +204,7 @@ __all__ = [
     "is_dataset",
     "is_default",
     "is_default_name",
+    "is_functional",
     "is_kerass_own",
     "is_native_dataset",
     "is_seeded",

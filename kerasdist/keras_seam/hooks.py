@@ -58,6 +58,7 @@ class Hooks:
         add_loss: ``Layer.add_loss``.
         own_losses: ``Layer._get_own_losses``.
         clear_losses: ``Layer._clear_losses``.
+        sequential_build: ``Sequential.build``: the Functional model that it makes is its own.
         tell_callbacks: Where Keras leaves it to a thread to tell callbacks that a batch is done.
     """
 
@@ -85,6 +86,7 @@ class Hooks:
     add_loss: Callable[..., Any]
     own_losses: Callable[..., Any]
     clear_losses: Callable[..., Any]
+    sequential_build: Callable[..., Any]
     tell_callbacks: Callable[..., None]
 
 
@@ -132,6 +134,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "add_loss": ((Layer, "add_loss"),),
     "own_losses": ((Layer, "_get_own_losses"),),
     "clear_losses": ((Layer, "_clear_losses"),),
+    "sequential_build": ((keras.Sequential, "build"),),
     "tell_callbacks": ((keras.callbacks.CallbackList, "_async_dispatch"),),
 }
 
@@ -161,7 +164,9 @@ def _put_in(owner: Any, name: str, hook: Callable[..., Any]) -> None:
         return hook(original, *args, **kwargs)
 
     # Keras reads the arguments of a layer's `__init__` in a way that does not follow `__wrapped__`.
-    hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    # Of `build` it copies what stands on the function to one without `self`.
+    if name != "build":
+        hooked.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, hooked)
 
 

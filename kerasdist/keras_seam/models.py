@@ -66,6 +66,15 @@ def model_of(callback: Any) -> Any:
     return callback._model
 
 
+def is_functional(model: Any) -> bool:
+    """Returns whether a model is one of Keras's class for graphs of layers, not of a subclass.
+
+    Args:
+        model: A Keras model.
+    """
+    return type(model) is Functional
+
+
 def flat_layers(model: Any) -> list[Any]:
     """Returns a model's layers, layers inside of layers too.
 

@@ -7,9 +7,10 @@ every one of them calls Keras's own function and nothing else.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 from kerasdist import context, keras_seam, ownership
 from kerasdist.binding import Binding, bind, binding_of, remember
@@ -67,13 +68,35 @@ def install() -> None:
             add_loss=layer_losses.add_loss,
             own_losses=layer_losses.own_losses,
             clear_losses=layer_losses.clear_losses,
+            sequential_build=_sequential_build,
             tell_callbacks=_tell_callbacks,
         )
     )
+    keras_seam.install_attribution(repeats=lambda: context.replica() is not None)
+
+
+@final
+class _Building(threading.local):
+    """Whether the calling thread builds a Sequential model."""
+
+    sequential = False
+
+
+_building = _Building()
+
+
+def _sequential_build(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+    before, _building.sequential = _building.sequential, True
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _building.sequential = before
 
 
 def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) -> None:
     original(model, *args, **kwargs)
+    if _building.sequential and keras_seam.is_functional(model):
+        return  # what a Sequential model calls inside: Keras's own, and never trained by itself
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True

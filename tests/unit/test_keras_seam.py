@@ -213,6 +213,7 @@ SIGNATURES = {
     "save": ["model", "filepath"],
     "scale_by_optimizer": ["self", "loss"],
     "scale_loss": ["value"],
+    "sequential_build": ["self", "input_shape"],
     "tell_callbacks": ["self", "fn"],
     "unscale_loss": ["value"],
     "update_mean": ["self", "values", "sample_weight"],
