@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+from kerasdist.enumerations import member_of
 
 
 class ReduceOp(enum.Enum):
@@ -72,27 +75,41 @@ class CommunicationOptions:
             ValueError: If `bytes_per_pack` is negative, `timeout_seconds` is not positive, or
                 `implementation` or `compression` is unknown.
         """
-        if self.bytes_per_pack < 0:
+        if not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
             raise ValueError(
                 "Expected bytes_per_pack to be 0 or more. "
-                f"Received: bytes_per_pack={self.bytes_per_pack}."
+                f"Received: bytes_per_pack={self.bytes_per_pack!r}."
             )
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+        seconds = self.timeout_seconds
+        if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise ValueError(
                 "Expected timeout_seconds to be positive, or None for the strategy's time-out. "
-                f"Received: timeout_seconds={self.timeout_seconds}."
+                f"Received: timeout_seconds={seconds!r}."
             )
         if self.compression not in (None, "bf16", "fp16"):
             raise ValueError(
                 "Expected compression to be 'bf16', 'fp16' or None. "
                 f"Received: compression={self.compression!r}."
             )
-        if isinstance(self.implementation, str):
-            known = [one.value for one in CommunicationImplementation]
-            if self.implementation.upper() not in known:
-                raise ValueError(
-                    f"Expected implementation to be one of {known}. "
-                    f"Received: implementation={self.implementation!r}."
-                )
-            chosen = CommunicationImplementation(self.implementation.upper())
-            object.__setattr__(self, "implementation", chosen)
+        chosen = member_of(CommunicationImplementation, self.implementation, "implementation")
+        object.__setattr__(self, "implementation", chosen)
+
+    @classmethod
+    def of(cls, options: Any) -> CommunicationOptions:
+        """Returns the options that are given, or the defaults for None.
+
+        Args:
+            options: A strategy's argument `communication_options`.
+
+        Raises:
+            TypeError: If they are something else.
+        """
+        if options is None:
+            return cls()
+        if not isinstance(options, cls):
+            raise TypeError(
+                "Expected communication_options to be kerasdist.CommunicationOptions or None. "
+                f"Received: communication_options={options!r:.200} of type "
+                f"{type(options).__name__}."
+            )
+        return options

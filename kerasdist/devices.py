@@ -54,9 +54,17 @@ def parse_device(name: Any) -> Device:
     if match is None:
         raise DeviceError(
             "Expected the name of a device, such as 'cpu:0', 'gpu:1' or '/device:GPU:1'. "
-            f"Received: device={name!r}. Name a device by its kind and its number."
+            f"Received: device={name!r}. {_hint(name)}"
         )
     return Device(_KINDS[match.group(1).lower()], int(match.group(2) or 0))
+
+
+def _hint(name: Any) -> str:
+    if isinstance(name, int):
+        return f"Did you mean 'gpu:{name}'? Name a device by its kind and its number."
+    if isinstance(name, str) and "," in name:
+        return f"Give a list: {[part.strip() for part in name.split(',')]}."
+    return "Name a device by its kind and its number."
 
 
 def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
@@ -71,6 +79,12 @@ def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
     Raises:
         DeviceError: If there is no device, one is named twice, or a name cannot be read.
     """
+    if isinstance(names, int):
+        raise DeviceError(
+            f"Expected a list of the names of devices. Received: devices={names!r}. For "
+            f"{names} replicas name {names} devices: "
+            f"{[f'gpu:{index}' for index in range(min(names, 2))]}, or of another kind."
+        )
     if isinstance(names, str | Device):
         names = [names]
     devices = tuple(parse_device(name) for name in names)
@@ -89,17 +103,41 @@ def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
     return devices
 
 
-def check_available(devices: Iterable[Device], available: Iterable[Device]) -> None:
+_CUDA_BUILDS = {
+    "tensorflow": "pip install 'tensorflow[and-cuda]'",
+    "jax": "pip install 'jax[cuda12]'",
+    "torch": "a build with CUDA, see https://pytorch.org/get-started/locally",
+}
+
+
+def check_available(
+    devices: Iterable[Device], available: Iterable[Device], backend: str, cpus: Iterable[Device]
+) -> None:
     """Refuses a device that this machine does not have.
 
     Args:
-        devices: The devices asked for.
-        available: The devices there are.
+        devices: The devices asked for, of one kind.
+        available: The devices of that kind that there are.
+        backend: The backend's name.
+        cpus: Its CPU devices.
 
     Raises:
         DeviceError: If one of `devices` is not in `available`.
     """
-    available = tuple(available)
+    devices, available = tuple(devices), tuple(available)
+    if devices and not available and devices[0].kind != "cpu":
+        kind = devices[0].kind
+        cure = (
+            f"Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, and install {backend} for CUDA "
+            f"({_CUDA_BUILDS[backend]})"
+            if kind == "gpu"
+            else f"Look whether {backend} is installed with {kind.upper()} support"
+        )
+        raise DeviceError(
+            f"Expected a {kind.upper()}, but the backend {backend} sees none on this machine; its "
+            f"devices are {[str(d) for d in cpus]}. Received: devices={[str(d) for d in devices]}. "
+            f"{cure}; or name CPU devices: ['cpu:0', 'cpu:1']."
+        )
     unknown = [str(device) for device in devices if device not in available]
     if unknown:
         raise DeviceError(

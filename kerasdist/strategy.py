@@ -243,7 +243,7 @@ class Strategy:
             TensorFlow.
         """
         self._require_cross_replica("distribute_dataset", "the dataset itself")
-        return distributed(dataset, self, options or InputOptions())
+        return distributed(dataset, self, InputOptions.of(options))
 
     distribute_dataset = experimental_distribute_dataset
 
@@ -260,7 +260,7 @@ class Strategy:
             A `DistributedDataset`: every replica takes the next batch of its pipeline.
         """
         self._require_cross_replica("distribute_datasets_from_function", "the dataset itself")
-        return from_function(dataset_fn, self, options or InputOptions())
+        return from_function(dataset_fn, self, InputOptions.of(options))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
         """Returns a dataset of the rows of arrays, one example an element, to shuffle and batch.

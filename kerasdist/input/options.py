@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+from kerasdist.enumerations import member_of
 
 
 class InputReplicationMode(enum.Enum):
@@ -60,7 +63,8 @@ class InputOptions:
         experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1; none
             where the replicas compute in the host's own memory.
         auto_shard_policy: Which data a worker reads; None: what the dataset's own ``tf.data.
-            Options`` say, else `AutoShardPolicy.AUTO`.
+            Options`` say, else `AutoShardPolicy.AUTO`. Enumerations may be given by name, such as
+            ``"FILE"``.
     """
 
     experimental_fetch_to_device: bool = True
@@ -73,14 +77,48 @@ class InputOptions:
         """Checks the values.
 
         Raises:
-            ValueError: If the buffer is smaller than 1.
+            ValueError: If a value is none of its choices, or the buffer is smaller than 1.
         """
-        if self.experimental_per_replica_buffer_size < 1:
+        size: Any = self.experimental_per_replica_buffer_size
+        if not isinstance(size, int) or size < 1:
             raise ValueError(
                 "Expected experimental_per_replica_buffer_size to be at least 1. Received: "
-                "experimental_per_replica_buffer_size="
-                f"{self.experimental_per_replica_buffer_size}."
+                f"experimental_per_replica_buffer_size={size!r}."
             )
+        for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"Expected {name} to be True or False. Received: {name}="
+                    f"{getattr(self, name)!r}."
+                )
+        mode = member_of(
+            InputReplicationMode,
+            self.experimental_replication_mode,
+            "experimental_replication_mode",
+        )
+        object.__setattr__(self, "experimental_replication_mode", mode)
+        if self.auto_shard_policy is not None:
+            policy = member_of(AutoShardPolicy, self.auto_shard_policy, "auto_shard_policy")
+            object.__setattr__(self, "auto_shard_policy", policy)
+
+    @classmethod
+    def of(cls, options: Any) -> InputOptions:
+        """Returns the options that are given, or the defaults for None.
+
+        Args:
+            options: An argument `options` of a strategy's method.
+
+        Raises:
+            TypeError: If they are something else.
+        """
+        if options is None:
+            return cls()
+        if not isinstance(options, cls):
+            raise TypeError(
+                "Expected options to be kerasdist.InputOptions or None. Received: "
+                f"options={options!r:.200} of type {type(options).__name__}."
+            )
+        return options
 
 
 @dataclass(frozen=True)

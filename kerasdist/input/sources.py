@@ -23,6 +23,12 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     """
     if keras_seam.is_dataset(source):
         return lambda: iter(keras_seam.batches(source))
+    if _is_of_arrays(source):
+        raise InputError(
+            "Expected a dataset, or a list of batches. Received: arrays, dataset="
+            f"{map_leaves(_shown, source)}, whose elements are no batches. Make a dataset of them: "
+            "strategy.experimental_make_numpy_dataset((x, y)).batch(global_batch_size)."
+        )
     kind = cast("type[Any]", type(source))
     if issubclass(kind, str | bytes | dict) or not _is_iterable(source):
         raise InputError(
@@ -62,6 +68,16 @@ def copied(batch: Any) -> Any:
         batch: The batch.
     """
     return map_leaves(keras_seam.copied, batch)
+
+
+def _is_of_arrays(source: Any) -> bool:
+    """Whether this is an array, or a tuple of arrays as `fit` takes them."""
+    parts = cast("tuple[Any, ...]", source) if isinstance(source, tuple) else (source,)
+    return any(map(keras_seam.is_array, parts))
+
+
+def _shown(leaf: Any) -> str:
+    return f"array of shape {tuple(leaf.shape)}" if keras_seam.is_array(leaf) else repr(leaf)[:50]
 
 
 def _is_iterable(source: Any) -> bool:

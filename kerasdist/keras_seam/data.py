@@ -41,6 +41,15 @@ def is_dataset(source: Any) -> bool:
     )
 
 
+def is_array(value: Any) -> bool:
+    """Returns whether a value is a NumPy array or a tensor of the backend.
+
+    Args:
+        value: Anything.
+    """
+    return isinstance(value, np.ndarray) or keras.ops.is_tensor(value)
+
+
 def is_native_dataset(source: Any) -> bool:
     """Returns whether this is a dataset of the framework's that Keras runs on: ``tf.data``.
 

@@ -60,10 +60,24 @@ def chosen_devices(
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
-        check_available([d for d in wanted if d.kind == kind], backend.devices(kind))
+        require_available(backend, [device for device in wanted if device.kind == kind])
     if names is None:
         return backend.accelerators() or backend.devices("cpu")
     return parse_devices(names)
+
+
+def require_available(backend: Backend, devices: Sequence[Device]) -> None:
+    """Refuses devices of one kind that this machine does not have; starts the backend.
+
+    Args:
+        backend: The backend in use.
+        devices: The devices, of one kind.
+
+    Raises:
+        DeviceError: If there is no such device.
+    """
+    available = backend.devices(devices[0].kind)
+    check_available(devices, available, backend.name, backend.devices("cpu"))
 
 
 def prepare(

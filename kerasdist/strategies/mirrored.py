@@ -7,6 +7,7 @@ from typing import final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.errors import UnsupportedError
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
@@ -26,6 +27,7 @@ class MirroredStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[str] | None = None,
+        cross_device_ops: None = None,
         *,
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
@@ -37,6 +39,8 @@ class MirroredStrategy(Strategy):
                 or, where there is none, all its CPU devices (see
                 `kerasdist.config.set_logical_cpu_devices`). CPU devices that do not exist yet are
                 prepared, as long as the backend has not started.
+            cross_device_ops: None. ``tf.distribute`` has this argument; here the backend chooses
+                the collectives by itself.
             batch_norm: ``"synchronized"``: BatchNormalization uses the global batch, as on one
                 device. ``"per_replica"``: each replica's own rows; the moving statistics are
                 averaged. Faster, but not the numbers of one device. Not on JAX. None:
@@ -51,10 +55,16 @@ class MirroredStrategy(Strategy):
         Raises:
             JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot do `batch_norm`.
+            UnsupportedError: If the backend cannot do `batch_norm`, or `cross_device_ops` is given.
             ValueError: If `batch_norm` or `check` is none of its choices.
         """
         require_no_other_workers("MirroredStrategy")
+        if cross_device_ops is not None:
+            raise UnsupportedError(
+                "Expected cross_device_ops=None: the backend chooses the collectives by itself, "
+                f"NCCL between NVIDIA GPUs. Received: cross_device_ops={cross_device_ops!r:.200}. "
+                "Leave the argument out."
+            )
         options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         backend = registry.current()
         chosen = chosen_devices(backend, devices)

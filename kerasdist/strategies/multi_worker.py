@@ -17,7 +17,6 @@ from kerasdist.backends.base import (
     ReplicaSet,
     checked_batch_norm,
 )
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
@@ -76,12 +75,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             check: As in `MirroredStrategy`.
 
         Raises:
+            TypeError: If `communication_options` is something else.
             ClusterError: If the environment contradicts itself.
             JobError: If the workers do not come together.
             DisagreementError: If they differ in versions or in their number of devices.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot have what is asked for.
         """
+        communication = CommunicationOptions.of(communication_options)
         options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         self._resolver = cluster_resolver or detect()
         backend = registry.current()
@@ -89,7 +90,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
         else:
-            communication = communication_options or DEFAULT_COMMUNICATION
             super().__init__(_replicas(backend, place, devices, options, communication))
         hooks.install()
 

@@ -6,8 +6,8 @@ from typing import final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import ReplicaOptions
-from kerasdist.devices import check_available, parse_devices
-from kerasdist.strategies.choice import require_no_other_workers
+from kerasdist.devices import parse_devices
+from kerasdist.strategies.choice import require_available, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -35,6 +35,6 @@ class OneDeviceStrategy(Strategy):
         require_no_other_workers("OneDeviceStrategy")
         backend = registry.current()
         devices = parse_devices([device])
-        check_available(devices, backend.devices(devices[0].kind))
+        require_available(backend, devices)
         super().__init__(backend.replica_set(devices, ReplicaOptions()))
         hooks.install()

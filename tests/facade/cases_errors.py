@@ -407,3 +407,43 @@ def strategies_of_one_process_in_a_job(lab):
             lab.raises(kd.errors.ClusterError, "KERASDIST_CLUSTER=none.*Received: .*'some'"),
         ):
             kd.auto()
+
+
+@case(replicas=(1, 2))
+def arrays_that_are_no_dataset(lab):
+    """`distribute_dataset(x)` and `((x, y))` would be read as batches; lists of batches are."""
+    strategy = lab.strategy()
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+    pattern = r"Expected a dataset.*Received: arrays, .*\(6, 4\).*make_numpy_dataset"
+    for arrays in (x, (x, y), (x, {"a": y}), ops.convert_to_tensor(x), (x, None)):
+        with lab.raises(kd.errors.InputError, pattern):
+            strategy.distribute_dataset(arrays)
+        with lab.raises(kd.errors.InputError, pattern):
+            strategy.distribute_datasets_from_function(lambda _, arrays=arrays: arrays)
+    for batches in ([x, x], [(x, y)], ((x, y), (x, y))):
+        lab.equal(len(list(strategy.distribute_dataset(batches))), len(batches))
+    rows = strategy.experimental_make_numpy_dataset((x, y)).batch(4)
+    lab.equal(len(list(strategy.distribute_dataset(rows))), 2)
+
+
+@case
+def devices_and_arguments_that_are_none(lab):
+    """No GPU, numbers for names, an argument of `tf.distribute` that the backend decides."""
+    name = lab.backend
+    said = rf"Expected a GPU, but the backend {name} sees none.*'cpu:0'.*Received: devices=.*CUDA"
+    for make in (lambda: kd.MirroredStrategy(["cuda:0"]), lambda: kd.OneDeviceStrategy("gpu:0")):
+        with lab.raises(kd.errors.DeviceError, said):
+            make()
+    with lab.raises(kd.errors.DeviceError, "Expected a list of the names.*Received: devices=2"):
+        kd.MirroredStrategy(2)
+    pattern = "Expected cross_device_ops=None.*Received: cross_device_ops=.*Leave"
+    for make in (
+        lambda: kd.MirroredStrategy(["cpu:0"], "nccl"),
+        lambda: kd.MirroredStrategy(cross_device_ops=object()),
+    ):
+        with lab.raises(kd.errors.UnsupportedError, pattern):
+            make()
+    with lab.raises(TypeError, "kerasdist.CommunicationOptions or None. Received: .*'NCCL'"):
+        kd.MultiWorkerMirroredStrategy(communication_options="NCCL")
+    with lab.raises(TypeError, "kerasdist.InputOptions or None. Received: options='FILE'"):
+        lab.strategy().distribute_dataset([np.ones(2)], "FILE")

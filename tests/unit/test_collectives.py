@@ -37,7 +37,10 @@ def test_an_implementation_by_any_name(given):
         ({"bytes_per_pack": -1}, "bytes_per_pack"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"timeout_seconds": -1.0}, "timeout_seconds"),
+        ({"bytes_per_pack": "64"}, "bytes_per_pack"),
+        ({"timeout_seconds": "5"}, "timeout_seconds"),
         ({"implementation": "MPI"}, "implementation"),
+        ({"implementation": 7}, "implementation"),
         ({"compression": "zip"}, "compression"),
     ],
 )

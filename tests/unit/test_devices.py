@@ -48,4 +48,32 @@ def test_a_device_named_twice_is_refused():
 
 def test_a_missing_device_is_refused_and_the_cure_is_named():
     with pytest.raises(DeviceError, match=r"'cpu:1'.*set_logical_cpu_devices"):
-        check_available([Device("cpu", 1)], [Device("cpu", 0)])
+        check_available([Device("cpu", 1)], [Device("cpu", 0)], "jax", [Device("cpu", 0)])
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_a_machine_without_gpus_is_told_so(backend):
+    gpus, cpus = [Device("gpu", 0), Device("gpu", 1)], [Device("cpu", 0)]
+    said = (
+        rf"Expected a GPU, but the backend {backend} sees none.*\['cpu:0'\].*"
+        r"Received: devices=\['gpu:0', 'gpu:1'\].*CUDA"
+    )
+    with pytest.raises(DeviceError, match=said):
+        check_available(gpus, [], backend, cpus)
+    with pytest.raises(DeviceError, match=r"which has \['gpu:0'\]. Received: devices=\['gpu:1'\]"):
+        check_available(gpus, gpus[:1], backend, cpus)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hint"),
+    [
+        (2, "devices=2. For 2 replicas name 2 devices: ['gpu:0', 'gpu:1']"),
+        ([0, 1], "device=0. Did you mean 'gpu:0'?"),
+        ("cpu:0,cpu:1", "Give a list: ['cpu:0', 'cpu:1']."),
+        ("gpu:0, gpu:1", "Give a list: ['gpu:0', 'gpu:1']."),
+    ],
+)
+def test_what_is_no_list_of_names_gets_a_hint(devices, hint):
+    with pytest.raises(DeviceError) as caught:
+        parse_devices(devices)
+    assert hint in str(caught.value)

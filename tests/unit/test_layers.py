@@ -20,7 +20,7 @@ FRAMEWORK_OF = {
 # From bottom to top: what a unit imports when it is imported stands in a line above its own.
 # A unit is a module or folder of the package; backends/ is what all backends share.
 LAYERS = (
-    ("_version", "backend_choice", "errors", "lazy", "structures", "whole_files"),
+    ("_version", "backend_choice", "enumerations", "errors", "lazy", "structures", "whole_files"),
     ("config", "context", "devices", "collectives", "partitions", "values"),
     ("keras_seam", "cluster", "ownership"),
     ("job", "input", "losses"),

@@ -1,8 +1,16 @@
 """Options and contexts of datasets."""
 
+import enum
+
 import pytest
 
-from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode, ValueContext
+from kerasdist.input.options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ValueContext,
+)
 
 
 def test_the_defaults_are_those_of_tensorflow():
@@ -27,3 +35,44 @@ def test_the_batch_size_of_a_replica():
     assert context.get_per_replica_batch_size(0) == 0
     with pytest.raises(ValueError, match=r"multiple of the number of replicas.*Received: global_"):
         context.get_per_replica_batch_size(13)
+
+
+class Theirs(enum.IntEnum):
+    """As TensorFlow's own, whose values are numbers."""
+
+    FILE = 1
+
+
+@pytest.mark.parametrize("given", ["FILE", "file", AutoShardPolicy.FILE, Theirs.FILE])
+def test_a_policy_by_any_name(given):
+    assert InputOptions(auto_shard_policy=given).auto_shard_policy is AutoShardPolicy.FILE
+
+
+def test_a_replication_mode_by_name():
+    made = InputOptions(experimental_replication_mode="per_replica")
+    assert made.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("auto_shard_policy", "FILES"),
+        ("auto_shard_policy", 7),
+        ("experimental_replication_mode", "PER_HOST"),
+        ("experimental_replication_mode", None),
+        ("experimental_fetch_to_device", "no"),
+        ("experimental_place_dataset_on_device", 1),
+        ("experimental_per_replica_buffer_size", "2"),
+    ],
+)
+def test_options_that_mean_nothing(name, value):
+    with pytest.raises(ValueError, match=f"Expected {name} to be .*Received: {name}="):
+        InputOptions(**{name: value})
+
+
+def test_options_of_another_kind():
+    assert InputOptions.of(None) == InputOptions()
+    with pytest.raises(
+        TypeError, match=r"kerasdist\.InputOptions or None. Received: options='FILE'"
+    ):
+        InputOptions.of("FILE")
