@@ -2,7 +2,8 @@
 
     python benchmarks/soak.py --backend torch [--kills 20] [--workers 2] [--seed 0] [--json FILE]
 
-A run (soaking/training.py) goes to its end without a disturbance. The same run is then started by
+A run (soaking/training.py) goes to its end without a disturbance. What it trains on and beside
+which callbacks, the seed chooses (soaking/jobs.py). The same run is then started by
 the launcher with restarts, and a killer strikes a random worker by SIGKILL, or by SIGSTOP one time
 in four: as the script starts, as the first step is compiled, in an epoch, in validation, while a
 backup is written. What the second run ends with must be what the first did: weights, the state of

@@ -2,8 +2,9 @@
 
     python training.py FOLDER EPOCHS SEED
 
-It draws random numbers wherever a run does: initial weights, the order of the data, dropout. What
-has become of it, each worker writes to `FOLDER/result-RANK.npz` and `.json`.
+It draws random numbers wherever a run does: initial weights, the order of the data, dropout; and
+what it trains on, by which optimizer, beside which callbacks, chance decides (`jobs.py`). What has
+become of it, each worker writes to `FOLDER/result-RANK.npz` and `.json`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ FOLDER = Path(sys.argv[1])
 EPOCHS, SEED = int(sys.argv[2]), int(sys.argv[3])
 TELLER = Teller(FOLDER / "marks")
 
+import jobs  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import kerasdist as kd  # noqa: E402
 
-ROWS, VALIDATION_ROWS, BATCH, FEATURES, CLASSES = 300, 70, 16, 20, 4
+ROWS, VALIDATION_ROWS, FEATURES, CLASSES = 304, 70, 20, 4
 SAVE_EVERY = 5  # batches
 
 STEP_SECONDS = 0.02
@@ -109,7 +111,13 @@ def keep(model, history) -> None:
     }
     path = FOLDER / f"result-{os.environ['KERASDIST_RANK']}"
     np.savez(path.with_suffix(".npz"), **arrays)
-    facts = {"history": history.history, "epochs": history.epoch, "lengths": TELLER.lengths()}
+    log = FOLDER / "lines.csv"
+    facts = {
+        "history": history.history,
+        "epochs": history.epoch,
+        "lengths": TELLER.lengths(),
+        "lines": log.read_text(encoding="utf-8").splitlines() if log.exists() else [],
+    }
     path.with_suffix(".json").write_text(json.dumps(facts, default=float), encoding="utf-8")
 
 
@@ -119,16 +127,18 @@ def main() -> None:
     keras.utils.set_random_seed(SEED)
     with strategy.scope():
         model = network()
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        optimizer = jobs.optimizer(SEED)
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     TELLER.tell("compile")
+    print(jobs.described(SEED))
     history = model.fit(
-        *rows(ROWS, 1),
-        batch_size=BATCH,
+        **jobs.data(*rows(ROWS, 1), SEED),
         epochs=EPOCHS,
         validation_data=rows(VALIDATION_ROWS, 2),
+        validation_batch_size=jobs.BATCH,
         callbacks=[
             Pace(),
-            keras.callbacks.ReduceLROnPlateau(factor=0.7, patience=1, min_delta=0.01),
+            *jobs.callbacks(FOLDER, SEED),
             kd.callbacks.BackupAndRestore(FOLDER / "backups", save_freq=SAVE_EVERY),
         ],
         verbose=0,

@@ -19,6 +19,7 @@ class Result:
     history: Mapping[str, Any]
     epochs: list[int]
     lengths: Mapping[str, float]
+    lines: list[str]
 
 
 def result(folder: Path, rank: int) -> Result:
@@ -39,6 +40,8 @@ def differences(expected: Result, found: Result) -> list[str]:
             lines.append(f"{name}: differs by up to {apart:g}")
     if expected.epochs != found.epochs:
         lines.append(f"epochs: {found.epochs} instead of {expected.epochs}")
+    if expected.lines != found.lines:
+        lines.append(f"CSVLogger: {found.lines} instead of {expected.lines}")
     for name in sorted(expected.history.keys() | found.history.keys()):
         if expected.history.get(name) != found.history.get(name):
             lines.append(

@@ -62,7 +62,8 @@ class Remembering:
         for one, begin in zip(self._objects, self._at_begin, strict=True):
             name, values = type(one).__name__, _values(one)
             now = digests(values, self._elsewhere)
-            changed = [key for key in values if begin.get(key) != now[key]]
+            # A file is not as the script makes it: it has lines of the process before.
+            changed = [key for key in values if key == _CONTENT or begin.get(key) != now[key]]
             own = {key: encoder.encode(values[key], f"{name}.{key}") for key in changed}
             forms.append([name, own])
         return forms, encoder.arrays

@@ -23,8 +23,12 @@ class InterruptionError(Exception):
 
 
 def interrupting(at):
-    """Raises after some batch, counted from the begin of the run."""
+    """Raises after a batch, counted from the begin of the run; a half more: as its epoch ends."""
     here = {"epoch": 0}
+
+    def end(epoch, logs):
+        if (epoch + 1) * BATCHES + 0.5 == at:
+            raise InterruptionError
 
     def note(epoch, logs):
         here["epoch"] = epoch
@@ -33,7 +37,9 @@ def interrupting(at):
         if here["epoch"] * BATCHES + batch + 1 == at:
             raise InterruptionError
 
-    return keras.callbacks.LambdaCallback(on_epoch_begin=note, on_train_batch_end=strike)
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=note, on_train_batch_end=strike, on_epoch_end=end
+    )
 
 
 def network(optimizer="adam", **options):
@@ -166,7 +172,8 @@ def callbacks_with_plain_state(folder):
 @case("restarts", replicas=(2,))
 def callbacks(lab):
     """Callbacks that set the rate, remember weights, or write lines."""
-    exact(lab, arrays(), callbacks_with_plain_state)
+    # Twice in one epoch, and again between a line of its end and the backup of it.
+    exact(lab, arrays(), callbacks_with_plain_state, at=(13, 15, 16.5))
 
 
 @case("restarts", replicas=(2,))
@@ -279,3 +286,83 @@ def generator(lab):
             yield x[chosen], y[chosen]
 
     exact(lab, lambda: {"x": batches()}, steps_per_epoch=BATCHES)
+
+
+@case("restarts", replicas=(2,))
+def said(lab):
+    """What cannot be brought back is in one warning; `state_dict` brings back the hidden."""
+
+    class Hidden:
+        """Holds a number where nobody looks."""
+
+        __slots__ = ("number",)
+
+        def __init__(self):
+            self.number = 0
+
+    class Counting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.hidden = Hidden()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.hidden.number += 1
+
+        @property
+        def shown(self):
+            return self.hidden.number
+
+    class Saying(Counting):
+        def state_dict(self):
+            return {"number": self.hidden.number}
+
+        def load_state_dict(self, state):
+            self.hidden.number = state["number"]
+
+    exact(lab, arrays(), lambda folder: [Saying()], at=(13,))
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(lab, folder, arrays(), lambda folder: [Counting(), note])
+        messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
+        messages = lab.everyone(messages)[0]
+    lab.check(len(messages) == 1, f"{len(messages)} warnings")
+    for part in ("Counting.hidden (Hidden)", "LambdaCallback: seen (list)", "state_dict()"):
+        lab.check(part in messages[0], f"{part!r} is not in {messages[0]!r}")
+
+
+@case("restarts", replicas=(2,))
+def two_calls_of_fit(lab):
+    """A script that calls `fit` twice with one folder, and dies in the second call."""
+
+    def script(folder, at=None):
+        _forget_earlier_calls()
+        fresh()
+        with lab.strategy().scope():
+            model = network()
+        kept = []
+        for struck in (None, at):
+            callbacks = [kd.callbacks.BackupAndRestore(folder, save_freq=3)]
+            callbacks += [interrupting(struck)] if struck else []
+            arguments = {**arrays()(), "epochs": 2, "verbose": 0, "callbacks": callbacks}
+            kept.append(model.fit(**arguments).history)
+        return [kept, values(model.variables)]
+
+    with lab.folder() as one, lab.folder() as other, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        expected = script(one)
+        with contextlib.suppress(InterruptionError):
+            script(other, at=13)
+        found = script(other)
+        messages = [str(one.message) for one in told if "a later call of fit" in str(one.message)]
+        messages = lab.everyone(messages)[0]
+    lab.check(same(found, expected), f"{found} instead of {expected}")
+    lab.check(len(messages) == 1, f"{messages}")
+
+
+def _forget_earlier_calls():
+    """As a new process does."""
+    from kerasdist.callbacks import run_files
+
+    run_files._ENDED.clear()
