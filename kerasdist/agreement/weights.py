@@ -10,14 +10,49 @@ from typing import Any
 import numpy as np
 
 from kerasdist import keras_seam
+from kerasdist.agreement.batches import first_difference
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
 from kerasdist.keras_seam import ops
 
-# Values that differ by less, as part of their sum of sizes, differ by rounding: workers on other
-# machines, or with other numbers of threads, may add up in another order.
+# Values that differ by less, as a part of one more than their mean size, differ by rounding:
+# workers on other machines, or with other numbers of threads, may add up in another order. (Of one
+# more, since what is left of large numbers that cancel may be small.)
 _ROUNDING = 1e-5
+
+
+def require_equal_batches(model: Any, replicas: ReplicaSet, when: str) -> None:
+    """Makes sure that all workers have trained on the same global batches since the last time.
+
+    All workers must call it.
+
+    Args:
+        model: A Keras model.
+        replicas: The devices that it is trained on.
+        when: When that is, for messages.
+
+    Raises:
+        DisagreementError: If a worker had batches of other sizes; on all workers alike.
+    """
+    job = replicas.job
+    if job is None:
+        return
+    runs = replicas.trained_on(model)
+    if len(set(job.exchange(f"batches before {when}", _digest(runs)))) == 1:
+        return
+    step, forms = first_difference(job.exchange(f"sizes of batches before {when}", runs))
+    said = described_difference([{f"batch {step}": form} for form in forms])
+    raise DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same batches "
+        f"before {when}. Received: {said}. All workers read the same data, and each takes its rows "
+        "of every batch. If each worker has data of its own, pass a dataset with "
+        "InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+    )
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
@@ -38,8 +73,7 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
         return
     variables = _variables(model)
     sums = replicas.checksums(variables)
-    digest = hashlib.sha256(repr(sums).encode()).hexdigest()
-    if len(set(job.exchange(f"weights at {when}", digest))) == 1:
+    if len(set(job.exchange(f"weights at {when}", _digest(sums)))) == 1:
         return
     everyone = job.exchange(f"checksums at {when}", sums)
     lengths = {len(theirs) for theirs in everyone}
@@ -78,11 +112,15 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _measures(variable: Any) -> list[float]:
-    """The norm, a weighted sum that another order changes, and the sum of sizes."""
+    """The norm, a weighted sum that another order changes, and what both are measured by."""
     values = np.asarray(ops.convert_to_numpy(variable)).astype("float64").reshape(-1)
     weights = 1.0 + np.arange(values.size) % 97 / 97
     sizes = np.abs(values)
-    return [float(np.sqrt(np.sum(values**2))), float(values @ weights), float(sizes.sum())]
+    return [
+        float(np.sqrt(np.sum(values**2))),
+        float(values @ weights),
+        float(sizes.sum() + sizes.size),
+    ]
 
 
 def _are_close(measures: Sequence[Sequence[float]]) -> bool:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from kerasdist.agreement.batches import Course
 from kerasdist.backends.equal_start import EqualStart
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
@@ -256,6 +257,8 @@ class ReplicaSet(abc.ABC):
         job: The job whose workers hold the other replicas; None: there are no others.
         batch_logs_matter: Whether anybody looks at the logs of a batch, in the call of `fit` or
             `evaluate` that runs.
+        equal_start: The variables that workers have not compared yet.
+        course: The global batches that workers have not compared yet.
     """
 
     batch_logs_matter = True
@@ -274,6 +277,7 @@ class ReplicaSet(abc.ABC):
         self.options = options
         self.job = job
         self.equal_start = EqualStart(self)
+        self.course = Course()
 
     @property
     def num_replicas(self) -> int:
@@ -348,6 +352,20 @@ class ReplicaSet(abc.ABC):
             f"model={model.name!r}, made under one of devices="
             f"{[str(device) for device in self.devices]}. There is nothing to compare."
         )
+
+    def trained_on(self, model: Any) -> list[list[Any]]:
+        """Returns the global batches since the last call, as this worker saw them.
+
+        Args:
+            model: The model that was trained.
+
+        Returns:
+            Pairs of a number of batches and the form that they had, in their order.
+        """
+        del model
+        runs = self.course.runs()
+        self.course.clear()
+        return runs
 
     @property
     def logical_devices(self) -> LogicalDevices:

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import keras
 
+from kerasdist import keras_seam
 from kerasdist.agreement import weights
 from kerasdist.binding import binding_of
 
@@ -14,8 +15,16 @@ from kerasdist.binding import binding_of
 class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by a checksum.
 
-    It stands behind the callbacks that may change them, and before those that back them up.
+    Also the sizes of the batches that they have trained on. It stands behind the callbacks that may
+    change weights, and before those that back them up.
     """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Forgets batches that were not trained on in this call."""
+        del logs
+        binding = binding_of(keras_seam.model_of(self))
+        if binding is not None:
+            binding.replicas.course.clear()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares. All workers must call it.
@@ -43,4 +52,5 @@ def require_equal_weights(model: Any, when: str) -> None:
     """
     binding = binding_of(model)
     if binding is not None:
+        weights.require_equal_batches(model, binding.replicas, when)
         weights.require_equal(model, binding.replicas, when)

@@ -144,7 +144,7 @@ def _assigns(lab, by):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 1 and is_last:
                 bias = self.model.layers[-1].bias
-                bias.assign(bias * by)
+                bias.assign(bias + by)
 
     return Assigns()
 
@@ -155,16 +155,58 @@ def on_a_weight(lab):
     model = _model(lab)
     said = "same weights at the end of epoch 1. Received: .*last/bias='norm .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
-        _fit(model, epochs=2, callbacks=[_assigns(lab, 2.0)])
+        _fit(model, epochs=2, callbacks=[_assigns(lab, 1.0)])
     with lab.folder() as folder:
         backup = kd.callbacks.BackupAndRestore(folder / "backup", save_freq=2)
         said = "same weights at batch 2 of epoch 1. Received: .*last/bias"
         with lab.raises(kd.errors.DisagreementError, said):
             model = _model(lab)
-            _fit(model, callbacks=[_assigns(lab, 2.0), backup])
+            _fit(model, callbacks=[_assigns(lab, 1.0), backup])
         written = list((folder / "backup").glob("*")) if (folder / "backup").exists() else []
         lab.check(not written, f"a backup was written: {written}")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        _fit(_model(lab), callbacks=[_assigns(lab, 1 + 1e-6)])
+        _fit(_model(lab), callbacks=[_assigns(lab, 1e-6)])
     lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
+
+
+def _batches(sizes):
+    """A dataset whose batches have these sizes; nothing says so before they are read."""
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = len(sizes)
+
+        def __getitem__(self, index):
+            x, y = regression(sizes[index])
+            return x, y
+
+    return Batches()
+
+
+@case("workers")
+def on_a_batch(lab):
+    """A batch of another size on one worker is found at the end of the epoch at the latest."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    last, replicas = lab.job.num_workers - 1, lab.replicas
+    model = _model(lab)
+    sizes = [2 * replicas] * 3
+    _fit(model, (_batches(sizes), None), batch_size=None, epochs=2)
+    sizes[1] *= 1 + odd
+    counted = "batch 1='.* examples in all'" if lab.backend == "tensorflow" else "batch 2='.*'"
+    said = f"same batches before the end of epoch 1. Received: {counted} on worker {last}, "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(model, (_batches(sizes), None), batch_size=None, shuffle=False)
+
+
+@case("workers", backends=("jax",))
+def on_a_program(lab):
+    """On JAX workers compare the program, which holds what no configuration says."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    hidden = {"factor": 3.0 if odd else 2.0}  # nothing that is looked at otherwise
+
+    def loss(y, p):
+        return keras.ops.mean(keras.ops.square(y - p), -1) * hidden["factor"]
+
+    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(_model(lab, loss=loss))

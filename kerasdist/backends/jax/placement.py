@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, final
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
@@ -30,11 +31,15 @@ class Placement(abc.ABC):
         flow: What keeps the host from running too far ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         begin_step: What to call before every program of the user's.
+        note_batch: What to call with the shapes of each batch of a step of `fit` and its like.
+        compare_program: What to call with the text of the first program of a step.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
     places_ahead: bool = False
     begin_step: Callable[[], None] = staticmethod(lambda: None)
+    note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
+    compare_program: Callable[[str], None] = staticmethod(lambda _: None)
 
     def __init__(self, devices: Sequence[Any]) -> None:
         """Makes the placement.
@@ -303,10 +308,13 @@ class MeshPlacement(Placement):
             return jax.tree.map(self._returned, outputs), state
 
         # Every sharding is said: left to itself, XLA divides arrays in ways JAX has no name for.
-        programs: dict[Any, Step] = {}
+        programs: dict[Any, Any] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            entry = self.layout.entry(jax.tree.leaves(batch), axis)
+            leaves = jax.tree.leaves(batch)
+            entry = self.layout.entry(leaves, axis)
+            if self.layout.spans_workers:
+                self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
             if self.rest.after_each_step:
                 state = jax.device_put(state, self.whole)
             held = self._held(state)
@@ -318,6 +326,9 @@ class MeshPlacement(Placement):
                     in_shardings=(held, entry),
                     out_shardings=(None, held),
                 )
+                if self.layout.spans_workers and len(programs) == 1:
+                    # JAX keeps what it lowers: it is done once, for this and for the call.
+                    self.compare_program(programs[key].lower(state, batch).as_text())
             outputs, state = programs[key](state, batch)
             if self.rest.after_each_step:
                 state = self.at_rest(state)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 
 from kerasdist import keras_seam
+from kerasdist.agreement import programs
 from kerasdist.backends.base import LogicalDevices, ReplicaOptions, ReplicaSet
 from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.batches import OwnRowsAdapter, PlacedAdapter
@@ -55,6 +56,9 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(devices, options, job)
         self.arrays = _placement(jax_devices, options)
         self.arrays.begin_step = self.begin_step
+        self.arrays.note_batch = self.course.note
+        if job is not None:
+            self.arrays.compare_program = partial(programs.require_equal, job)
 
     @cached_property
     def runner(self) -> Runner:

@@ -19,39 +19,45 @@ class LossWatch:
     where it came from. They are read when an epoch's loss is not finite, so no step waits for it.
     """
 
-    def __init__(self, engine: tf.distribute.Strategy, model: str) -> None:
+    def __init__(self, engine: tf.distribute.Strategy, model: str, *, counts: bool) -> None:
         """Makes the counters, at zero.
 
         Args:
             engine: The strategy that runs the replicas.
             model: The model's name, for the warning.
+            counts: Whether to count examples, too, for workers to compare.
         """
         self._model = model
         self._warned = False
         with engine.scope():
-            # A number for each replica, of which each writes its own.
-            self._finite_steps = keras.Variable(
-                keras.ops.zeros(engine.num_replicas_in_sync, "int64"),
-                trainable=False,
-                aggregation="sum",
-                synchronization="on_read",
-            )
+            self._finite_steps = _a_number_for_each(engine.num_replicas_in_sync)
+            # What the sizes of the global batches add up to.
+            self._examples = _a_number_for_each(engine.num_replicas_in_sync) if counts else None
 
     @property
     def variables(self) -> list[Any]:
         """The counters."""
-        return [self._finite_steps]
+        return [self._finite_steps, *([] if self._examples is None else [self._examples])]
 
-    def count(self, loss_tracker: Any) -> None:
+    @property
+    def examples(self) -> list[int]:
+        """The number of examples of all global batches, as each replica counts them."""
+        return [] if self._examples is None else self._examples.numpy().tolist()
+
+    def count(self, loss_tracker: Any, examples: Any) -> None:
         """Notes in a replica, after its step, whether its own losses are finite.
 
         Args:
             loss_tracker: The model's mean of losses.
+            examples: The number of examples of the global batch, None if it is not divided.
         """
         finite = tf.math.is_finite(tf.convert_to_tensor(loss_tracker.total))
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         count = tf.one_hot(replica, self._finite_steps.shape[0], dtype=tf.int64)
         native(self._finite_steps).assign_add(count * tf.cast(finite, tf.int64))
+        if self._examples is not None and examples is not None:
+            own = tf.one_hot(replica, self._examples.shape[0], dtype=tf.int64)
+            native(self._examples).assign_add(own * tf.cast(examples, tf.int64))
 
     def warn(self, loss: Any) -> None:
         """Warns, once, if some replicas lost their loss before the others.
@@ -73,3 +79,13 @@ class LossWatch:
             "values.",
             stacklevel=2,
         )
+
+
+def _a_number_for_each(replicas: int) -> Any:
+    """A number for each replica, of which each writes its own."""
+    return keras.Variable(
+        keras.ops.zeros(replicas, "int64"),
+        trainable=False,
+        aggregation="sum",
+        synchronization="on_read",
+    )

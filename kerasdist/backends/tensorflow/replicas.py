@@ -31,7 +31,11 @@ from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.own_batches import WorkerAdapter
 from kerasdist.backends.tensorflow.pipelines import GlobalBatchDataset
 from kerasdist.backends.tensorflow.runner import TensorFlowRunner
-from kerasdist.backends.tensorflow.trainer import PlacedTrainer, TensorFlowTrainer
+from kerasdist.backends.tensorflow.trainer import (
+    LOSS_WATCH,
+    PlacedTrainer,
+    TensorFlowTrainer,
+)
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers import WorkerGroup
 from kerasdist.backends.tensorflow.workers_seam import WorkersStrategy
@@ -138,6 +142,12 @@ class MirroredReplicas(ReplicaSet):
         """Gives variables the chief's values, whatever is compiled at the moment."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
+
+    def trained_on(self, model: Any) -> list[list[Any]]:
+        """Returns what the sizes of all global batches add up to, as this worker counts them."""
+        watch = vars(model).get(LOSS_WATCH)
+        everyone = [] if watch is None else watch.examples
+        return [[1, f"{everyone[self.local_replicas.start]} examples in all"]] if everyone else []
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker's first device."""

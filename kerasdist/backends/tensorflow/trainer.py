@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import keras_seam
+from kerasdist import context, keras_seam
 from kerasdist.backends.tensorflow.adoption import adopt, adopt_all
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import MirroredReplicas
 
 # The name under which a model holds its watch.
-_LOSS_WATCH = "_kerasdist_loss_watch"
+LOSS_WATCH = "_kerasdist_loss_watch"
 
 
 @final
@@ -66,12 +66,14 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `fit` calls for each step."""
         self._leave_loops()
         if self.train_function is None or force:
-            watch = LossWatch(self._group.engine, self.name)
-            object.__setattr__(self, _LOSS_WATCH, watch)  # past Keras's tracking of attributes
+            watch = LossWatch(self._group.engine, self.name, counts=self._group.is_divided)
+            object.__setattr__(self, LOSS_WATCH, watch)  # past Keras's tracking of attributes
 
             def watched_step(batch: Any) -> Any:
                 logs = self.train_step(batch)
-                watch.count(keras_seam.loss_tracker(self))
+                replica = context.replica()
+                share = None if replica is None else replica.share
+                watch.count(keras_seam.loss_tracker(self), None if share is None else share.total)
                 return logs
 
             self.train_function = FirstStepChecked(
@@ -101,7 +103,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; after an epoch it looks whether the loss is finite."""
         results = super().get_metrics_result()
-        watch = vars(self).get(_LOSS_WATCH)
+        watch = vars(self).get(LOSS_WATCH)
         if (
             watch is not None
             and tf.executing_eagerly()

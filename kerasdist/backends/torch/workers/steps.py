@@ -16,6 +16,7 @@ from kerasdist.backends.torch.variables import is_sum
 from kerasdist.backends.torch.workers.fit_state import FitState
 from kerasdist.backends.torch.workers.logs import Logs
 from kerasdist.backends.torch.workers.overlap import Overlap
+from kerasdist.input.dividing import examples
 from kerasdist.input.shares import WorkerRows
 from kerasdist.structures import flatten, pack
 from kerasdist.training.metrics import metrics_of, settle
@@ -155,6 +156,8 @@ class WorkerSteps(Steps):
         if context.replica() is not None:
             return None
         self._replicas.begin_step()
+        total = batch.total if isinstance(batch, WorkerRows) else examples(batch)
+        self._replicas.course.note(total)
         return piece_of(batch, self._group.rank, self._group.size)
 
     def _shared_out(self, batch: Any) -> Any:
