@@ -10,10 +10,6 @@ PYTEST := $(BIN)/python -m pytest
 # The suites that compute rather than wait: about half of the time that all take.
 COMPUTING := tests/conformance tests/keras_trainer
 
-# A replica is a thread. OpenMP's own threads on top of them wait actively, which makes
-# torch ten times slower on a machine whose cores are busy.
-export OMP_NUM_THREADS ?= 1
-export TF_CPP_MIN_LOG_LEVEL ?= 3
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 

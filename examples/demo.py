@@ -76,9 +76,6 @@ def run(backend: str) -> tuple[dict[str, Any] | None, str]:
     """Return the row of `backend` from a fresh process, or None, and what it printed."""
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
-        # Two replicas are two threads. OpenMP's own threads on top of them wait actively,
-        # and on a machine with two busy cores that makes torch ten times slower.
-        "OMP_NUM_THREADS": "1",
         **os.environ,
         "KERAS_BACKEND": backend,
     }

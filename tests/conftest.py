@@ -1,5 +1,5 @@
-"""All suites share what they compile."""
+"""All suites share what they compile, and print what matters."""
 
-from tests.environment import keep_compiled_programs
+from tests.environment import of_all
 
-keep_compiled_programs()
+of_all()

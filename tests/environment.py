@@ -1,35 +1,101 @@
-"""What the processes that tests start have in their environment."""
+"""What the processes of the tests have in their environment that users' processes have not.
+
+All of it is here, with its reason: nothing else in tests/ or the Makefile sets a variable that
+changes how a framework computes. Cases of `registry.AS_USERS_HAVE_IT` run with none of it
+(`of_users`). Not here is what a test is about (``KERASDIST_*``, ``KERAS_BACKEND``, a launcher's
+variables), and ``PYTHONDONTWRITEBYTECODE``, which the Makefile takes away so that the tests' some
+hundred processes need not compile all modules again.
+"""
 
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# Most tests train one of a few models: without the cache XLA compiles each of them a hundred times,
-# which is more than half of the time on JAX.
-COMPILED_PROGRAMS = {
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / "build" / "jax-cache"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 
-# Three quarters of what XLA takes to compile a small program on a CPU goes into kernels that are
-# faster, not other ones. `KERASDIST_CONFORMANCE_FULL=1` has them, as users do, and so has every
-# process that does not call `compile_quickly`: the examples, Keras's own tests, the unit tests.
-SLOWER_KERNELS = (
-    "--xla_cpu_use_fusion_emitters=false",
-    "--xla_backend_optimization_level=0",
-    "--xla_cpu_parallel_codegen_split_count=1",
+@dataclass(frozen=True)
+class Setting:
+    """A variable that a test's process gets, unless it is set already."""
+
+    name: str
+    value: str
+    reason: str
+
+
+# Of all processes.
+QUIET = (
+    Setting(
+        "TF_CPP_MIN_LOG_LEVEL",
+        "3",
+        "TensorFlow's lines about the processor and CUDA hide what a failed test says",
+    ),
+)
+_KEPT = "most tests train one of a few models: XLA would compile each of them a hundred times"
+COMPILED_PROGRAMS = (
+    Setting("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "jax-cache"), _KEPT),
+    Setting("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0", _KEPT),
+    Setting("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1", _KEPT),
 )
 
+# Of the suites that ask for CPU devices by number.
+_CPU = (
+    "the suites have 4 CPU devices on every machine; an accelerator would take what has no device"
+)
+CPU_DEVICES = (
+    Setting("CUDA_VISIBLE_DEVICES", "-1", _CPU),
+    Setting("JAX_PLATFORMS", "cpu", _CPU),
+)
 
-def keep_compiled_programs():
-    """Lets this process, and those that it starts, compile on JAX what none has compiled yet."""
-    for name, value in COMPILED_PROGRAMS.items():
-        os.environ.setdefault(name, value)
+# Of workers that no launcher starts.
+WORKERS = (
+    Setting(
+        "OMP_NUM_THREADS",
+        "1",
+        "`kerasdist run` gives each worker its part of the machine's cores; so do the tests that "
+        "start workers by themselves",
+    ),
+)
+
+# Of the exactness suites on JAX. `KERASDIST_CONFORMANCE_FULL=1` has XLA optimize, and so has every
+# process that does not call `of_suite`: the examples, Keras's own tests, the unit tests.
+SLOWER_KERNELS = Setting(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "three quarters of what XLA takes to compile a small program on a CPU goes into kernels that "
+    "are faster, not other ones",
+)
+
+ALL = (*QUIET, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS, SLOWER_KERNELS)
 
 
-def compile_quickly():
-    """Lets XLA compile for JAX without optimizing, in this process and those that it starts."""
-    if os.environ.get("KERASDIST_CONFORMANCE_FULL") != "1":
-        os.environ.setdefault("XLA_FLAGS", " ".join(SLOWER_KERNELS))
+def put(settings: Iterable[Setting]):
+    """Gives settings to this process, and to those that it starts."""
+    for setting in settings:
+        os.environ.setdefault(setting.name, setting.value)
+
+
+def values(settings: Iterable[Setting]) -> dict[str, str]:
+    """Settings for a process that is to be started, as far as they are not set already."""
+    return {one.name: os.environ.get(one.name, one.value) for one in settings}
+
+
+def of_all():
+    """Gives this process, and those that it starts, what all processes of the tests have."""
+    put((*QUIET, *COMPILED_PROGRAMS))
+
+
+def of_suite(backend: str):
+    """Gives this process what those of the exactness suites have; before the backend starts."""
+    of_all()
+    put(CPU_DEVICES)
+    if backend == "jax" and os.environ.get("KERASDIST_CONFORMANCE_FULL") != "1":
+        put([SLOWER_KERNELS])
+
+
+def of_users() -> dict[str, str]:
+    """The environment of this process without any of this."""
+    ours = {setting.name for setting in ALL}
+    return {name: value for name, value in os.environ.items() if name not in ours}

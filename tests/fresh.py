@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.environment import QUIET, values
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 100
 
@@ -22,7 +24,7 @@ def run_python(*arguments: str | Path, seconds: float = SECONDS, **environment: 
     child = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        env={**os.environ, **values(QUIET), **environment},
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance import registry
+from tests.environment import of_users
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(os.environ.get("KERASDIST_CONFORMANCE_RESULTS", ROOT / "build" / "conformance"))
@@ -51,6 +52,7 @@ class Worker:
         log: Path,
         command: Sequence[str],
         limits: Mapping[str, float],
+        environment: Mapping[str, str] | None = None,
     ):
         """``command``: a module and its arguments; ``limits``: seconds a case may take."""
         self.backend = backend
@@ -61,6 +63,7 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command, "--backend", backend],
             cwd=ROOT,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -178,18 +181,27 @@ class BackendRun:
         threading.Thread(target=self._run, name=f"{folder.name}-{name}", daemon=True).start()
 
     def _run(self):
-        left = list(self._keys)
+        as_users = [key for key in self._keys if key.startswith(registry.AS_USERS_HAVE_IT)]
         try:
-            while left and not self._stopped:
-                self._worker = Worker(self.backend, left, self.log, self._command, self._limits)
-                for result in self._worker.results():
-                    # Without a key: it died before a case began, which is every case's result.
-                    for key in [result.key] if result.key else list(left):
-                        left.remove(key)
-                        self._results.put(replace(result, key=key))
-                self._worker.stop()
+            self._run_in([key for key in self._keys if key not in as_users], self._command)
+            self._run_in(as_users, [*self._command, "--as-users"], of_users())
         finally:
             self._results.put(None)
+
+    def _run_in(
+        self,
+        left: list[str],
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ):
+        while left and not self._stopped:
+            self._worker = Worker(self.backend, left, self.log, command, self._limits, environment)
+            for result in self._worker.results():
+                # Without a key: it died before a case began, which is every case's result.
+                for key in [result.key] if result.key else list(left):
+                    left.remove(key)
+                    self._results.put(replace(result, key=key))
+            self._worker.stop()
 
     def results(self) -> Iterator[Result]:
         """Results in the order of the items, each as soon as it is known."""

@@ -21,23 +21,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.conformance import registry
-from tests.environment import compile_quickly, keep_compiled_programs
+from tests.environment import of_suite
 
 COLLECT_EVERY = 5
 COLLECT_SECONDS = 150
 
 
-def prepare(backend: str):
+def prepare(backend: str, *, as_users: bool = False):
     """All that must be said before the backend starts."""
     os.environ["KERAS_BACKEND"] = backend
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # A replica is a thread: OpenMP's own on top of them wait actively and steal its core.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    keep_compiled_programs()
-    if backend == "jax":
-        compile_quickly()
+    if as_users:
+        return
+    of_suite(backend)
     # Tracing makes many objects that stay for long: to look through every 700 costs a twentieth.
     gc.set_threshold(50_000)
 
@@ -101,6 +96,7 @@ def main():
     parser.add_argument("--suite", default=registry.CONFORMANCE)
     parser.add_argument("--devices", type=int, default=max(registry.REPLICAS))
     parser.add_argument("--plain", action="store_true", help="plain against plain: the harness")
+    parser.add_argument("--as-users", action="store_true", help="with no setting of the tests")
     arguments = parser.parse_args()
 
     lines = os.fdopen(os.dup(1), "w", buffering=1)
@@ -112,7 +108,7 @@ def main():
 
     wanted = [line.strip() for line in sys.stdin if line.strip()]
     known = {item.key: item for item in registry.items(arguments.backend, arguments.suite)}
-    prepare(arguments.backend)
+    prepare(arguments.backend, as_users=arguments.as_users)
     faulthandler.dump_traceback_later(180, exit=True)
     import keras
 

@@ -19,6 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.environment import CPU_DEVICES, QUIET, values
 from tests.keras_trainer.exceptions import EXCEPTIONS
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -72,11 +73,8 @@ def _one_process(backend, replicas, folder, outcomes) -> tuple[bool, str, str]:
         "KERAS_TRAINER_SECONDS_PER_TEST": str(SECONDS_PER_TEST),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTEST_ADDOPTS": "",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "JAX_PLATFORMS": "cpu",
+        **values((*QUIET, *CPU_DEVICES)),
     }
-    for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("OMP_NUM_THREADS", "1")):
-        environment.setdefault(name, value)
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
     command += ["-c", os.devnull, "--rootdir", str(folder), "-p", "tests.keras_trainer.plugin"]
     process = subprocess.run(

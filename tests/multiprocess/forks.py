@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.environment import WORKERS, values
 from tests.multiprocess.processes import ROOT, Ended
 
 
@@ -64,7 +65,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **values(WORKERS)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -19,6 +19,7 @@ import time
 from collections import deque
 
 from tests.conformance import registry
+from tests.environment import WORKERS, values
 from tests.multiprocess.layouts import Layout
 
 BEHIND_SECONDS = 45.0
@@ -53,7 +54,7 @@ class Group:
             # A worker that waits for one whose case has failed shall not wait long.
             "KERASDIST_MEETING_TIMEOUT": "40",
             "KERASDIST_HEARTBEAT_TIMEOUT": "30",
-            "OMP_NUM_THREADS": "1",
+            **values(WORKERS),
         }
         command = [sys.executable, "-m", "tests.multiprocess.worker", "--backend", backend]
         return subprocess.Popen(

@@ -25,6 +25,7 @@ _NOT_HERE = (
     "callbacks.tensorboard",
     "training.verbose",
     "generated.",  # many cases in one
+    *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
 

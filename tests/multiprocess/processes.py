@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.environment import WORKERS, values
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,7 +41,7 @@ class Processes:
             subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                env={**os.environ, **values(WORKERS), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

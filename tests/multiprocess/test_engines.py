@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import CPU_DEVICES, values
 from tests.multiprocess.processes import Processes, free_port, report
 
 SECONDS = 150
@@ -16,8 +17,8 @@ COMMON = {
 }
 # Two devices a worker on JAX, where a worker may have several.
 OWN = {
-    "jax": {"KERASDIST_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"},
-    "torch": {"CUDA_VISIBLE_DEVICES": ""},
+    "jax": {"KERASDIST_CPU_DEVICES": "2", **values(CPU_DEVICES)},
+    "torch": values(CPU_DEVICES),
 }
 
 

@@ -12,12 +12,13 @@ from kerasdist.errors import ClusterError
 from kerasdist_ray import RayJobError, attempt, job, run_on_ray
 from kerasdist_ray.process import Answer
 from kerasdist_ray.seat import Node
+from tests.environment import WORKERS, values
 from tests.integrations.ray import functions
 from tests.multiprocess.launching import left_after
 
 pytestmark = pytest.mark.timeout(180)  # two processes import a framework, on a busy machine
 
-ENV = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", "KERASDIST_MEETING_TIMEOUT": "60"}
+ENV = {"KERAS_BACKEND": "torch", "KERASDIST_MEETING_TIMEOUT": "60", **values(WORKERS)}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import CPU_DEVICES, values
 from tests.fresh import run_python
 
 CASES = "tests.unit.backends.jax_cases"
@@ -18,7 +19,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def failures():
-    output = run_python("-m", CASES, seconds=280, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+    output = run_python("-m", CASES, seconds=280, KERAS_BACKEND="jax", **values(CPU_DEVICES))
     return json.loads(output.splitlines()[-1])
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.environment import CPU_DEVICES, values
 from tests.fresh import ROOT, run_python
 
 
@@ -12,7 +13,7 @@ def test_short_steps_on_four_devices_finish():
         *("benchmarks/short_steps.py", "--here", "--steps", "2000", "--devices", "4"),
         seconds=150,
         KERAS_BACKEND="jax",
-        JAX_PLATFORMS="cpu",
+        **values(CPU_DEVICES),
         PYTHONPATH=str(ROOT),
     )
     assert "2000 steps" in output
