@@ -112,6 +112,8 @@ def _line(found: Difference | None) -> str:
     if found is None:
         return "none"
     mark = "differ" if found.is_more_than_rounding else "equal"
+    if mark == "equal" and found.relative > found.tolerance / 10:
+        mark = "nearly equal"
     return f"{mark}, largest difference {found.absolute:.3g} in {found}"
 
 
