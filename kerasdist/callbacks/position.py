@@ -22,6 +22,8 @@ from kerasdist.callbacks import training_state
 from kerasdist.callbacks.encoding import renumbered
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.input.adapter import WrappedAdapter
+from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.sharded import ShardedAdapter
 
 
 @final
@@ -76,6 +78,8 @@ class Position:
         self._is_due = self._is_read = self._reads_aside = False
         self._passed_before, self._passed = 0, 0
         self._resume: _Resume | None = None
+        self._epochs = 0
+        self._pass_epochs: Callable[[int], None] | None = None
 
     def follow(self, adapter: Any) -> None:
         """Notes the adapter that Keras made, and follows the iterations of a ``tf.data`` pipeline.
@@ -88,6 +92,8 @@ class Position:
                 "the order of the arrays, which TensorFlow shuffles without a seed (call "
                 "keras.utils.set_random_seed)"
             )
+        if isinstance(adapter, ShardedAdapter):
+            self._follow_own(adapter.batches.source)
         self._reads_aside = keras_seam.reads_aside(adapter)
         dataset = keras_seam.dataset_of(adapter)
         if dataset is None:
@@ -101,6 +107,14 @@ class Position:
         if not keras_seam.is_native_dataset(dataset):
             followed = keras_seam.FollowedDataset(dataset, self._iterations)
             keras_seam.replace_dataset(adapter, followed)
+
+    def _follow_own(self, source: OwnSource) -> None:
+        """Notes what this worker alone reads; what it remembers, the chief cannot write down."""
+        self._pass_epochs = source.pass_epochs
+        if source.pass_epochs is None:
+            self._lost.append("the place in pipelines that a function makes for each worker")
+        elif isinstance(source.dataset, keras_seam.PyDataset):
+            self._lost.append("what a PyDataset remembers of which each worker reads a part")
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot bring back, a line each."""
@@ -154,6 +168,7 @@ class Position:
         if self._begin is None or not self._goes_on:
             self._begin = self._now(training_state.random_states())
         self._passed_before, self._passed = self._passed_before + self._passed, 0
+        self._epochs += 1
         self._is_due = True
 
     def batch_begins(self) -> None:
@@ -193,6 +208,7 @@ class Position:
             "source": renumbered(begin.source, len(arrays)),
             "number of arrays": len(begin.arrays),
             "passed": self._passed_before + (0 if batches else self._passed),
+            "epochs": self._epochs - (1 if batches else 0),
             "place": None,
         }
         arrays += begin.arrays
@@ -213,6 +229,9 @@ class Position:
         """
         self._source.put_back(form["source"], arrays)
         self._passed_before, self._passed = form["passed"], 0
+        self._epochs = form["epochs"]
+        if self._pass_epochs is not None and not self._goes_on:
+            self._pass_epochs(self._epochs)
         place, passed = form["place"], form["passed"] if self._goes_on else 0
         if place is not None and self._iterations is not None:
             self._iterations.go_to(arrays[place].tobytes())

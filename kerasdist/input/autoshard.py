@@ -33,6 +33,8 @@ class OwnSource:
         everything: Starts an iteration over what it has them from; for the form of a batch, where
             the worker has none.
         serves_once: Whether there is one iteration only.
+        pass_epochs: Lets the next iteration be the one after so many more; None where the source
+            cannot be told.
     """
 
     dataset: Any
@@ -41,6 +43,7 @@ class OwnSource:
     steps_a_batch: int
     everything: Callable[[], Iterator[Any]]
     serves_once: bool = False
+    pass_epochs: Callable[[int], None] | None = None
 
 
 def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
@@ -80,19 +83,21 @@ def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
     """
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     if policy is AutoShardPolicy.OFF:
-        return OwnSource(dataset, _epochs(dataset, dataset), _length(dataset), 1, everything, once)
+        epochs = _Epochs(dataset, dataset)
+        length = _length(dataset)
+        return OwnSource(dataset, epochs.start, length, 1, everything, once, epochs.pass_over)
     workers = job.num_workers
     shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
     own = shard(dataset, job)
-    start, length = _epochs(own, dataset), _length(own)
+    epochs, length = _Epochs(own, dataset), _length(own)
 
     def steps() -> Iterator[Any]:
-        for batch in start():
+        for batch in epochs.start():
             for bounds in piece_bounds(examples(batch), workers):
                 yield rows(batch, *bounds)
 
     steps_in_all = None if length is None else length * workers
-    return OwnSource(own, steps, steps_in_all, workers, everything, once)
+    return OwnSource(own, steps, steps_in_all, workers, everything, once, epochs.pass_over)
 
 
 def _by_batch(dataset: Any, job: Job) -> Any:
@@ -143,18 +148,27 @@ class _EveryNth:
         return len(range(self._first, length, self._step))
 
 
-def _epochs(own: Any, dataset: Any) -> Callable[[], Iterator[Any]]:
-    """What starts an iteration, each one an epoch of its own."""
-    epochs = itertools.count()
+@final
+class _Epochs:
+    """Starts iterations over what a worker reads, each one an epoch of its own."""
 
-    def start() -> Iterator[Any]:
-        epoch = next(epochs)
-        if keras_seam.is_torch_dataloader(dataset):
-            tell_epoch(dataset, epoch)
-        known = keras_seam.is_dataset(own)
-        return iter(keras_seam.own_batches(own) if known else own)
+    def __init__(self, own: Any, dataset: Any) -> None:
+        self._own, self._dataset = own, dataset
+        self._number = 0
 
-    return start
+    def start(self) -> Iterator[Any]:
+        epoch, self._number = self._number, self._number + 1
+        if keras_seam.is_torch_dataloader(self._dataset):
+            tell_epoch(self._dataset, epoch)
+        known = keras_seam.is_dataset(self._own)
+        return iter(keras_seam.own_batches(self._own) if known else self._own)
+
+    def pass_over(self, epochs: int) -> None:
+        """Lets epochs be over that another process has read."""
+        self._number += epochs
+        if keras_seam.is_tf_dataset(self._own):
+            for _ in range(epochs):
+                iter(self._own)  # it draws the seeds of an epoch's shuffles as it begins
 
 
 def _length(dataset: Any) -> int | None:

@@ -289,6 +289,41 @@ def generator(lab):
 
 
 @case("restarts", replicas=(2,))
+def several_steps(lab):
+    """Three steps in an execution, of which the last one of an epoch has two."""
+    build = lambda: network(steps_per_execution=3)  # noqa: E731
+    exact(lab, arrays(), at=(9, 14, 16.5), build=build)
+
+
+@case("restarts", replicas=(2,))
+def stopped_already(lab):
+    """A run that EarlyStopping has stopped, and that dies as it ends, trains no further."""
+
+    class Dying(keras.callbacks.Callback):
+        def __init__(self, dies):
+            super().__init__()
+            self.dies = dies
+
+        def on_train_end(self, logs=None):
+            if self.dies:
+                raise InterruptionError
+
+    def listed(dies):
+        stop = keras.callbacks.EarlyStopping(
+            "loss", patience=0, min_delta=9.0, restore_best_weights=True
+        )
+        return lambda folder: [Dying(dies), stop]
+
+    with lab.folder() as one, lab.folder() as other:
+        expected = run(lab, one, arrays(), listed(False), epochs=5)
+        with contextlib.suppress(InterruptionError):
+            run(lab, other, arrays(), listed(True), epochs=5)
+        found = run(lab, other, arrays(), listed(False), epochs=5)
+    lab.equal(found["epochs"], [0, 1])
+    lab.check(same(found, expected), f"{found} instead of {expected}")
+
+
+@case("restarts", replicas=(2,))
 def said(lab):
     """What cannot be brought back is in one warning; `state_dict` brings back the hidden."""
 

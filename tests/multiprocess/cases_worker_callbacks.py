@@ -294,3 +294,30 @@ def kerass_own_backups(lab):
         _fit(model, [keras.callbacks.BackupAndRestore(own), watch])
         lab.equal(seen, [1, 2])
         lab.alike([array.tolist() for array in values(model.weights)])
+
+
+@case("workers")
+def restart_of_shards(lab):
+    """Each worker reads its part of a shuffled pipeline, and goes on where it was."""
+    import tensorflow as tf
+
+    def run(folder, *callbacks):
+        model = _model(lab)
+        tf.random.set_seed(3)
+        rows = tf.data.Dataset.from_tensor_slices(regression(24)).shuffle(24).batch(4)
+        sharded = lab.strategy().distribute_dataset(
+            rows, kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
+        )
+        backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
+        keras.utils.set_random_seed(12)
+        history = model.fit(sharded, epochs=3, verbose=0, callbacks=[backup, *callbacks])
+        return _everything(model, history)
+
+    with lab.folder() as folder:
+        expected = run(folder)
+    with lab.folder() as folder:
+        for batches in (9, 3, 4):
+            with contextlib.suppress(Interrupt):
+                run(folder, _interrupting(batches))
+        lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
+        lab.equal(run(folder), expected)
