@@ -320,6 +320,10 @@ class ReplicaSet(abc.ABC):
         """Returns a context for a call of Keras's `fit`, `evaluate` or `predict`."""
         return nullcontext()
 
+    def leaving(self) -> AbstractContextManager[None]:
+        """Returns a context in which this thread is outside of `placement`."""
+        return nullcontext()
+
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the values that they have on the chief.
 

@@ -210,6 +210,44 @@ def parts_of(model: Any) -> list[Any]:
     return [model, *flat_layers(model), model.optimizer, *model.metrics]
 
 
+def has_built_layers(model: Any) -> bool:
+    """Returns whether all layers inside of a model are built; it may have no ``call`` itself.
+
+    Args:
+        model: A Keras model.
+    """
+    return all(layer.built for layer in flat_layers(model))
+
+
+def is_complete(model: Any) -> bool:
+    """Returns whether all layers, the losses and the metrics of a compiled model are built.
+
+    Args:
+        model: A Keras model.
+    """
+    compiled = (model._compile_loss, model._compile_metrics)
+    return has_built_layers(model) and all(one is None or one.built for one in compiled)
+
+
+def drop_compiled(model: Any) -> None:
+    """Lets a TensorFlow model compile its steps anew, when it needs them next.
+
+    Args:
+        model: A Keras model.
+    """
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def given_metrics(compiled: Any) -> list[Any]:
+    """Returns the metric objects that ``compile`` was given.
+
+    Args:
+        compiled: The ``CompileMetrics`` of a model.
+    """
+    given = (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+
+
 def initial_epoch(model: Any) -> int | None:
     """Returns the epoch in which `fit` goes on, None for the one that its argument says.
 

@@ -27,6 +27,18 @@ def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
     variable._initialize(value)
 
 
+def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
+    """Says how a variable is kept on replicas, before it is made anew there.
+
+    Args:
+        variable: A Keras variable.
+        synchronization: One of Keras's synchronizations.
+        aggregation: One of Keras's aggregations.
+    """
+    variable._synchronization = synchronization
+    variable._aggregation = aggregation
+
+
 def make_anew(variable: Any) -> None:
     """Makes the framework's variable anew, with its value, as the scope in force wants it.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, final
 
@@ -201,7 +202,10 @@ def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str
     def given(value: Any) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
-    return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
+    strategy = context.scoped_strategy()
+    replicas = None if strategy is None or context.replica() else strategy.replica_set
+    with nullcontext() if replicas is None else replicas.leaving():
+        return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 
 
 def _bound(

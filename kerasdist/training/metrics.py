@@ -58,10 +58,16 @@ def metrics_of(model: Any) -> Iterator[Any]:
     """Yields the metrics of a model, those that it was compiled with one by one.
 
     Args:
-        model: A Keras model.
+        model: A Keras model. Before its first step, Keras has not yet made the metrics that were
+            given by name or as a function; they are left out.
     """
     for metric in model.metrics:
-        yield from metric.metrics if isinstance(metric, keras_seam.CompileMetrics) else [metric]
+        if not isinstance(metric, keras_seam.CompileMetrics):
+            yield metric
+        elif metric.built:
+            yield from metric.metrics
+        else:
+            yield from keras_seam.given_metrics(metric)
 
 
 def settle(metric: Any, strategy: Strategy) -> None:

@@ -106,7 +106,15 @@ class ReplicatedTrainer:
     @property
     def trains_by_kerass_own_step(self) -> bool:
         """Whether `train_step` is Keras's own."""
-        return keras_seam.is_kerass_own(_defined_by_model(type(self), "train_step"))
+        return self.has_kerass_own("train_step")
+
+    def has_kerass_own(self, step: str) -> bool:
+        """Returns whether a step is Keras's own.
+
+        Args:
+            step: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
+        """
+        return keras_seam.is_kerass_own(_defined_by_model(type(self), step))
 
     @property
     def runs_kerass_own_steps(self) -> bool:

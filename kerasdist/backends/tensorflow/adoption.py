@@ -23,12 +23,9 @@ def mirror(variable: Any, engine: tf.distribute.Strategy) -> bool:
     Returns:
         Whether the variable has been recreated: functions that were compiled before hold the old.
     """
-    if not isinstance(variable, keras.Variable):
+    if not is_foreign(variable, engine):
         return False
-    held = keras_seam.stored_value(variable)
-    if held is None or is_distributed(held) or engine.extended.variable_created_in_scope(held):
-        return False
-    value = held.numpy()
+    value = keras_seam.stored_value(variable).numpy()
     keras_seam.make_anew(variable)
     parts = engine.experimental_local_results(native(variable))
     if variable.synchronization == "on_read" and variable.aggregation == "sum":
@@ -37,6 +34,21 @@ def mirror(variable: Any, engine: tf.distribute.Strategy) -> bool:
             part.assign(tf.zeros_like(part))
         parts[0].assign(value if engine.extended.should_checkpoint else tf.zeros_like(parts[0]))
     return True
+
+
+def is_foreign(variable: Any, engine: tf.distribute.Strategy) -> bool:
+    """Returns whether no strategy has made a Keras variable: it has one copy, on one device.
+
+    Args:
+        variable: A Keras variable, or the framework's own, which is left as it is.
+        engine: The strategy in force.
+    """
+    if not isinstance(variable, keras.Variable):
+        return False
+    held = keras_seam.stored_value(variable)
+    return not (
+        held is None or is_distributed(held) or engine.extended.variable_created_in_scope(held)
+    )
 
 
 def adopt_all(variables: Iterable[Any], engine: tf.distribute.Strategy) -> bool:
@@ -50,18 +62,49 @@ def adopt_all(variables: Iterable[Any], engine: tf.distribute.Strategy) -> bool:
     return any(recreated)
 
 
-def adopt(optimizer: Any, engine: tf.distribute.Strategy, variables: Iterable[Any] = ()) -> bool:
+def adopt_layers(
+    layers: Iterable[Any], engine: tf.distribute.Strategy, batch_norm: str | None
+) -> bool:
+    """Gives the variables of layers copies, see `mirror`; returns whether one has been recreated.
+
+    Functions that the layers among them that are models have compiled are dropped: they hold the
+    old variables.
+
+    Args:
+        layers: Keras layers.
+        engine: The strategy, whose scope is open.
+        batch_norm: How the strategy wants moving statistics kept.
+    """
+    recreated = False
+    for layer in layers:
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+            synchronization = "auto" if batch_norm == "per_replica" else "on_read"
+            for variable in (layer.moving_mean, layer.moving_variance):
+                if is_foreign(variable, engine):
+                    keras_seam.set_replication(variable, synchronization, "mean")
+        if adopt_all(layer.variables, engine):
+            recreated = True
+            if isinstance(layer, keras.Model):
+                keras_seam.drop_compiled(layer)
+    return recreated
+
+
+def adopt(
+    optimizer: Any,
+    engine: tf.distribute.Strategy,
+    variables: Iterable[Any] = (),
+    *,
+    recreated: bool = False,
+) -> None:
     """Lets an optimizer that was made outside of the scope belong to it, with its state.
 
     Args:
         optimizer: A Keras optimizer.
         engine: The strategy, whose scope is open.
         variables: Those that it updates, which get copies too.
-
-    Returns:
-        Whether a variable has been recreated.
+        recreated: Whether some of them have just been recreated.
     """
-    recreated = adopt_all(variables, engine)
+    recreated |= adopt_all(variables, engine)
     optimizers = [optimizer]
     if isinstance(optimizer, keras_seam.LossScaleOptimizer):
         optimizers.append(optimizer.inner_optimizer)
@@ -72,4 +115,3 @@ def adopt(optimizer: Any, engine: tf.distribute.Strategy, variables: Iterable[An
     if recreated:
         for one in optimizers:
             keras_seam.index_variables(one)
-    return recreated

@@ -10,6 +10,7 @@ import tensorflow as tf
 from kerasdist import context, keras_seam
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
+from kerasdist.backends.tensorflow.adoption import adopt_all, is_foreign
 from kerasdist.backends.tensorflow.batches import counted_rows
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import converted_as_here, keeps_one_copy
@@ -231,6 +232,23 @@ class TensorFlowCollectives(Collectives):
         changes = [one.change for one in writes]
         return self._combine("end of the step", [*gradients, *changes, *own], update)
 
+    def mirror_before_read(self, variable: Any) -> None:
+        """Gives a variable that was made outside of the scope copies, before it is first read.
+
+        A function that is being compiled then holds the copies, not the variable from outside.
+
+        Args:
+            variable: A Keras variable.
+        """
+        if not is_foreign(variable, self._engine):
+            return
+
+        def mirrored(parts: list[tuple[Any, ...]]) -> None:
+            with tf.init_scope():
+                adopt_all(parts[0], self._engine)
+
+        self._combine("the first use of a variable from outside", [variable], mirrored)
+
     def before_read(self, variable: Any) -> None:
         """Finishes an assignment to the variable that waits, so that what is read is new.
 
@@ -251,6 +269,7 @@ class TensorFlowCollectives(Collectives):
         if keeps_one_copy(self._engine):
             return self._assign_to_the_copy(variable, value, write)
         if self._share is None:
+            self.mirror_before_read(variable)
             return write(variable, value)
         if variable.synchronization == "on_read" and variable.aggregation == "sum":
             return write(variable, self._own_part(variable, value))

@@ -57,12 +57,30 @@ class EngineScope(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         _open.scopes.remove(self)
-        self._scope.__exit__(*error)
+        self.leave(*error)
+
+    def leave(self, *error: Any) -> None:
+        """Leaves the scope; `renew` enters it again."""
+        self._scope.__exit__(*(error or (None, None, None)))
 
     def renew(self) -> None:
         """Enters the scope on the default graph that there is now."""
         self._scope = self._engine.scope()
         self._scope.__enter__()
+
+
+@contextmanager
+def scopes_left() -> Iterator[None]:
+    """Runs code as outside of the scopes that are open in this thread."""
+    scopes, _open.scopes = _open.scopes, []
+    for scope in reversed(scopes):
+        scope.leave()
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            scope.renew()
+        _open.scopes = scopes
 
 
 @cache
@@ -112,13 +130,12 @@ def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribut
     return engine_class(devices, cross_device_ops=reduction)
 
 
-def group_key(engine: tf.distribute.Strategy) -> int:
-    """Returns a number for collectives of a strategy's devices that are not the framework's own.
+def group_key() -> int:
+    """Returns a number for collectives that are not the framework's own, of the newest strategy.
 
-    Args:
-        engine: The strategy; TensorFlow counts its own groups from the strategy's base on.
+    TensorFlow counts its own groups from the strategy's base on.
     """
-    return engine._collective_key_base + _KEYS_OF_A_STRATEGY - 1
+    return tf.distribute.MirroredStrategy._collective_key_base + _KEYS_OF_A_STRATEGY - 1
 
 
 def central_storage_strategy(devices: list[str], home: str) -> Any:
@@ -128,6 +145,7 @@ def central_storage_strategy(devices: list[str], home: str) -> Any:
         devices: The names of the devices that compute.
         home: The name of the device that holds the variables.
     """
+    tf.distribute.MirroredStrategy._collective_key_base += _KEYS_OF_A_STRATEGY
     return tf.distribute.experimental.CentralStorageStrategy(devices, home)
 
 

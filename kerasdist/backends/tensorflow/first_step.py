@@ -9,6 +9,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
+from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.steps import StepsOnIterator, as_tensors
 from kerasdist.training import first_batch
 
@@ -31,6 +32,7 @@ class FirstStepChecked:
         """
         self._model = model
         self._steps = steps
+        self._has_begun = False
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps, as `StepsOnIterator` does.
@@ -38,6 +40,10 @@ class FirstStepChecked:
         Args:
             iterator: Yields global batches.
         """
+        if not self._has_begun and not keras_seam.is_complete(self._model):
+            # A step of the user's builds the rest now: the second one is compared.
+            self._has_begun = True
+            return self._steps(iterator)
         if not first_batch.is_wanted(self._model):
             self._hand_over()
             return self._steps(iterator)

@@ -228,7 +228,7 @@ class LocalGroup(Group):
         devices = engine.extended.worker_devices
         # A variable that has one copy needs its gradient in one place.
         is_one_place = shares_memory or len(devices) == 1 or keeps_one_copy(engine)
-        lanes = Lanes(devices, workers=1, key=group_key(engine))
+        lanes = Lanes(devices, workers=1, key=group_key())
         self._transport = None if is_one_place else Transport(lanes, lambda: 0.0)
 
     @property

@@ -77,18 +77,18 @@ def _apply(
             adopt(optimizer, engine, known)
             if not optimizer.built and known:
                 optimizer.build(known)
-        with cross_replica_code_without_merge_call(), _applying():
+        with cross_replica_code_without_merge_call(), applying():
             return keras_seam.apply_combined_gradients(optimizer, grads, variables)
 
 
 @contextmanager
-def _applying() -> Iterator[None]:
-    """Leaves to Keras what an optimizer calls in turn: itself, or the one inside of it."""
-    _here.is_applying = True
+def applying() -> Iterator[None]:
+    """Leaves to Keras what is applied inside: the step of an optimizer, or of one inside of it."""
+    before, _here.is_applying = _here.is_applying, True
     try:
         yield
     finally:
-        _here.is_applying = False
+        _here.is_applying = before
 
 
 def _engine_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:

@@ -23,6 +23,7 @@ from kerasdist.backends.tensorflow.engine_seam import (
     EngineScope,
     central_storage_strategy,
     mirrored_strategy,
+    scopes_left,
 )
 from kerasdist.backends.tensorflow.exchange import Exchange
 from kerasdist.backends.tensorflow.gradients import native_options
@@ -133,6 +134,10 @@ class MirroredReplicas(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
         return EngineScope(self.group.engine)
+
+    def leaving(self) -> AbstractContextManager[None]:
+        """Returns a context in which Keras finds no strategy in force."""
+        return scopes_left()
 
     def calling(self) -> AbstractContextManager[None]:
         """Returns a scope in which variables that other workers write to can be read alone."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 from kerasdist import context
 from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.tensorflow import datasets
+from kerasdist.backends.tensorflow import datasets, reads
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.components import fitting
@@ -83,13 +83,14 @@ class TensorFlowRunner(Runner):
         converted = converted_as_here(function)
 
         def replica_code(replica: int, *args: Any, **kwargs: Any) -> Any:
+            collectives = TensorFlowCollectives(exchange, replica, None)
             here = ReplicaContext(
                 strategy=strategy,
                 replica_id_in_sync_group=replica,
                 num_replicas_in_sync=self._engine.num_replicas_in_sync,
-                collectives=TensorFlowCollectives(exchange, replica, None),
+                collectives=collectives,
             )
-            with context.replica_scope(here):
+            with context.replica_scope(here), reads.preceded(collectives.mirror_before_read):
                 return converted(*args, **kwargs)
 
         return regrouped(self._engine, in_replicas(self._group, replica_code, args, kwargs))

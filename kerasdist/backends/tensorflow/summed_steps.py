@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.adoption import adopt
 from kerasdist.backends.tensorflow.engine_seam import cross_replica_code_without_merge_call
+from kerasdist.backends.tensorflow.outside_replicas import applying
 from kerasdist.backends.tensorflow.variables import check_mirrored
 
 
@@ -36,11 +38,12 @@ class Update:
             engine: The strategy, in cross-replica context.
             sums: The sums of all replicas' gradients.
         """
-        if not self.optimizer.built:
-            with tf.init_scope():
+        with tf.init_scope():
+            adopt(self.optimizer, engine, self.known)
+            if not self.optimizer.built:
                 self.optimizer.build(self.known)
         check_mirrored(self.optimizer.variables, engine, "the optimizer")
-        with cross_replica_code_without_merge_call():
+        with cross_replica_code_without_merge_call(), applying():
             keras_seam.apply_combined_gradients(self.optimizer, sums, self.variables)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.tensorflow.adoption import adopt, adopt_all
+from kerasdist.backends.tensorflow.adoption import adopt, adopt_all, adopt_layers
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.first_step import FirstStepChecked
@@ -148,6 +148,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
         def replica_step(data: Any) -> Any:
             logs = step(data)
+            if not own:  # which may have built layers
+                self._group.note_equal(statistics_of(self._flatten_layers()))
             local = {} if own else self.get_metrics_result()
             read[:] = self._costly(watched)
             return logs, local, collectives_here().end_step(read)
@@ -173,7 +175,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def prepare_step(self, batch: Any) -> None:
         """Makes what a training step needs."""
-        self._maybe_symbolic_build(data_batch=batch)
+        self._take_on()
+        self._build_from(batch)
         self.make_train_function()
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
@@ -207,16 +210,30 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _build_for_prediction(self, batch: Any) -> None:
         batch = batch.rows if isinstance(batch, OwnRows) else batch
-        x, _, _ = keras_seam.unpack_x_y_sample_weight(batch)
-        self.ensure_built(keras.tree.map_structure(none_for_optional, x))
+        if self.has_kerass_own("predict_step"):
+            x, _, _ = keras_seam.unpack_x_y_sample_weight(batch)
+            self.ensure_built(keras.tree.map_structure(none_for_optional, x))
         self._prepare()
+
+    def _take_on(self) -> None:
+        """Gives what was made outside of the scope copies: layers, the optimizer, metrics."""
+        engine = self._group.engine
+        with engine.scope():
+            recreated = adopt_layers(
+                self._flatten_layers(), engine, self.bound_strategy.options.batch_norm
+            )
+            for metric in metrics_of(self):
+                recreated |= adopt_all(metric.variables, engine)
+            if self.optimizer is not None:
+                adopt(self.optimizer, engine, recreated=recreated)
+        if recreated:
+            keras_seam.drop_compiled(self)
 
     def _prepare(self) -> None:
         engine = self._group.engine
+        self._take_on()
         check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
         for metric in metrics_of(self):
-            with engine.scope():
-                adopt_all(metric.variables, engine)
             settle(metric, self.bound_strategy)
         self._group.note_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
@@ -228,17 +245,25 @@ class TensorFlowTrainer(ReplicatedTrainer):
             )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds the model from the description of a batch.
+        """Builds the model from the description of a batch, where Keras's own step will call it.
 
         Keras takes a batch from the iterator for that, which a generator would lose, and which
-        would move the state of a shuffle.
+        would move the state of a shuffle. Plain Keras builds nothing here: a step of the user's may
+        do anything with its data, and a model may have no `call`. What is not built before such a
+        step, it builds while it is traced.
         """
-        if self.optimizer is not None:
-            with self._group.engine.scope():
-                adopt(self.optimizer, self._group.engine)
+        self._take_on()
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
-        self._symbolic_build(data_batch=keras.tree.map_structure(_description, data_batch))
+        if self.has_kerass_own("train_step"):
+            self._build_from(data_batch)
+        elif keras_seam.has_built_layers(self):
+            # Only metrics, losses and the optimizer are left, if it fits the data.
+            with suppress(Exception):
+                self._build_from(data_batch)
+
+    def _build_from(self, batch: Any) -> None:
+        self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
 
 
 def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:

@@ -46,9 +46,11 @@ def statistics_of(layers: Iterable[Any]) -> list[Any]:
     """Returns the moving statistics of those layers that normalise by the global batch in `fit`.
 
     Args:
-        layers: Keras layers that are built.
+        layers: Keras layers; those that are not built yet have none.
     """
-    norms = (one for one in layers if isinstance(one, keras.layers.BatchNormalization))
+    norms = (
+        one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
+    )
     return averaged(v for norm in norms for v in (norm.moving_mean, norm.moving_variance))
 
 

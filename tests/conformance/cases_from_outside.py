@@ -1,0 +1,129 @@
+"""What is made outside of the scope, before or after it, and trained by a model of the scope."""
+
+import contextlib
+import warnings
+
+import numpy as np
+
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.lazy import keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 4
+
+
+def even_weights(model):
+    """Weights that do not depend on what was drawn before."""
+    for variable in model.weights:
+        if "kernel" in variable.name:
+            size = int(np.prod(variable.shape))
+            variable.assign(np.linspace(-0.5, 0.7, size).reshape(variable.shape))
+    return model
+
+
+def dense(name):
+    return keras.layers.Dense(3, activation="tanh", name=name)
+
+
+def compiled(model):
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return even_weights(model)
+
+
+def trains(x, y):
+    return [fit(x, y, batch_size=BATCH, shuffle=False, epochs=2), evaluate(x, y), predict(x)]
+
+
+@case("from outside the scope")
+def lora_after_the_scope(lab):
+    """`enable_lora` after the scope, with an optimizer that has slots."""
+    x, y = regression(N)
+
+    def build():
+        return compiled(keras.Sequential([keras.Input((4,)), dense("base"), keras.layers.Dense(1)]))
+
+    def tuned(model):
+        model.layers[0].enable_lora(2)
+        return fit(x, y, batch_size=BATCH, shuffle=False)(compiled(model))
+
+    before = fit(x, y, batch_size=BATCH, shuffle=False)
+    lab.same(build, before, tuned, *trains(x, y)[1:])
+
+
+@case("from outside the scope")
+def layers_added_after_the_scope(lab):
+    """`model.add` after the scope, and `compile`."""
+    x, y = regression(N)
+
+    def build():
+        return keras.Sequential([keras.Input((4,)), dense("first")])
+
+    def extended(model):
+        model.add(keras.layers.BatchNormalization(name="norm"))
+        model.add(keras.layers.Dense(1, name="last"))
+        return [action(compiled(model)) for action in trains(x, y)[:1]]
+
+    lab.same(build, extended, *trains(x, y)[1:])
+
+
+def backbone():
+    layers = [keras.Input((4,)), dense("outside"), keras.layers.BatchNormalization(name="norm")]
+    made = even_weights(keras.Sequential(layers, name="backbone"))
+    made.predict(np.ones((3, 4), "float32"), verbose=0)  # which compiles, with the old variables
+    return made
+
+
+def on_a_backbone(lab, frozen):
+    x, y = regression(N)
+
+    def build():
+        base = made.pop()
+        base.trainable = not frozen
+        return compiled(keras.Sequential([keras.Input((4,)), base, keras.layers.Dense(1)]))
+
+    def backbone_predicts(model):
+        return model.layers[0].predict(x, verbose=0)
+
+    keras.backend.clear_session(free_memory=False)
+    made = [backbone()]
+    expected = lab.run(build, [*trains(x, y), backbone_predicts])[1]
+    keras.backend.clear_session(free_memory=False)
+    made = [backbone()]
+    with warnings.catch_warnings():
+        # The backbone itself runs on one device.
+        warnings.simplefilter("ignore")
+        found = lab.run(build, [*trains(x, y), backbone_predicts], lab.strategy())[1]
+    lab.equal(expected.parts(True), found.parts(True))
+
+
+@case("from outside the scope")
+def trainable_backbone(lab):
+    """A backbone that was built and used outside, trained inside, and used again by itself."""
+    on_a_backbone(lab, frozen=False)
+
+
+@case("from outside the scope")
+def frozen_backbone(lab):
+    """The same, frozen."""
+    on_a_backbone(lab, frozen=True)
+
+
+@case("from outside the scope")
+def fit_alone_in_the_scope(lab):
+    """Made and compiled outside, `fit` in the scope: plain Keras's numbers, with a warning."""
+    x, y = regression(N)
+
+    def build():
+        return compiled(keras.Sequential([keras.Input((4,)), dense("a"), keras.layers.Dense(1)]))
+
+    def outcome(scope):
+        model = lab.run(build, [])[0]
+        with scope(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = [action(model) for action in trains(x, y)]
+        return [results, model.get_weights()]
+
+    strategy = lab.strategy()
+    lab.equal(outcome(contextlib.nullcontext), outcome(strategy.scope))
+    lab.still_usable(strategy)

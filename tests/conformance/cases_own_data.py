@@ -1,0 +1,134 @@
+"""TensorFlow: models without `call`, and data that `call` does not take, for a step of their own.
+
+Plain Keras runs no model before its first step there; on JAX and torch it always does, and asks for
+a model that is built.
+"""
+
+import numpy as np
+
+from tests.conformance.actions import fit
+from tests.conformance.lazy import keras, tf
+from tests.conformance.registry import case
+
+N, BATCH = 11, 4
+TENSORFLOW = ("tensorflow",)
+X = np.random.RandomState(0).randn(N, 3).astype("float32")
+
+
+def autoencoder(lazy, metrics=()):
+    """The pattern of keras.io's VAE: parts, a step, trackers, no `call`."""
+
+    class Auto(keras.Model):
+        def __init__(self):
+            super().__init__()
+            inputs = ([], []) if lazy else ([keras.Input((3,))], [keras.Input((4,))])
+            self.encoder = keras.Sequential(
+                [*inputs[0], keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
+            )
+            self.decoder = keras.Sequential([*inputs[1], keras.layers.Dense(3)])
+            self.tracker = keras.metrics.Mean(name="distance")
+
+        @property
+        def metrics(self):
+            return [self.tracker, *super().metrics]
+
+        def _predicted(self, data, training):
+            return self.decoder(self.encoder(data["given"], training=training))
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                predicted = self._predicted(data, training=True)
+                loss = self.compute_loss(y=data["wanted"], y_pred=predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            self.tracker.update_state(loss)
+            return self.compute_metrics(None, data["wanted"], predicted)
+
+        def test_step(self, data):
+            predicted = self._predicted(data, training=False)
+            self.tracker.update_state(tf.reduce_mean((predicted - data["wanted"]) ** 2))
+            return self.compute_metrics(None, data["wanted"], predicted)
+
+        def predict_step(self, data):
+            return self._predicted(data, training=False)
+
+    model = Auto()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=list(metrics))
+    return model
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices({"given": X, "wanted": 2 * X}).batch(BATCH)
+
+
+class Furthest:
+    """A metric whose state is a maximum, so that it must see the rows of all replicas."""
+
+    def __new__(cls):
+        class Maximum(keras.metrics.Metric):
+            def __init__(self):
+                super().__init__(name="furthest")
+                self.most = self.add_variable((), "zeros", name="most")
+
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                mean = keras.ops.mean(keras.ops.abs(y_true - y_pred))
+                self.most.assign(keras.ops.maximum(self.most, mean))
+
+            def result(self):
+                return self.most + 0.0
+
+        return Maximum()
+
+
+def used(model):
+    return [
+        fit(batches)(model),
+        model.evaluate(batches(), verbose=0, return_dict=True),
+        model.predict(batches(), verbose=0),
+    ]
+
+
+@case("steps of their own", backends=TENSORFLOW)
+def no_call(lab):
+    """A model without `call`, of built parts: `fit`, `evaluate`, `predict`."""
+    lab.same(lambda: autoencoder(lazy=False, metrics=["mae"]), used)
+
+
+@case("steps of their own", backends=TENSORFLOW)
+def no_call_and_nothing_built(lab):
+    """The same of parts that the first step builds, with a metric whose state is a maximum."""
+    lab.same(lambda: autoencoder(lazy=True, metrics=["mae", Furthest()]), used)
+
+
+@case("steps of their own", backends=TENSORFLOW)
+def nothing_built_eagerly(lab):
+    """The same with `run_eagerly=True`."""
+
+    def build():
+        model = autoencoder(lazy=True, metrics=["mae"])
+        model.run_eagerly = True
+        return model
+
+    lab.same(build, used)
+
+
+@case("steps of their own", backends=TENSORFLOW)
+def pairs(lab):
+    """Pairs of anchors and positives for a functional model that takes one, and a compiled loss."""
+
+    def build():
+        class Pairs(keras.Model):
+            def train_step(self, data):
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(y=self(data[:, 0]), y_pred=self(data[:, 1]))
+                variables = self.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                return {"loss": loss}
+
+        inputs = keras.Input((3,))
+        model = Pairs(inputs, keras.layers.Dense(2)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(np.stack([X, X[::-1]], 1), batch_size=BATCH, shuffle=False))
