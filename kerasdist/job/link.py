@@ -71,6 +71,11 @@ class Link:
         return self._roster
 
     @property
+    def who(self) -> str:
+        """This worker, as messages begin: ``[worker 0/2]``."""
+        return self._who
+
+    @property
     def closed(self) -> bool:
         """Whether this worker has said goodbye."""
         return self._closed

@@ -9,6 +9,7 @@ on standard error.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import NoReturn, final
 
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
+from kerasdist.job import interruption
 from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.hub import Hub
 from kerasdist.job.link import Link
@@ -24,6 +26,9 @@ from kerasdist.job.script_exit import Failure
 
 # How long the main thread may take to come to an end by itself.
 GRACE_SECONDS = 10.0
+
+# How long it may take when the user has interrupted the job, so that nobody is left to wait for.
+INTERRUPTED_SECONDS = 2.0
 
 # How long an error of a framework waits for the news that explains it.
 NEWS_SECONDS = 5.0
@@ -121,6 +126,12 @@ class Watch:
             return
         self._ending = True
         self.disarm()
+        interrupt = interruption.interrupt_behind(error)
+        if interrupt is not None and _is_engines(error):
+            said = interruption.described(interrupt, error)
+            sys.stderr.write(f"{self._link.who} {said}\n")
+            self._leave_in_the_lurch("Ctrl-C", 128 + signal.SIGINT, INTERRUPTED_SECONDS)
+            return
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._link.failure is not None:
             # Not by way of the interpreter's end: frameworks wait there for the lost worker.
@@ -131,11 +142,11 @@ class Watch:
                 self._end_with(failure, f"{failure}\n")
         self._leave_in_the_lurch(f"{kind.__name__}: {error}", 1)
 
-    def _leave_in_the_lurch(self, why: str, code: int) -> None:
+    def _leave_in_the_lurch(self, why: str, code: int, grace: float = GRACE_SECONDS) -> None:
         self._link.close(error=why[:500])
         self._let_others_know()
         # What they wait for may keep this worker from its end.
-        threading.Thread(target=_end_later, args=(code,), daemon=True).start()
+        threading.Thread(target=_end_later, args=(code, grace), daemon=True).start()
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:
         lost = isinstance(failure, WorkerLostError)
@@ -168,8 +179,13 @@ def may_be_a_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) or module in _ENGINES
 
 
-def _end_later(code: int) -> NoReturn:
-    time.sleep(GRACE_SECONDS)
+def _is_engines(error: BaseException) -> bool:
+    """Whether an interrupt or its consequence, rather than a mistake in the user's own cleanup."""
+    return isinstance(error, KeyboardInterrupt | JobError) or may_be_a_loss(error)
+
+
+def _end_later(code: int, seconds: float) -> NoReturn:
+    time.sleep(seconds)
     _end(code)
 
 

@@ -163,6 +163,16 @@ def save(job: Job):
     print("saves", json.dumps(found))
 
 
+def all_are_interrupted(job: Job):
+    """By Ctrl-C; on worker 2 a framework makes another error of it."""
+    job.exchange("ready", None)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        if job.rank == 2:
+            raise RuntimeError("Array has been deleted")
+
+
 def chief_does_not_save(job: Job):
     """It is alive, and elsewhere."""
     if job.is_chief:
