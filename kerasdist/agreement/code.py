@@ -47,7 +47,19 @@ _PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
 
-_PLAIN = (bool, int, float, str, type(None))
+# Where what a layer, model, loss, metric or optimizer computes begins.
+_COMPUTING = (
+    "__call__",
+    "build",
+    "call",
+    "compute_loss",
+    "predict_step",
+    "result",
+    "test_step",
+    "train_step",
+    "update_state",
+    "update_step",
+)
 
 
 def is_of_user(function_or_class: Any) -> bool:
@@ -69,11 +81,7 @@ def of_function(function: FunctionType) -> dict[str, Any]:
     facts: dict[str, Any] = {"function": function.__name__}
     if is_of_user(function):
         facts[KEY] = _digest(function.__code__)
-        values = {
-            name: value
-            for name, value in _used(function)
-            if isinstance(value, _PLAIN) and name.lower() not in OWN
-        }
+        values = {name: value for name, value in _used(function) if _is_compared(name, value)}
         facts.update({"uses": values} if values else {})
     return facts
 
@@ -95,7 +103,7 @@ def of_class(kind: type) -> str | None:
 
 
 def attributes(instance: Any) -> dict[str, Any]:
-    """Returns the plain attributes of an object that the user's methods of its class name.
+    """Returns the plain attributes of an object that the user's methods compute with.
 
     Args:
         instance: An object of a class that the user has written.
@@ -104,7 +112,7 @@ def attributes(instance: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(instance).items()
-        if name in names and isinstance(value, _PLAIN)
+        if name in names and _is_compared(name, value)
     }
 
 
@@ -120,17 +128,28 @@ def without(facts: Any) -> Any:
     return [without(one) for one in cast("list[Any]", facts)] if isinstance(facts, list) else facts
 
 
+def _is_compared(name: str, value: Any) -> bool:
+    if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
+        return False  # a path
+    return isinstance(value, bool | int | float | str | None)
+
+
 @cache
 def _named(kind: type) -> frozenset[str]:
-    codes = [
-        function.__code__
-        for parent in kind.__mro__
-        if is_of_user(parent)
-        for name, function in _functions_of(parent)
-        if name != "__init__"
-    ]
-    named = {name for code in codes for one in _nested(code) for name in one.co_names}
-    return frozenset(named - OWN - {"built", "path", "trainable"})
+    """What the methods name that compute, and those that they call."""
+    methods: dict[str, set[str]] = {}
+    for parent in kind.__mro__:
+        if is_of_user(parent):
+            for name, function in _functions_of(parent):
+                names = {one for code in _nested(function.__code__) for one in code.co_names}
+                methods.setdefault(name, set()).update(names)
+    named: set[str] = set()
+    waiting = [name for name in _COMPUTING if name in methods]
+    while waiting:
+        new = methods.pop(waiting.pop(), set()) - named
+        named |= new
+        waiting += [name for name in new if name in methods]
+    return frozenset(named - {"built", "path", "trainable"})
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:

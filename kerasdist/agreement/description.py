@@ -37,12 +37,19 @@ _FIRST_ROWS, _ELEMENTS, _ELEMENTS_OF_ROW = 4, 16384, 2048
 
 
 def described(value: Any, known: Collection[str] = ()) -> Any:
-    """Returns a value as JSON.
+    """Returns a value as JSON; of what cannot be looked at, the class.
 
     Args:
         value: Anything.
         known: Names of classes of layers that are described elsewhere.
     """
+    try:
+        return _described(value, known)
+    except Exception:  # noqa: BLE001  properties of the user's that fail, structures without end
+        return type(value).__name__
+
+
+def _described(value: Any, known: Collection[str]) -> Any:
     match value:
         case None | bool() | int():
             return value

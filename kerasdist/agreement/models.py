@@ -62,13 +62,13 @@ def note_compared(model: Any, facts: Mapping[str, Any]) -> None:
 def _facts(model: Any) -> dict[str, Any]:
     layers = keras_seam.flat_layers(model)
     classes = frozenset(type(layer).__name__ for layer in layers)
-    wirings = map(keras_seam.wiring, (model, *layers))
+    wirings = [_wiring(one) for one in (model, *layers)]
     own = configuration(model, classes)
     return {
         "model": _named(model),
         **{name: facts for name, facts in own.items() if name != "class" and facts},
         "layers": [_of_layer(layer, classes) for layer in layers],
-        "wiring": [[_of_call(*one) for one in wires] for wires in wirings if wires],
+        "wiring": [wires for wires in wirings if wires],
         **_attributes(model),
         "compile": vars(model).get(_COMPILED, {}),
     }
@@ -77,6 +77,10 @@ def _facts(model: Any) -> dict[str, Any]:
 def _of_layer(layer: Any, classes: frozenset[str]) -> dict[str, Any]:
     facts = {**configuration(layer, classes), "class": _named(layer)}
     return {"trainable": layer.trainable, **facts}
+
+
+def _wiring(model: Any) -> list[Any]:
+    return [_of_call(*one) for one in keras_seam.wiring(model)]
 
 
 def _of_call(operation: Any, calls: list[Any]) -> Any:

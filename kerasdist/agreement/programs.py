@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
 from kerasdist.job.job import Job
+
+# Where a program calls Python, it holds the address of what it calls.
+_NUMBER = re.compile(r"\d{6,}")
 
 # How much of a line of a program is sent.
 _LINE = 300
@@ -23,10 +27,10 @@ def require_equal(job: Job, program: str) -> None:
     Raises:
         DisagreementError: If they do not; with the first line that differs.
     """
-    digest = hashlib.sha256(program.encode()).hexdigest()
+    lines = [_NUMBER.sub("", one) if "callback" in one else one for one in program.splitlines()]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if len(set(job.exchange("program of a step", digest))) == 1:
         return
-    lines = program.splitlines()
     everyone = job.exchange("lines of the program", [zlib.crc32(one.encode()) for one in lines])
     shortest = min(map(len, everyone))
     first = next(

@@ -328,7 +328,7 @@ class MeshPlacement(Placement):
                 )
                 if self.layout.spans_workers and len(programs) == 1:
                     # JAX keeps what it lowers: it is done once, for this and for the call.
-                    self.compare_program(programs[key].lower(state, batch).as_text())
+                    self.compare_program(_text(programs[key].lower(state, batch)))
             outputs, state = programs[key](state, batch)
             if self.rest.after_each_step:
                 state = self.at_rest(state)
@@ -360,6 +360,16 @@ class MeshPlacement(Placement):
         divided = not self.layout.spans_workers
         target = self.layout.entry([leaf], axis=0) if divided else self.whole
         return jax.lax.with_sharding_constraint(leaf, target)
+
+
+def _text(lowered: Any) -> str:
+    """A program without the places where it was written, and large constants only by their type."""
+    module = lowered.compiler_ir("stablehlo").operation
+    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
+
+
+# Elements of a constant that are written down.
+_LARGE_CONSTANT = 64
 
 
 def _rest(layout: Layout, home: Any) -> Rest:

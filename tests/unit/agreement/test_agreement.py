@@ -184,3 +184,40 @@ def test_calls_differ_in_what_changes_the_training(change, said):
 def test_the_chiefs_callbacks_are_its_own():
     board = keras.callbacks.CSVLogger("log-0.csv")
     assert of_call(callbacks=[board], verbose=1) == of_call(callbacks=None, verbose=0)
+
+
+class Timed(keras.Model):
+    """A model that has a path and a time of its own, and a factor that it computes with."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor, self.started, self.out = factor, id(self), f"/tmp/{id(self)}"
+
+    def call(self, inputs):
+        return self.scaled(inputs)
+
+    def scaled(self, inputs):
+        return inputs * self.factor
+
+    def report(self):
+        return self.started, self.out
+
+
+def test_only_what_a_model_computes_with_counts():
+    one, other = Timed(1.0), Timed(1.0)
+    assert difference(of_model(one), of_model(other)) is None
+    said = difference(of_model(one), of_model(Timed(2.0)))
+    assert said is not None
+    assert said.startswith("factor=2.0 on worker 1, 1.0 on worker 0")
+
+
+def test_what_cannot_be_looked_at_is_known_by_its_class():
+    class Odd:
+        @property
+        def shape(self):
+            raise RuntimeError("not now")
+
+    endless = []
+    endless.append(endless)
+    assert described(Odd()) == "Odd"
+    assert json.dumps(described({"a": endless}))
