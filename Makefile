@@ -8,13 +8,13 @@ STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
 # The suites that compute rather than wait: about half of the time that all take.
-COMPUTING := tests/conformance tests/keras_trainer
+COMPUTING := tests/conformance tests/keras_suites
 
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test test-computing test-others gpu-like ahead-of-time docs support format clean
+.PHONY: help venv demo check lint unit test test-computing test-others keras-tests gpu-like ahead-of-time docs support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -59,6 +59,9 @@ test-computing:
 
 test-others:
 	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=%)
+
+keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.md (an hour)
+	$(BIN)/python -m tests.keras_suites.suite report
 
 gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (20 minutes)
 	KERASDIST_GPU_LIKE=all $(PYTEST) -q tests/gpu_like

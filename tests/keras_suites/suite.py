@@ -1,0 +1,347 @@
+"""Keras's own tests with a strategy in scope, beside plain Keras's outcomes.
+
+    python -m tests.keras_suites.suite plain            # runs plain Keras, writes plain.json
+    python -m tests.keras_suites.suite report           # runs under the strategy, writes the page
+    python -m tests.keras_suites.suite run jax          # one backend, prints what differs
+    python -m tests.keras_suites.suite run jax optimizers/sgd_test.py     # of these tests
+
+Nothing of Keras is copied: the installed Keras brings its tests, and they run in a fresh process
+per backend, with ``tests.keras_suites.plugin`` around each test. What plain Keras passes must
+pass under the strategy, except for the tests in ``exceptions.py``.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.environment import CPU_DEVICES, QUIET, values
+from tests.keras_suites.exceptions import EXCEPTIONS, reason
+
+BACKENDS = ("tensorflow", "jax", "torch")
+NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+REPLICAS = 2
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = Path(__file__).parent / "plain.json"
+PAGE = ROOT / "docs" / "keras_tests.md"
+PACKAGES = (
+    "callbacks",
+    "layers/normalization",
+    "metrics",
+    "models",
+    "optimizers",
+    "saving",
+    "trainers",
+)
+# What `make test` runs: `fit` and what it calls, and of each other package what a scope changes.
+SELECTION = (
+    "callbacks/early_stopping_test.py",
+    "layers/normalization/batch_normalization_test.py",
+    "metrics/metric_test.py",
+    "metrics/reduction_metrics_test.py",
+    "models/sequential_test.py",
+    "optimizers/adam_test.py",
+    "optimizers/loss_scale_optimizer_test.py",
+    "optimizers/sgd_test.py",
+    "saving/serialization_lib_test.py",
+    "trainers/compile_utils_test.py",
+    "trainers/epoch_iterator_test.py",
+    "trainers/trainer_test.py",
+)
+# All of a backend's tests together; a single one has its own limit in the plugin.
+SECONDS = 3600
+# Torch's compiler is what takes a test beyond seconds.
+SECONDS_PER_TEST = 240
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``passed``, ``failed``, ``skipped``, or ``died``: the process ended under it."""
+
+    outcome: str
+    seconds: float = 0.0
+    message: str = ""
+
+
+def run(backend: str, replicas: int, wanted: Sequence[str] = ()) -> dict[str, Outcome]:
+    """Runs the tests, all without ``wanted``; where one ends the process, another goes on."""
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            ended, running, tail = _one_process(backend, replicas, wanted, Path(folder), outcomes)
+            if ended:
+                return outcomes
+            if not running:
+                raise RuntimeError(
+                    f"Expected pytest to run Keras's tests on {backend}. "
+                    f"Received: no test ran. {tail}"
+                )
+            outcomes[running] = Outcome("died", message=tail)
+
+
+def _site_packages() -> str:
+    """Where Keras is installed: tests are named by their paths in it."""
+    spec = importlib.util.find_spec("keras")
+    assert spec
+    assert spec.origin
+    return str(Path(spec.origin).parents[1])
+
+
+def _modules(wanted: Sequence[str]) -> list[str]:
+    paths = {one.partition("::")[0] for one in wanted} or set(PACKAGES)
+    return sorted("keras.src." + path.removesuffix(".py").replace("/", ".") for path in paths)
+
+
+def _one_process(backend, replicas, wanted, folder, outcomes) -> tuple[bool, str, str]:
+    lines = folder / "outcomes.jsonl"
+    lines.unlink(missing_ok=True)
+    choice = folder / "choice.json"
+    choice.write_text(json.dumps({"known": sorted(outcomes), "wanted": list(wanted)}), "utf-8")
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "KERAS_SUITES_REPLICAS": str(replicas),
+        "KERAS_SUITES_OUTCOMES": str(lines),
+        "KERAS_SUITES_CHOICE": str(choice),
+        "KERAS_SUITES_SECONDS_PER_TEST": str(SECONDS_PER_TEST),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTEST_ADDOPTS": "",
+        **values((*QUIET, *CPU_DEVICES)),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
+    command += ["-c", os.devnull, "--rootdir", _site_packages(), "-p", "tests.keras_suites.plugin"]
+    command += ["--continue-on-collection-errors"]
+    process = subprocess.run(
+        [*command, "--pyargs", *_modules(wanted)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=SECONDS,
+        check=False,
+    )
+    running, finished = "", False
+    for text in lines.read_text("utf-8").splitlines() if lines.exists() else ():
+        line = json.loads(text)
+        test, outcome = line.pop("test"), line.pop("outcome")
+        if outcome == "finished":
+            finished = line["exitstatus"] in (0, 1, 2)
+        elif outcome == "started":
+            running = test
+        elif test not in outcomes or outcomes[test].outcome == "passed":
+            outcomes[test] = Outcome(outcome, **line)
+    if running in outcomes:
+        running = ""
+    return finished, running, process.stdout[-4000:]
+
+
+def keras_version() -> str:
+    return importlib.metadata.version("keras")
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What plain Keras gave for the tests of one file: all but the named ones passed.
+
+    Attributes:
+        count: How many tests the file has.
+        others: The tests that did not pass, by outcome.
+    """
+
+    count: int
+    others: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, outcomes: dict[str, Outcome]) -> "Record":
+        others: dict[str, list[str]] = {}
+        for test, one in sorted(outcomes.items()):
+            if one.outcome != "passed":
+                others.setdefault(one.outcome, []).append(test.partition("::")[2])
+        return cls(len(outcomes), others)
+
+    def outcomes(self, file: str, tests: Sequence[str]) -> dict[str, str]:
+        """The outcome of each test, among them one for tests that are no longer there."""
+        known = {f"{file}::{name}": kind for kind, names in self.others.items() for name in names}
+        found = {test: known.get(test, "passed") for test in tests} | known
+        if len(tests) < self.count:
+            found[f"{file}::({self.count - len(tests)} tests are missing)"] = "passed"
+        return found
+
+
+def _by_file(outcomes: dict[str, Outcome]) -> dict[str, dict[str, Outcome]]:
+    files: dict[str, dict[str, Outcome]] = {}
+    for test, one in outcomes.items():
+        files.setdefault(_file(test), {})[test] = one
+    return files
+
+
+def _recorded() -> dict[str, dict[str, dict[str, dict]]]:
+    """By version of Keras, backend and file."""
+    return json.loads(PLAIN.read_text("utf-8")) if PLAIN.exists() else {}
+
+
+def plain_outcomes(backend: str, ours: dict[str, Outcome]) -> dict[str, str]:
+    """Plain Keras's outcome per test: recorded, or run now where this Keras is not recorded."""
+    recorded = _recorded().get(keras_version(), {}).get(backend, {})
+    records = {file: Record(**one) for file, one in recorded.items()}
+    files = _by_file(ours)
+    unknown = sorted(set(files) - set(records))
+    if unknown:
+        run_now = _by_file(run(backend, 0, unknown))
+        records |= {file: Record.of(run_now.get(file, {})) for file in unknown}
+    return {
+        test: outcome
+        for file, tests in files.items()
+        for test, outcome in records[file].outcomes(file, list(tests)).items()
+    }
+
+
+def record_plain(backends: Sequence[str], wanted: Sequence[str]) -> None:
+    """Writes plain Keras's outcomes into ``plain.json``, whole files of tests."""
+    for backend in backends:
+        outcomes = run(backend, 0, [_file(one) for one in wanted])
+        recorded = _recorded()
+        files = recorded.setdefault(keras_version(), {}).setdefault(backend, {})
+        for file, of_file in _by_file(outcomes).items():
+            files[file] = asdict(Record.of(of_file))
+        print(backend, len(outcomes), "tests", flush=True)
+        PLAIN.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    backend: str
+    plain: dict[str, str]
+    ours: dict[str, Outcome]
+
+    @property
+    def worse(self) -> dict[str, str]:
+        """What plain Keras passes and we don't, without the named exceptions."""
+        return {
+            test: f"{one.outcome}: {one.message}"
+            for test, one in self._lost().items()
+            if reason(self.backend, test) is None
+        }
+
+    @property
+    def excused(self) -> dict[str, str]:
+        """What plain Keras passes and we need not, with the reasons."""
+        reasons = {test: reason(self.backend, test) for test in self._lost()}
+        return {test: why for test, why in reasons.items() if why is not None}
+
+    @property
+    def idle_exceptions(self) -> list[str]:
+        """Exceptions that are none any more: the list must not outlive its reasons."""
+        lost = self._lost()
+        return [
+            begin
+            for begin in EXCEPTIONS.get(self.backend, {})
+            if any(test.startswith(begin) for test in self.ours)
+            and not any(test.startswith(begin) for test in lost)
+        ]
+
+    @property
+    def beyond_plain(self) -> dict[str, str]:
+        """What fails here and plain Keras did not run, two devices being one more than it had."""
+        return {
+            test: next((s[2:].strip() for s in one.message.splitlines() if s[:2] == "E "), "")
+            for test, one in sorted(self.ours.items())
+            if one.outcome not in ("passed", "skipped") and self.plain[test] == "skipped"
+        }
+
+    def _lost(self) -> dict[str, Outcome]:
+        missing = Outcome("missing", message="plain Keras ran it, we did not")
+        found = {test: self.ours.get(test, missing) for test in self.plain}
+        return {
+            test: one
+            for test, one in found.items()
+            if self.plain[test] == "passed" and one.outcome != "passed"
+        }
+
+    def counts(self, package: str = "") -> list[int]:
+        """Passed, skipped and failed tests of a package: plain Keras's, then ours."""
+        plain = [one for test, one in self.plain.items() if test.startswith(package)]
+        ours = [one.outcome for test, one in self.ours.items() if test.startswith(package)]
+        return [
+            number
+            for side in (plain, ours)
+            for passed, skipped in [(side.count("passed"), side.count("skipped"))]
+            for number in (passed, skipped, len(side) - passed - skipped)
+        ]
+
+
+def compare(backend: str, wanted: Sequence[str] = ()) -> Comparison:
+    ours = run(backend, REPLICAS, wanted)
+    return Comparison(backend, plain_outcomes(backend, ours), ours)
+
+
+def report(backends: Sequence[str]) -> bool:
+    """Writes docs/keras_tests.md; returns whether nothing is lost."""
+    lines = [
+        "# Keras's own tests under a strategy",
+        "",
+        "<!-- Written by `python -m tests.keras_suites.suite report` (`make keras-tests`). "
+        "Do not edit. -->",
+        "",
+        f"The tests that the installed Keras {keras_version()} brings, every test inside the "
+        f"scope of a `kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. "
+        "`make test` runs a selection.",
+        "",
+        "| | | plain: passed | skipped | failed | ours: passed | skipped | failed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    excused, beyond, lost = [], [], []
+    for backend in backends:
+        found = compare(backend)
+        for package in PACKAGES:
+            row = [f"`{package}`", NAMES[backend], *found.counts(f"{package}/")]
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+        excused += [f"- {NAMES[backend]}, `{t}`: {r}" for t, r in found.excused.items()]
+        beyond += [f"- {NAMES[backend]}, `{t}`: {e}" for t, e in found.beyond_plain.items()]
+        lost += [f"- {NAMES[backend]}, `{t}`" for t in found.worse]
+        print(backend, found.counts(), list(found.worse), flush=True)
+    for title, told in (
+        ("Exceptions, passed by plain Keras alone:", excused),
+        ("Skipped by plain Keras, which has one device, and failed here:", beyond),
+        ("Passed by plain Keras alone, to be fixed:", lost),
+    ):
+        lines += ["", title, "", *told] if told else []
+    PAGE.write_text("\n".join(lines) + "\n", "utf-8")
+    return not lost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=("plain", "report", "run"))
+    parser.add_argument("wanted", nargs="*", help="backends, and tests or the beginnings of names")
+    arguments = parser.parse_args()
+    backends = [one for one in arguments.wanted if one in BACKENDS] or BACKENDS
+    wanted = [one for one in arguments.wanted if one not in BACKENDS]
+    if arguments.command == "plain":
+        record_plain(backends, wanted)
+    elif arguments.command == "report":
+        sys.exit(not report(backends))
+    else:
+        for backend in backends:
+            found = compare(backend, wanted)
+            print(backend, "passed, skipped, failed; plain and ours:", found.counts())
+            for test, message in found.worse.items():
+                print(f"{test}\n{message}\n")
+            print("no exceptions any more:", found.idle_exceptions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What plain Keras passes of its own tests, it passes in a strategy's scope, too."""
+
+import pytest
+
+from tests.keras_suites import suite
+from tests.keras_suites.suite import Comparison, Outcome, Record
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(suite.SECONDS + 60)
+@pytest.mark.parametrize("backend", suite.BACKENDS)
+def test_passes_what_plain_keras_passes(backend):
+    found = suite.compare(backend, suite.SELECTION)
+    if found.worse:
+        told = "\n\n".join(f"{test}: {message}" for test, message in found.worse.items())
+        pytest.fail(f"{len(found.worse)} tests are lost under the strategy:\n{told}", pytrace=False)
+    assert not found.idle_exceptions, "these pass now: take them off the list of exceptions"
+
+
+def test_a_record_knows_what_passed_and_what_is_missing():
+    kept = {"a.py::T::one": Outcome("passed"), "a.py::T::two": Outcome("skipped")}
+    record = Record.of({**kept, "a.py::T::three": Outcome("passed")})
+    plain = record.outcomes("a.py", list(kept))
+    assert plain["a.py::T::one"] == "passed"
+    assert plain["a.py::T::two"] == "skipped"
+    found = Comparison("jax", plain, kept)
+    assert list(found.worse) == ["a.py::(1 tests are missing)"]
+
+
+def test_a_failure_is_worse_only_where_plain_keras_passes():
+    ours = {"a.py::one": Outcome("failed", message="no"), "a.py::two": Outcome("died")}
+    found = Comparison("jax", {"a.py::one": "passed", "a.py::two": "failed"}, ours)
+    assert list(found.worse) == ["a.py::one"]
