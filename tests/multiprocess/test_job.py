@@ -54,6 +54,7 @@ runpy.run_module("tests.multiprocess.job_script", run_name="__main__")
 
 WITHOUT_LOSS = [
     "end_well",
+    "all_are_interrupted",
     "save",
     "wait_at_exit",
     "own_error",
@@ -110,6 +111,16 @@ def test_workers_exchange_facts_and_end_well(jobs):
     ended = jobs["end_well"].join(SLACK)
     assert [worker.code for worker in ended] == [0, 0, 0], report(ended)
     assert len({worker.output for worker in ended}) == 1, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_prints_a_line_per_worker(jobs):
+    ended = jobs["all_are_interrupted"].join(SLACK)
+    said = r"\[worker {}/3\] interrupted \(Ctrl-C\) at \S+job_script.py:\d+{}\n"
+    for worker in ended:
+        then = "; then RuntimeError: Array has been deleted" if worker.rank == 2 else ""
+        assert re.fullmatch(said.format(worker.rank, then), worker.output), report(ended)
+        assert worker.code in (-2, 1, 130), report(ended)
 
 
 @pytest.mark.timeout(60)
