@@ -18,8 +18,24 @@ class Trial(abc.ABC):
     Used as a context manager: what steps write inside is put back by `restore`, and at the end.
     """
 
-    # What the framework raises where a batch does not fit into a device's memory.
-    out_of_memory: tuple[type[BaseException], ...] = ()
+    # Whether what a step computes can be seen while it does, and its draws replaced.
+    sees_inside = True
+
+    def __init__(self, model: Any) -> None:
+        """Prepares a trial.
+
+        Args:
+            model: A model with a trainer of ours, built.
+        """
+        self._model = model
+
+    def take(self, batch: Any) -> Any:
+        """Takes the model's own training step.
+
+        Args:
+            batch: What the step gets.
+        """
+        return self._model.train_step(batch)
 
     @abc.abstractmethod
     def __enter__(self) -> Trial:

@@ -97,7 +97,7 @@ class _Steps:
 
     def _step(self, batch: Any) -> Any:
         with self.trial.drawing(self.draws.draw):
-            return self.model.train_step(batch)
+            return self.trial.take(batch)
 
     def _first_step(self, batch: Any) -> Any:
         self._begin()

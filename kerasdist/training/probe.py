@@ -119,6 +119,9 @@ class Probe:
     def noting(self) -> Iterator[None]:
         """Notes what the step inside computes."""
         with ExitStack() as stack:
+            if not self.trial.sees_inside:
+                yield
+                return
             if self.wants_layers:
                 stack.enter_context(keras_seam.layer_calls_noted(self.note_call))
             stack.enter_context(keras_seam.draws_replaced(self.draws.draw))

@@ -4,11 +4,14 @@ import contextlib
 import logging
 import warnings
 
-from tests.conformance.lab import fresh
+import numpy as np
+
+from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
-from tests.conformance.mixing import EXAMPLES
+from tests.conformance.mixing import EXAMPLES, added_sum
+from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.conformance.unmixing import MODELS
+from tests.conformance.unmixing import MODELS, residual
 
 WARNED = "does not compute under"
 
@@ -91,3 +94,49 @@ def silent(lab):
         if said or checks != ["compared"]:
             complaints.append(f"{name}: {checks} {said}")
     lab.check(not complaints, "\n".join(complaints))
+
+
+@case("the first-batch check", replicas=(2,))
+def no_traces(lab):
+    """`kd.compare_with_one_device` leaves no traces: training goes on as if without."""
+    x, y = regression(11)
+
+    def compared(model):
+        before = values([*model.variables, *model.optimizer.variables])
+        report = kd.compare_with_one_device(model, x, y)
+        lab.check(report.equal, f"nothing should differ, received: {report}")
+        after = values([*model.variables, *model.optimizer.variables])
+        lab.check(all(map(np.array_equal, before, after)), "a variable has changed")
+
+    def outcome(compares):
+        fresh()
+        with lab.strategy(check="off").scope():
+            model = residual()
+        model.fit(x, y, batch_size=6, verbose=0)
+        if compares:
+            compared(model)
+        model.fit(x, y, batch_size=6, verbose=0)
+        return values(model.variables)
+
+    alike = map(np.array_equal, outcome(compares=False), outcome(compares=True))
+    lab.check(all(alike), "training goes on in another way")
+
+
+@case("the first-batch check", replicas=(2,))
+def choices(lab):
+    """The first-batch check: `check="raise"`, `"off"`, what is none of them; JAX has no need."""
+    said = {}
+    for choice in ("raise", "off", "warn"):
+        fresh()
+        with lab.strategy(check=choice).scope():
+            model, batch = added_sum(lab.backend, repaired=False)
+        try:
+            said[choice] = len(warned(model, batch))
+        except kd.errors.NotOneDeviceError as error:
+            said[choice] = "differs" if WARNED in str(error) else str(error)
+    needed = lab.backend != "jax"
+    expected = {"raise": "differs", "off": 0, "warn": 1} if needed else dict.fromkeys(said, 0)
+    lab.check(said == expected, f"expected {expected}, received {said}")
+    lab.check(kd.compare_with_one_device(model, *batch).equal != needed, "the report disagrees")
+    with lab.raises(ValueError, r"Expected check to be one of .*Received: check='loud'"):
+        lab.strategy(check="loud")

@@ -27,6 +27,7 @@ from kerasdist.input.sharded import ShardedAdapter
 from kerasdist.keras_seam import has_sparse, is_array_adapter
 
 if TYPE_CHECKING:
+    from kerasdist.backends.trial import Trial
     from kerasdist.job.job import Job
 
 
@@ -79,6 +80,14 @@ class JaxReplicaSet(ReplicaSet):
     def trainer_class(self) -> type[JaxTrainer]:
         """The trainer that compiles a model's steps for the mesh."""
         return JaxTrainer
+
+    def trial(self, model: Any) -> Trial:
+        """Returns what a training step is tried with."""
+        if self.num_replicas == 1:
+            return super().trial(model)
+        from kerasdist.backends.jax.trial import JaxTrial  # few programs need it
+
+        return JaxTrial(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step where that pays."""

@@ -25,15 +25,13 @@ from kerasdist.backends.trial import Draw, Trial
 class TensorFlowTrial(Trial):
     """Gives one device variables of its own, and puts back what the replicas write."""
 
-    out_of_memory = (tf.errors.ResourceExhaustedError, MemoryError)
-
     def __init__(self, model: Any) -> None:
         """Prepares a trial.
 
         Args:
             model: A model with a `TensorFlowTrainer`, built.
         """
-        self._model = model
+        super().__init__(model)
         self._replicas = model.replica_set
         # By id: the Keras variable, the framework's, and for each of its copies what was in it.
         self._kept: dict[int, tuple[Any, Any, list[tf.Tensor]]] = {}

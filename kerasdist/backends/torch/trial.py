@@ -55,15 +55,13 @@ _LEAVING_OUT = frozenset(
 class TorchTrial(Trial):
     """Writes into the variables themselves, and puts back what was in them."""
 
-    out_of_memory = (torch.OutOfMemoryError, MemoryError)
-
     def __init__(self, model: Any) -> None:
         """Prepares a trial.
 
         Args:
             model: A model with a `TorchTrainer`, built.
         """
-        self._model = model
+        super().__init__(model)
         # By id: the tensor, what was in it, and its gradient.
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
         self._random = RandomState()
