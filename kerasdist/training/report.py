@@ -129,7 +129,7 @@ def compare_with_one_device(
 
     Of draws those are made equal that Keras, TensorFlow and PyTorch make by their public functions.
     Where a step draws in another way, the report does not count what differs by chance. On JAX,
-    where both are programs, loss, metrics and variables are compared, outputs and gradients are not.
+    where both are programs, loss, metrics and variables are compared; outputs and gradients not.
 
     Example::
 
