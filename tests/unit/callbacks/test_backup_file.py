@@ -63,7 +63,7 @@ def test_a_changed_byte_is_found(folder, position):
 def test_another_file_is_refused(folder, content):
     path = written(folder)
     path.write_bytes(content)
-    with pytest.raises(BackupError, match="another version, or no backup"):
+    with pytest.raises(BackupError, match="another version of kerasdist, or no backup"):
         backup_file.read(path)
 
 
