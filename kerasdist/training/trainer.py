@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaSet
@@ -46,15 +47,21 @@ class ReplicatedTrainer:
         assert binding is not None  # this class is only put before a bound model's
         return binding
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Trains on one batch, as Keras's own method, on the strategy's devices."""
+        sample_weight = _weight_of_each_row(sample_weight, y)
         with self._working("train_on_batch"):
-            return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
+            return super().train_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
 
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Evaluates one batch, as Keras's own method, on the strategy's devices."""
+        sample_weight = _weight_of_each_row(sample_weight, y)
         with self._working("test_on_batch"):
-            return super().test_on_batch(*args, **kwargs)  # type: ignore[misc]
+            return super().test_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
@@ -126,6 +133,17 @@ def _symbol(leaf: Any) -> Any:
     if leaf is None:  # an optional input that is not given
         return None
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+
+
+def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
+    """Makes an array of a list of numbers, which as a structure of scalars all replicas would get.
+
+    A list for several outputs, which `y` is too, stays one.
+    """
+    if not isinstance(sample_weight, list | tuple) or isinstance(y, list | tuple | dict):
+        return sample_weight
+    numbers = all(isinstance(one, int | float | np.number) for one in sample_weight)
+    return np.array(sample_weight, keras.config.floatx()) if numbers else sample_weight
 
 
 @cache

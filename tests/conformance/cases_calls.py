@@ -1,0 +1,87 @@
+"""500 calls, drawn from a seed, of a model in the scope and of one outside, beside each other."""
+
+import contextlib
+
+from tests.conformance.calls import CLASSES, FEATURES, calls
+from tests.conformance.compare import FLOAT32
+from tests.conformance.lab import fresh, optimizer_values, plain_values
+from tests.conformance.lazy import keras
+from tests.conformance.registry import case
+
+NUMBER = 500
+# After so many calls both begin again, so that rounding does not add up.
+EVERY = 10
+
+
+def model_in(scope):
+    fresh()
+    with scope:
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                layers.Dense(5, activation="tanh"),
+                layers.Dense(CLASSES, activation="softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.5),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            weighted_metrics=["sparse_categorical_crossentropy"],
+        )
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def state(model):
+    return [model.get_weights(), optimizer_values(model)]
+
+
+def begin_again(model, first):
+    weights, optimizer = first
+    model.set_weights(weights)
+    for variable, value in zip(model.optimizer.variables, optimizer, strict=True):
+        variable.assign(value)
+    model.reset_metrics()
+
+
+def outcome(call, model, *, plain=False):
+    """(result, None), or (None, error)."""
+    try:
+        return plain_values(call.on(model, plain=plain)), None
+    except Exception as error:  # noqa: BLE001 (the other model must raise its like)
+        return None, error
+
+
+def complaint(expected, received):
+    """What is wrong with how a call in the scope ended; Keras's and Python's errors stay theirs."""
+    if expected is None or received is None:
+        return "" if expected is received else f"expected {expected!r}, received {received!r}"
+    own = next((kind for kind in (ValueError, TypeError) if isinstance(expected, kind)), Exception)
+    return "" if isinstance(received, own) else f"expected {expected!r}, received {received!r}"
+
+
+@case("generated", replicas=(2,), seconds=600.0)
+def calls_beside_plain_keras(lab):
+    """500 calls of `fit`, `evaluate`, `train_on_batch` ..., mistakes among them."""
+    plain = model_in(contextlib.nullcontext())
+    mirrored = model_in(lab.strategy().scope())
+    first, wrong, raised = state(plain), [], 0
+    for number, call in enumerate(calls(lab.backend, NUMBER)):
+        expected, error = outcome(call, plain, plain=True)
+        received, other = outcome(call, mirrored)
+        found = complaint(error, other)
+        raised += error is not None
+        if not found and error is None:
+            try:
+                lab.equal([expected, state(plain)], [received, state(mirrored)], FLOAT32)
+            except AssertionError as differs:
+                found = str(differs)
+        if found:
+            wrong.append(f"call {number}, {call.text}: {found}")
+        if found or error is not None or number % EVERY == 0:
+            begin_again(plain, first)
+            begin_again(mirrored, first)
+    lab.check(not wrong, f"{len(wrong)} of {NUMBER} calls differ:\n" + "\n".join(wrong[:20]))
+    lab.check(raised > NUMBER // 30, f"only {raised} calls were mistakes")
