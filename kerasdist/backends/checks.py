@@ -5,6 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 
+def check_summable(dtype: str) -> None:
+    """Refuses to add booleans over the replicas, of which frameworks make different sums.
+
+    Args:
+        dtype: The name of the type of what is to be added.
+
+    Raises:
+        TypeError: If it is boolean.
+    """
+    if dtype == "bool":
+        raise TypeError(
+            "Expected numbers to add over the replicas. Received: dtype=bool. Cast them first, "
+            "with keras.ops.cast(x, 'int32')."
+        )
+
+
 def checked_axis(tensor: Any, axis: int) -> int:
     """Returns an axis, counted from 0.
 

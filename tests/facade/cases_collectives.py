@@ -84,11 +84,11 @@ def whole_means_of_integers(lab):
 def booleans_have_no_sum(lab):
     """An all-reduce of booleans is refused, with a word on what to do."""
     strategy = lab.strategy()
-    with lab.raises((TypeError, ValueError), "bool"):
+    with lab.raises(TypeError, "numbers to add.*bool"):
         strategy.run(lambda: here().all_reduce("SUM", ops.convert_to_tensor([True, False])))
     lab.still_usable(strategy)
     flags = numbered(strategy, lambda i: np.array([i == 0]))
-    with lab.raises((TypeError, ValueError), "bool"):
+    with lab.raises(TypeError, "numbers to add.*bool"):
         strategy.reduce("SUM", flags, axis=None)
     lab.still_usable(strategy)
 

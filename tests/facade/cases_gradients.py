@@ -235,3 +235,25 @@ def gradients_of_models_with_state(lab):
     lab.equal(2, sum(one is not None for one in gradients))
     for ours, theirs in zip(model.variables, twin.variables, strict=True):
         lab.equal(lab.numpy(theirs), ours)
+
+
+@case(replicas=(2, 3))
+def next_values_in_the_place_of_gradients(lab):
+    """Of a variable with `overwrite_with_gradient`, as float8 scales, the largest counts."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        scale, weight = keras.Variable(0.5), keras.Variable(10.0)
+        scale.overwrite_with_gradient = True
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([scale, weight])
+
+    def step(x):
+        optimizer.apply([x, x], [scale, weight])
+
+    values = strategy.distribute_values_from_function(
+        lambda context: np.float32(1.0 + context.replica_id_in_sync_group)
+    )
+    strategy.run(step, args=(values,))
+    lab.equal([float(lab.replicas)] * lab.replicas, lab.components(scale, strategy))
+    total = lab.replicas * (lab.replicas + 1) / 2
+    lab.equal([10.0 - total] * lab.replicas, lab.components(weight, strategy))

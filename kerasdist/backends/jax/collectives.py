@@ -81,9 +81,26 @@ class JaxCollectives(Collectives):
         """Sums gradients over the replicas; then each of them makes the same update."""
         if self._applies:  # an optimizer inside of another
             return apply(optimizer, gradients, variables)
-        there = [gradient for gradient in gradients if gradient is not None]
-        sums = iter(self.all_sum(there))
-        gradients = [None if gradient is None else next(sums) for gradient in gradients]
+        known = keras_seam.optimized_variables(optimizer) if variables is None else variables
+        # A variable's next value in the place of a gradient, as float8 scales: the largest counts.
+        replaced = {
+            index for index, variable in enumerate(known) if variable.overwrite_with_gradient
+        }
+        added = [
+            gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and index not in replaced
+        ]
+        sums = iter(self.all_sum(added))
+
+        def combined(index: int, gradient: Any) -> Any:
+            if gradient is None:
+                return None
+            if index in replaced:
+                return keras_seam.ops.max(self.all_stack(gradient), axis=0)
+            return next(sums)
+
+        gradients = [combined(*numbered) for numbered in enumerate(gradients)]
         self._applies = True
         try:
             with self._scope.equal_writes():

@@ -10,6 +10,7 @@ from typing import Any, final
 import jax
 from jax import numpy as jnp
 
+from kerasdist.backends.checks import check_summable
 from kerasdist.backends.jax.layout import AXIS
 
 
@@ -130,8 +131,4 @@ def check_is_number(tensor: Any) -> None:
     Raises:
         TypeError: If it is boolean.
     """
-    if tensor.dtype == bool:
-        raise TypeError(
-            "Expected numbers to add over the replicas. Received: a tensor of dtype bool. Cast it "
-            "to a number first, with keras.ops.cast(x, 'int32')."
-        )
+    check_summable(tensor.dtype.name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasdist.backends.checks import check_summable
 from kerasdist.backends.tensorflow.engine_seam import mirrored
 from kerasdist.collectives import CommunicationImplementation, CommunicationOptions
 
@@ -55,11 +56,7 @@ def summed(parts: Sequence[Any]) -> Any:
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
-    if parts[0].dtype == tf.bool:
-        raise ValueError(
-            "Expected numbers to sum. Received: dtype=bool. Cast them first, with "
-            "keras.ops.cast(x, 'int32')."
-        )
+    check_summable(parts[0].dtype.name)
     if all(isinstance(part, tf.IndexedSlices) for part in parts):
         # The rows one after another, as one device has them for the whole batch.
         return tf.IndexedSlices(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from kerasdist import keras_seam
+from kerasdist.backends import checks
 
 
 class Replica(Protocol):
@@ -164,11 +165,8 @@ def check_summable(tensors: Sequence[torch.Tensor]) -> None:
     Raises:
         TypeError: If one of them is boolean.
     """
-    if any(tensor.dtype == torch.bool for tensor in tensors):
-        raise TypeError(
-            "Expected numbers to add over the replicas. Received: a tensor of dtype bool. Cast it "
-            'first, with keras.ops.cast(x, "int32").'
-        )
+    for tensor in tensors:
+        checks.check_summable(str(tensor.dtype).removeprefix("torch."))
 
 
 def as_tensor(value: Any) -> torch.Tensor:
