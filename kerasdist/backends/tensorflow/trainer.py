@@ -53,6 +53,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         variables: list[Any]
         non_trainable_variables: list[Any]
         metrics: list[Any]
+        compiled: bool
         optimizer: Any
         train_step: Callable[[Any], Any]
         test_step: Callable[[Any], Any]
@@ -224,7 +225,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
             )
             for metric in metrics_of(self):
                 recreated |= adopt_all(metric.variables, engine)
-            if self.optimizer is not None:
+            if self.compiled and self.optimizer is not None:
                 adopt(self.optimizer, engine, recreated=recreated)
         if recreated:
             keras_seam.drop_compiled(self)
