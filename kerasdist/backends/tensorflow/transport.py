@@ -107,8 +107,10 @@ class Transport:
         seconds = options.timeout_seconds or self._seconds_to_wait()
         placed = self._on_lanes(tf.identity, vectors)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly the first lane would wait for the second one before that has begun.
-            return self._in_one_call(placed, hint, seconds)
+            # Eagerly the first lane would wait for the second one before that has begun. A concrete
+            # function stays one where `tf.config.run_functions_eagerly` makes others eager.
+            together = self._in_one_call.get_concrete_function(placed, hint, seconds)
+            return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
