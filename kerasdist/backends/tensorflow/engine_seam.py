@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -400,13 +401,22 @@ def let_variables_be_read() -> None:
 
     conversions: dict[str, Callable[..., Any]] = {
         "__array__": array,
-        "__bool__": lambda variable: bool(variable.numpy()),
+        "__bool__": _truth,
         "__int__": lambda variable: int(variable.numpy()),
         "__float__": lambda variable: float(variable.numpy()),
         "__complex__": lambda variable: complex(variable.numpy()),
     }
     for name, conversion in conversions.items():
         setattr(distributed_values.DistributedVariable, name, conversion)
+
+
+def _truth(variable: Any) -> bool:
+    """Returns whether a mirrored variable's value is true, as ``tf.Variable`` does.
+
+    TensorFlow's own code asks whether there is a variable at all (`check_destinations`).
+    """
+    asks = sys._getframe(1).f_globals["__name__"]
+    return asks.startswith("tensorflow.") or bool(tf.convert_to_tensor(variable))
 
 
 class _OnePassage(logging.Filter):
