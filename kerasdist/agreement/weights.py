@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kerasdist import keras_seam
-from kerasdist.agreement.batches import first_difference
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.errors import DisagreementError
+from kerasdist.input.batch_forms import first_difference
 from kerasdist.job.comparison import described_difference
 from kerasdist.keras_seam import ops
 

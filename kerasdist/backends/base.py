@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from kerasdist.agreement.batches import Course
 from kerasdist.backends.equal_start import EqualStart
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import UnsupportedError
+from kerasdist.input.batch_forms import Course
 
 if TYPE_CHECKING:
     from kerasdist.backends.runner import Runner

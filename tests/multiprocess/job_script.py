@@ -165,6 +165,8 @@ def save(job: Job):
 
 def all_are_interrupted(job: Job):
     """By Ctrl-C; on worker 2 a framework makes another error of it."""
+    # A shell has its background jobs ignore SIGINT, and so whatever the tests are started from.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     job.exchange("ready", None)
     try:
         signal.raise_signal(signal.SIGINT)

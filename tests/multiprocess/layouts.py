@@ -25,6 +25,8 @@ _NOT_HERE = (
     "callbacks.tensorboard",
     "training.verbose",
     "generated.",  # many cases in one
+    "calls.",  # likewise
+    "check.",  # workers skip the check of the first batch
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 

@@ -457,7 +457,6 @@ def private_names() -> tuple[object, ...]:
         distribute_lib._get_default_strategy,
         distribute_lib._get_default_replica_mode,
         eager_context.Context.clear_kernel_cache,
-        tf.__internal__.EagerTensor,
         distribute_lib._push_per_thread_mode,
         distribute_lib._pop_per_thread_mode,
         distribute_lib._ThreadMode,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import environment
 from tests.fresh import ROOT, run_python
 
 PACKAGES = Path(sys.prefix) / "keras-hub"
@@ -31,7 +32,7 @@ def results():
                 "tests.integrations.keras_hub.script",
                 seconds=SECONDS,
                 KERAS_BACKEND=backend,
-                CUDA_VISIBLE_DEVICES="-1",
+                **environment.values(environment.CPU_DEVICES),
                 PYTHONPATH=os.pathsep.join([str(ROOT), str(PACKAGES)]),
             )
             known[backend] = json.loads(output.splitlines()[-1])

@@ -108,6 +108,8 @@ def test_the_private_names_take_what_they_are_given(probe):
         "control_status_ctx": [],
         "tf_convert": ["f", "ctx", "convert_by_default", "user_requested"],
         "_get_default_strategy": [],
+        "_get_default_replica_mode": [],
+        "clear_kernel_cache": ["self"],
         "_push_per_thread_mode": ["context"],
         "_pop_per_thread_mode": [],
         "_ThreadMode": ["dist", "cross", "replica"],

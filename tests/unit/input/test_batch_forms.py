@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasdist.agreement.batches import Course, first_difference
+from kerasdist.input.batch_forms import Course, first_difference
 
 
 def course(*forms):
