@@ -58,8 +58,9 @@ WORKERS = (
     ),
 )
 
-# Of the exactness suites on JAX. `KERASDIST_CONFORMANCE_FULL=1` has XLA optimize, and so has every
-# process that does not call `of_suite`: the examples, Keras's own tests, the unit tests.
+# Of the exactness suites and of KerasHub's models on JAX. `KERASDIST_CONFORMANCE_FULL=1` has XLA
+# optimize, and so has every process that is not given `of_suite`'s: the examples, Keras's own
+# tests, the unit tests.
 SLOWER_KERNELS = Setting(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
@@ -87,12 +88,16 @@ def of_all():
     put((*QUIET, *COMPILED_PROGRAMS))
 
 
+def suite_settings(backend: str) -> tuple[Setting, ...]:
+    """What a process of the exactness suites has more than every process of the tests."""
+    optimized = backend != "jax" or os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
+    return CPU_DEVICES if optimized else (*CPU_DEVICES, SLOWER_KERNELS)
+
+
 def of_suite(backend: str):
     """Gives this process what those of the exactness suites have; before the backend starts."""
     of_all()
-    put(CPU_DEVICES)
-    if backend == "jax" and os.environ.get("KERASDIST_CONFORMANCE_FULL") != "1":
-        put([SLOWER_KERNELS])
+    put(suite_settings(backend))
 
 
 def of_users() -> dict[str, str]:

@@ -6,27 +6,9 @@ that asserts the error a user gets.
 
 import pytest
 
-from tests.conformance import registry
-from tests.conformance.runner import GRACE_SECONDS, STARTUP_SECONDS
-
-ITEMS = [
-    pytest.param(
-        backend,
-        item.key,
-        id=f"{backend}-{item.key}",
-        # The worker has the case's own limit; this one is for a worker that says nothing.
-        marks=pytest.mark.timeout(STARTUP_SECONDS + item.case.seconds + 2 * GRACE_SECONDS),
-    )
-    for backend in registry.BACKENDS
-    for item in registry.items(backend)
-]
+from tests.conformance.items import parameters, require
 
 
-@pytest.mark.parametrize(("backend", "conformance_key"), ITEMS)
+@pytest.mark.parametrize(("backend", "conformance_key"), parameters())
 def test_equals_one_device(backend, conformance_key, conformance_runs):
-    result = conformance_runs.result(backend, conformance_key)
-    if not result.good:
-        pytest.fail(
-            f"{result.status} after {result.seconds} s: {result.message}\n{result.traceback}",
-            pytrace=False,
-        )
+    require(conformance_runs.result(backend, conformance_key))

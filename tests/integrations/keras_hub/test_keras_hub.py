@@ -32,7 +32,7 @@ def results():
                 "tests.integrations.keras_hub.script",
                 seconds=SECONDS,
                 KERAS_BACKEND=backend,
-                **environment.values(environment.CPU_DEVICES),
+                **environment.values(environment.suite_settings(backend)),
                 PYTHONPATH=os.pathsep.join([str(ROOT), str(PACKAGES)]),
             )
             known[backend] = json.loads(output.splitlines()[-1])
