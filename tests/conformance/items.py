@@ -13,12 +13,16 @@ def parameters(suite: str = registry.CONFORMANCE) -> list:
             backend,
             item.key,
             id=f"{backend}-{item.key}",
-            # The worker has the case's own limit; this one is for a worker that says nothing.
-            marks=pytest.mark.timeout(STARTUP_SECONDS + item.case.seconds + 2 * GRACE_SECONDS),
+            marks=time_limit(item.case),
         )
         for backend in registry.BACKENDS
         for item in registry.items(backend, suite)
     ]
+
+
+def time_limit(case: registry.Case) -> pytest.MarkDecorator:
+    """Ends a test whose worker says nothing; the worker itself has the case's own limit."""
+    return pytest.mark.timeout(STARTUP_SECONDS + case.seconds + 4 * GRACE_SECONDS)
 
 
 def require(result: Result):

@@ -6,8 +6,8 @@ Of the conformance cases each backend runs a part on two workers, chosen by name
 
 import pytest
 
+from tests.conformance.items import require, time_limit
 from tests.conformance.registry import BACKENDS
-from tests.conformance.runner import GRACE_SECONDS, STARTUP_SECONDS
 from tests.multiprocess.layouts import cases, layouts, selected
 
 ITEMS = [
@@ -16,8 +16,7 @@ ITEMS = [
         str(layout),
         key,
         id=f"{backend}-{layout}-{key}",
-        # The worker has the case's own limit; this one is for a group that says nothing.
-        marks=pytest.mark.timeout(STARTUP_SECONDS + cases()[key].seconds + 4 * GRACE_SECONDS),
+        marks=time_limit(cases()[key]),
     )
     for backend in BACKENDS
     for layout in layouts(backend)
@@ -27,9 +26,4 @@ ITEMS = [
 
 @pytest.mark.parametrize(("backend", "layout", "group_case"), ITEMS)
 def test_equals_one_device(backend, layout, group_case, groups):
-    result = groups.result(backend, layout, group_case)
-    if not result.good:
-        pytest.fail(
-            f"{result.status} after {result.seconds} s: {result.message}\n{result.traceback}",
-            pytrace=False,
-        )
+    require(groups.result(backend, layout, group_case))
