@@ -51,7 +51,11 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """How a collective communicates; a hint where the framework decides by itself.
+    """How a collective communicates.
+
+    On TensorFlow workers sum gradients as the strategy's options say; in `fit` the job's time-out
+    (``KERASDIST_MEETING_TIMEOUT``) stands in for `timeout_seconds`. On PyTorch `bytes_per_pack` and
+    `compression` count. On JAX XLA decides, and the options are hints that it does not take.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 

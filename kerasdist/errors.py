@@ -31,6 +31,10 @@ class ReplicaError(KerasdistError, RuntimeError):
     """The replicas of one step disagree: on a collective, its shapes, or how many there are."""
 
 
+class ShapeError(ReplicaError, ValueError):
+    """The replicas bring tensors of shapes that cannot be combined."""
+
+
 class BackendError(KerasdistError, ImportError):
     """The backend that Keras is told to use does not exist, or is not installed."""
 

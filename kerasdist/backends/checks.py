@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from kerasdist.errors import ShapeError, UnsupportedError
 
 
 def check_summable(dtype: str) -> None:
@@ -39,3 +42,50 @@ def checked_axis(tensor: Any, axis: int) -> int:
             "keras.ops.expand_dims(x, 0)."
         )
     return axis % rank
+
+
+def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None = None) -> None:
+    """Refuses tensors of the replicas that cannot be combined.
+
+    Args:
+        shapes: The shape of each replica's tensor; None stands for what is not known yet.
+        axis: The axis, from 0, along which they may differ in size; None for no such axis.
+
+    Raises:
+        ShapeError: If they cannot.
+    """
+    known = [shape for shape in shapes if shape is not None]
+    ranks = {len(shape) for shape in known}
+    columns = zip(*known, strict=True) if len(ranks) < 2 else ()
+    sizes = [set(column) - {None} for column in columns]
+    if len(ranks) < 2 and all(len(one) < 2 or at == axis for at, one in enumerate(sizes)):
+        return
+    but = "" if axis is None else f", but for their size along axis {axis}"
+    advice = (
+        "Pad or reduce them first, or give the axis along which they differ."
+        if axis is None
+        else "Give the axis along which they differ, or pad them first."
+    )
+    shown = [None if shape is None else tuple(shape) for shape in shapes]
+    raise ShapeError(
+        f"Expected tensors of the same shape from all replicas{but}. Received: shapes={shown}. "
+        f"{advice}"
+    )
+
+
+def check_no_compression(compression: str | None, backend: str) -> None:
+    """Refuses compressed gradients, for a backend that has no such thing.
+
+    Args:
+        compression: What `CommunicationOptions` say.
+        backend: The backend's name, for the message.
+
+    Raises:
+        UnsupportedError: If gradients are to be compressed.
+    """
+    if compression is not None:
+        raise UnsupportedError(
+            f"Expected CommunicationOptions without compression on {backend}. Received: "
+            f"compression={compression!r}. Leave it out, or use PyTorch; "
+            "mixed_float16 and mixed_bfloat16 policies compute in smaller types on each backend."
+        )

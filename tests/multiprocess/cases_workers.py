@@ -136,6 +136,51 @@ def reduce_and_gather(lab):
 
 
 @case("workers")
+def shapes_that_do_not_match(lab):
+    """Workers with components of other shapes get the error that replicas of one process get."""
+    strategy = lab.strategy()
+    odd = lab.job.rank == lab.job.num_workers - 1
+    own = strategy.distribute_values_from_function(
+        lambda context: np.ones((3, 3) if odd else (2, 2), "float32")
+    )
+    for call in (
+        lambda: strategy.reduce("SUM", own, axis=None),
+        lambda: strategy.reduce("MEAN", own, axis=0),
+        lambda: strategy.gather(own, axis=0),
+    ):
+        with lab.raises(kd.errors.ShapeError, r"Expected.*shape.*Received: shapes=\[\(2.*\(3"):
+            call()
+    whole = strategy.distribute_values_from_function(lambda context: np.ones((2, 3), "float32"))
+    total = np.full((2, 3), lab.replicas, "float32")
+    lab.equal(strategy.reduce("SUM", whole, axis=None), total)
+
+
+@case("workers", backends=("tensorflow", "jax"))
+def options_of_communication(lab):
+    """TensorFlow's gradients travel as the strategy says; what a backend lacks is refused."""
+    smaller = kd.CommunicationOptions(compression="bf16")
+    with lab.raises(kd.errors.UnsupportedError, "Expected.*compression.*Received.*use PyTorch"):
+        lab.strategy(communication_options=smaller)
+    if lab.backend == "jax":
+        return
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        options = kd.CommunicationOptions(bytes_per_pack=8, implementation="NCCL")
+        strategy = lab.strategy(communication_options=options)
+    lab.check(any("Sums go by RING" in str(one.message) for one in warned), "no warning")
+    x, y = regression(7)
+    found = []
+    for one in (strategy, lab.strategy()):
+        keras.utils.set_random_seed(1)
+        with one.scope():
+            model = dense()
+        fit(x, y, batch_size=4)(model)
+        found.append(values(model.weights))
+    for own, expected in zip(*found, strict=True):
+        lab.equal(own, expected)
+
+
+@case("workers")
 def collectives_in_replicas(lab):
     """all_reduce, all_gather and merge_call meet the replicas of all workers."""
     strategy, replicas = lab.strategy(), lab.replicas

@@ -9,6 +9,7 @@ import jax
 import keras
 
 from kerasdist.backends.base import Backend, ReplicaOptions
+from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.jax import connection, creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.collectives import CommunicationOptions
@@ -92,7 +93,7 @@ class JaxBackend(Backend):
         communication: CommunicationOptions,
     ) -> JaxReplicaSet:
         """Returns a mesh over the devices of all workers; XLA knows best how they communicate."""
-        del communication
+        check_no_compression(communication.compression, "JAX")
         _prepare(options, several=True)
         here = _named(devices)
         if here[0].platform == "cpu":

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from kerasdist.backends.checks import check_shapes
 from kerasdist.backends.jax.components import divided
 from kerasdist.backends.jax.exchange import check_is_number
 from kerasdist.backends.jax.layout import AXIS
@@ -59,11 +60,7 @@ def gathered(source: Source, axis: int) -> Any:
     if isinstance(source, Own):
         return jax.lax.all_gather(source.array, AXIS, axis=axis, tiled=True)
     if isinstance(source, Padded):
-        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in source.layout}) > 1:
-            raise ValueError(
-                "Expected components of one shape, but for the axis to gather. Received: "
-                f"shapes={list(source.layout)}, axis={axis}. Give the axis along which they differ."
-            )
+        check_shapes(source.layout, axis)
         return jnp.concatenate(list(source), axis)
     stack = source.stacked()
     return jnp.concatenate([stack[index] for index in range(source.replicas)], axis)

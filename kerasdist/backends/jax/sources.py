@@ -12,6 +12,7 @@ import jax.core
 import numpy as np
 from jax import numpy as jnp
 
+from kerasdist.backends.checks import check_shapes
 from kerasdist.backends.jax.arrays import cut, is_array, is_traced, largest_of, padded, stack
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.parcels import Slot
@@ -182,12 +183,9 @@ class Padded(Source):
         return tuple(self.array.shape[1:])
 
     def stacked(self) -> Any:
-        """Refuses: there is no such array."""
-        raise ValueError(
-            "Expected components of equal shapes, to add them as they are. Received: "
-            f"shapes={list(self.layout)}. Give the axis along which they differ, or "
-            "gather them."
-        )
+        """Refuses components of different shapes."""
+        check_shapes(self.layout)
+        return self.array
 
     def _numbers_here(self, shards: Sequence[Any]) -> Sequence[int]:
         return sorted(map(_first_row, shards))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import tensorflow as tf
 from kerasdist import context, keras_seam
 from kerasdist.backends import checksums
 from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
 from kerasdist.backends.tensorflow import outside_replicas, reads, vector_losses
@@ -40,7 +42,7 @@ from kerasdist.backends.tensorflow.trainer import (
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.backends.tensorflow.workers import WorkerGroup
 from kerasdist.backends.tensorflow.workers_seam import WorkersStrategy
-from kerasdist.collectives import CommunicationOptions
+from kerasdist.collectives import CommunicationImplementation, CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import ReplicaContext
@@ -234,15 +236,29 @@ def worker_replicas(
         job: The job of this process.
         communication: How to communicate.
     """
+    _check_communication(communication, devices)
     seconds = communication.timeout_seconds or job.timeouts.meeting
+    communication = replace(communication, timeout_seconds=seconds)
     engine = WorkersStrategy(
         job.addresses,
         job.rank,
         [_tensorflow_name(device) for device in devices],
-        native_options(replace(communication, timeout_seconds=seconds)),
+        native_options(communication),
     )
-    group = WorkerGroup(engine, job, seconds, shares_memory=_share_memory(devices))
+    group = WorkerGroup(engine, job, communication, shares_memory=_share_memory(devices))
     return MirroredReplicas(devices, options, group, job)
+
+
+def _check_communication(options: CommunicationOptions, devices: Sequence[Device]) -> None:
+    check_no_compression(options.compression, "TensorFlow")
+    kinds = {device.kind for device in devices}
+    if options.implementation is CommunicationImplementation.NCCL and kinds != {"gpu"}:
+        warnings.warn(
+            "Expected GPUs, for CommunicationImplementation.NCCL. Received: devices="
+            f"{[str(device) for device in devices]}. Sums go by RING instead; use AUTO, which is "
+            "NCCL where there are GPUs.",
+            stacklevel=6,
+        )
 
 
 @final

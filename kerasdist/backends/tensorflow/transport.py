@@ -158,7 +158,9 @@ def communication_hint(options: CommunicationOptions, devices: Sequence[str]) ->
     gpus = [one for one in devices if tf.DeviceSpec.from_string(one).device_type == "GPU"]
     # Several virtual devices on one GPU are refused by NCCL.
     apart = len(gpus) <= len(tf.config.list_physical_devices("GPU"))
-    return "nccl" if chosen == "auto" and apart and len(gpus) == len(devices) else chosen
+    if len(gpus) < len(devices):
+        return "ring" if chosen == "nccl" else chosen  # of CPUs, too
+    return "nccl" if chosen == "auto" and apart else chosen
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -33,20 +34,27 @@ class WorkerGroup(Group):
     engine: WorkersStrategy
 
     def __init__(
-        self, engine: WorkersStrategy, job: Job, timeout: float, *, shares_memory: bool
+        self,
+        engine: WorkersStrategy,
+        job: Job,
+        communication: CommunicationOptions,
+        *,
+        shares_memory: bool,
     ) -> None:
         """Makes the group.
 
         Args:
             engine: ``tf.distribute.MultiWorkerMirroredStrategy``.
             job: The job of this process.
-            timeout: How long to wait in a collective, in seconds.
+            communication: How sums travel that are not told otherwise; it has a time-out.
             shares_memory: Whether the devices of this worker share their memory.
         """
         super().__init__(engine, shares_memory=shares_memory)
         self._devices = engine.extended.worker_devices
         self._rank = job.rank
         devices = self._devices[:1] if shares_memory else self._devices
+        timeout = communication.timeout_seconds or 0.0
+        self._communication = replace(communication, timeout_seconds=None)
 
         def seconds_to_wait() -> float:
             """Leaves the waiting to the job where that ends as soon as nothing moves.
@@ -140,7 +148,9 @@ class WorkerGroup(Group):
         *,
         here: bool = True,
     ) -> list[Any]:
-        """Returns sums, all of a type in one collective."""
+        """Returns sums, all of a type in one collective, or in packs of the size that is set."""
+        if options is DEFAULT_COMMUNICATION:
+            options = self._communication
         results: list[Any] = [None] * len(columns)
         dense: list[int] = []
         for index, parts in enumerate(columns):

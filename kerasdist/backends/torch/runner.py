@@ -10,7 +10,7 @@ import keras
 import torch
 
 from kerasdist import keras_seam, ownership
-from kerasdist.backends.checks import checked_axis
+from kerasdist.backends.checks import check_shapes, checked_axis
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch.components import is_on_read, require_aggregate
 from kerasdist.backends.torch.differentiable import check_summable
@@ -92,7 +92,8 @@ class TorchRunner(Runner):
             axis: None, or the axis along which components are reduced too.
 
         Raises:
-            ValueError: If the components have no such axis, or differ in shape.
+            ValueError: If the components have no such axis.
+            ShapeError: If they differ in shape.
         """
         parts = self._tensors(value)
         check_summable(parts)
@@ -102,7 +103,7 @@ class TorchRunner(Runner):
             count = sum(part.shape[i] for part, i in zip(parts, axes, strict=True))
             # Not in int64, which torch adds smaller integers in.
             parts = [p.sum(i, dtype=p.dtype) for p, i in zip(parts, axes, strict=True)]
-        _check_shapes(parts, None)
+        check_shapes([part.shape for part in parts])
         total = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
         for part in parts[2:]:
             total += part
@@ -117,11 +118,12 @@ class TorchRunner(Runner):
             axis: The axis.
 
         Raises:
-            ValueError: If the components have no such axis, or differ in another one.
+            ValueError: If the components have no such axis.
+            ShapeError: If they differ in another one.
         """
         parts = self._tensors(value)
         axes = [checked_axis(part, axis) for part in parts]
-        _check_shapes(parts, axes[0])
+        check_shapes([part.shape for part in parts], axes[0])
         return torch.cat(parts, axes[0])
 
     def reduce_to(
@@ -266,17 +268,6 @@ class TorchRunner(Runner):
                 f"Received: {count} components, {values!r:.200}. Make distributed values with the "
                 "strategy that uses them."
             )
-
-
-def _check_shapes(parts: Sequence[torch.Tensor], axis: int | None) -> None:
-    shapes = [tuple(part.shape) for part in parts]
-    rest = {tuple(size for i, size in enumerate(shape) if i != axis) for shape in shapes}
-    if len(rest) > 1:
-        but = "" if axis is None else f", but for their size along axis {axis}"
-        raise ValueError(
-            f"Expected components of one shape{but}. Received: shapes={shapes}. Reduce or pad them "
-            "first, or give the axis along which they differ."
-        )
 
 
 def _values(leaves: Sequence[Any]) -> PerReplica | None:

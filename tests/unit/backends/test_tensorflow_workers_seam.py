@@ -30,7 +30,20 @@ engine, other = (
     workers_seam.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
 )
 job = types.SimpleNamespace(rank=0, is_watched=False)
-group = WorkerGroup(engine, job, 20.0, shares_memory=True)
+group = WorkerGroup(engine, job, CommunicationOptions(timeout_seconds=20.0), shares_memory=True)
+told = CommunicationOptions(bytes_per_pack=4, implementation="RING", timeout_seconds=20.0)
+small = WorkerGroup(other, job, told, shares_memory=True)
+
+def collectives(group):
+    # The hints and time-outs of the collectives that sum two gradients.
+    def sums():
+        return group.sums_of_gradients([[tf.ones(3)], [tf.ones(3)]], [None] * 2, here=True)
+    operations = tf.function(sums).get_concrete_function().graph.get_operations()
+    kind = "CollectiveReduceV2"
+    names = ("communication_hint", "timeout_seconds")
+    found = [[one.get_attr(name) for name in names] for one in operations if one.type == kind]
+    return [[hint.decode(), seconds] for hint, seconds in found]
+
 
 with engine.scope():
     total, mean, first = (
@@ -77,6 +90,7 @@ print(json.dumps({
         for name in ("AUTO", "RING", "NCCL")
         for devices in (["/device:CPU:0"], ["/job:worker/task:1/device:GPU:0"])
     ],
+    "collectives": [collectives(one) for one in (group, small)],
     "names": len(workers_seam.private_names()),
 }))
 """
@@ -118,7 +132,11 @@ def test_sums_keep_types_and_shapes(found):
 
 def test_hints_are_spelled_as_the_runtime_compares_them(found):
     # No GPU is here, so that two would be virtual ones.
-    assert found["hints"] == ["auto", "auto", "ring", "ring", "nccl", "nccl"]
+    assert found["hints"] == ["auto", "auto", "ring", "ring", "ring", "nccl"]
+
+
+def test_sums_of_gradients_travel_as_the_strategy_is_told(found):
+    assert found["collectives"] == [[["auto", 20.0]], [["ring", 20.0], ["ring", 20.0]]]
 
 
 def test_private_names_are_there(found):

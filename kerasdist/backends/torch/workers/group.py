@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, final
 import torch
 import torch.distributed as dist
 
+from kerasdist.backends.checks import check_shapes
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import network, threads
 
@@ -146,7 +147,7 @@ class Group:
             tensors: Tensors of this worker.
 
         Raises:
-            ReplicaError: If the workers bring tensors of other shapes or types.
+            ReplicaError: If the workers bring tensors of other shapes (`ShapeError`) or types.
         """
         rows = [_header(tensor) for tensor in tensors]
         headers = torch.tensor(rows, dtype=torch.int64, device=self.device).view(torch.uint8)
@@ -264,16 +265,15 @@ class Group:
         every: Sequence[Sequence[list[int]]],
         axis: int | None,
     ) -> None:
-        for number, row in enumerate(map(_header, tensors)):
-            fixed = {_without(one[number], axis) for one in every}
-            if len(fixed) > 1 or _without(row, axis) not in fixed:
-                received = [tuple(one[number][2 : 2 + one[number][1]]) for one in every]
-                but = "" if axis is None else f", but for their size along axis {axis}"
+        for number in range(len(tensors)):
+            theirs = [one[number] for one in every]
+            types = [_TYPES[row[0]] for row in theirs]
+            if len(set(types)) > 1:
                 raise ReplicaError(
-                    f"Expected every worker to bring tensors of one type and shape{but} to "
-                    f"{label}. Received: shapes={received}, by worker. Workers differ in their "
-                    "part of the batch only."
+                    f"Expected every worker to bring tensors of one type to {label}. Received: "
+                    f"dtypes={types}, by worker. Cast them first."
                 )
+            check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -295,9 +295,3 @@ def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch
 def _header(tensor: torch.Tensor) -> list[int]:
     shape = [*tensor.shape]
     return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
-
-
-def _without(header: list[int], axis: int | None) -> tuple[int, ...]:
-    if axis is None or axis >= header[1]:
-        return tuple(header)
-    return (*header[: 2 + axis], *header[3 + axis :])
