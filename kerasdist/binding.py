@@ -27,7 +27,7 @@ def bound_class(front: type, own: type) -> type:
 
     Args:
         front: The class whose methods win.
-        own: The class of the user's object.
+        own: The object's class.
     """
     bound = type(
         own.__name__,

@@ -119,7 +119,7 @@ def remove_unfinished(folder: Path) -> None:
     """Removes what a process that was killed while it wrote has left.
 
     Args:
-        folder: The folder, in which nobody writes now; it need not exist.
+        folder: The folder; no process may be writing in it. It need not exist.
     """
     remove(list(folder.glob(f"backup-*{_UNFINISHED}")))
 

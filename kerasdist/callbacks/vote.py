@@ -16,9 +16,9 @@ from kerasdist.job.job import Job
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step, if one of them wants to stop.
 
-    It stands behind all other callbacks. Workers vote after each batch if on one of them a callback
-    of the user's acts on batches, or it may be asked to leave; else after each epoch: Keras's own
-    callbacks decide by the logs, which are equal.
+    It is the last of the callbacks. Workers vote after each batch if one of them has a user-defined
+    callback that acts on batches, or may be preempted. Otherwise they vote after each epoch:
+    Keras's own callbacks decide by the logs, which are equal.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ class Membership:
         coordinator: ``host:port`` at which the process of rank 0 can be reached by kerasdist; None
             where the environment does not tell.
         source: Who told, for example ``"TF_CONFIG"``.
-        local_rank: The number among the workers on this machine; None where nobody tells.
-        local_workers: How many workers this machine has; None where nobody tells.
+        local_rank: The number among the workers on this machine; None where it is not known.
+        local_workers: How many workers this machine has; None where it is not known.
     """
 
     task_type: str

@@ -101,7 +101,7 @@ def is_independent(environ: Mapping[str, str] | None) -> bool:
 
 
 def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
-    """Refuses ``KERASDIST_WORKERS`` where nobody tells which of them this process is.
+    """Refuses ``KERASDIST_WORKERS`` where this process has no rank.
 
     Args:
         environ: The variables; None for this process's own.

@@ -1,7 +1,7 @@
 """Addresses, and which port kerasdist takes where the environment names another's.
 
 Workers find each other at the *coordinator*: a port on the machine of rank 0 that is kerasdist's
-own. Where an environment names a port, somebody else listens there: torchrun's agent at
+own. Where an environment names a port, another program listens there: torchrun's agent at
 ``MASTER_PORT``, TensorFlow's server at each address of ``TF_CONFIG``. The rule for all of them is
 `beside`: 1000 further up, and again as long as that is another worker's own. Where it names none,
 `of_job` makes one of the job's number, so that two jobs on a machine do not meet.

@@ -1,4 +1,4 @@
-"""What a resolver of the cluster offers, whoever tells it."""
+"""What every resolver of the cluster offers, whatever its source is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ClusterResolver(ABC):
         return "grpc"
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks and their addresses, None for an address that nobody tells."""
+        """Returns the tasks and their addresses, None for an address that is not known."""
         place = self.membership()
         tasks = place.addresses or (None,) * place.num_workers
         # Rank 0 may be a chief beside the workers, or the first of the workers: its own task says

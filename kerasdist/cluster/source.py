@@ -1,4 +1,4 @@
-"""What a source of a cluster is: somebody who sets environment variables."""
+"""A source of the cluster: a program that describes it in environment variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kind(enum.Enum):
     """What a source speaks of."""
 
     PROCESS = "process"
-    """Of this very process: whoever set the variables started it, or told it who it is."""
+    """Of this very process: the program that set the variables started it, or gave it its rank."""
 
     PLACE = "place"
     """Of a task or pod, in which a launcher may have started several processes."""

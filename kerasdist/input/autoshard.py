@@ -26,7 +26,7 @@ class OwnSource:
     """What a worker reads.
 
     Attributes:
-        dataset: Its batches, for whoever can read them better than `start`.
+        dataset: Its batches, for a backend that reads them by other means than `start`.
         start: Starts an iteration over the worker's rows, step by step.
         length: How many steps they last, None if that is not known.
         steps_a_batch: How many steps a batch lasts.

@@ -54,7 +54,7 @@ class Course:
         return [[count, form] for count, form in self._before]
 
     def clear(self) -> None:
-        """Begins anew, with nothing to compare."""
+        """Forgets all forms seen so far."""
         self._form, self._same = None, 0
         self._before.clear()
 

@@ -46,7 +46,7 @@ class RowDataset:
             )
 
     def shuffle(self, seed: int | None = None) -> RowDataset:
-        """Returns the rows in an order drawn anew for each iteration.
+        """Returns the rows in a random order, another one in each iteration.
 
         Args:
             seed: Where the draws begin; None: at a place of chance.

@@ -42,8 +42,8 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
 def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     """Returns the same, of batches that stay as they are when the source goes on to the next one.
 
-    A generator may fill the same array anew for each batch, and we may have asked it for the next
-    one before this one is used.
+    A generator may fill one array again for each batch, and the next batch may be fetched before
+    this one is used.
 
     Args:
         source: As for `batches_of`.

@@ -93,7 +93,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class _BatchesAdapter(keras_seam.GeneratorDataAdapter):
-    """Batches of something that is iterated anew for each epoch; their order is kept."""
+    """Batches of a source that is iterated once per epoch; their order is kept."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(_examples(source))

@@ -10,8 +10,8 @@ class ExitCode(IntEnum):
 
     Attributes:
         LOST_WORKER: The worker ended because another was lost. The launcher looks for that one.
-        PREEMPTED: The worker was told to stop, and has backed up. It is no failure, and the job is
-            not started again: whoever took the machine does that.
+        PREEMPTED: The worker was told to stop, and has backed up. This is not a failure, and the
+            launcher does not start the job again: the scheduler that took the machine does.
     """
 
     LOST_WORKER = 75

@@ -155,7 +155,7 @@ class Job:
         return len({member.get("python") for member in self._link.roster}) == 1
 
     def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
-        """Tells the others that the chief, which calls it, has written a file; waits for nobody.
+        """Tells the other workers that the chief has written a file. Only the chief calls it.
 
         Args:
             path: The file.
@@ -241,8 +241,8 @@ class Job:
     def after_connecting(self) -> None:
         """Comes before the framework, which is connected now, where the process ends.
 
-        When the script ends, workers wait for each other before the framework goes; and an error
-        that nobody catches, or an exit code that says so, is told to the others first.
+        When the script ends, workers wait for each other before the framework disconnects. If it
+        ends with an uncaught error or a failing exit code, the other workers are told first.
         """
         if self._port is not None:
             self._port.release()

@@ -1,7 +1,7 @@
-"""By which of its addresses a machine reaches the other workers.
+"""By which of its addresses the other workers reach a machine.
 
-Gloo, with which PyTorch and JAX sum on CPUs, offers the others the address of the machine's own
-name. Debian and Ubuntu write a loopback address behind that name, where nobody else gets through.
+Gloo, with which PyTorch and JAX sum on CPUs, gives the others the address that this machine's name
+resolves to. On Debian and Ubuntu that is a loopback address, which other machines cannot reach.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def misleads(addresses: Sequence[str], rank: int) -> str | None:
 
     Returns:
         The address on the way to another machine; None if the name is as good, if all workers are
-        on this machine, or if nobody can tell.
+        on this machine, or if the address cannot be found out.
     """
     if not _is_loopback(socket.gethostname()):
         return None
@@ -35,7 +35,7 @@ def misleads(addresses: Sequence[str], rank: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface that has an address, None if nobody can tell.
+    """Returns the name of the network interface with an address, None if it is not known.
 
     Args:
         address: An IPv4 address of this machine.

@@ -1,8 +1,8 @@
-"""With which code a script ends by itself: a worker that fails so is a loss to the others.
+"""Finds out with which exit code a script ends, so that the other workers learn of a failure.
 
-Python shows an error that nobody catches to `sys.excepthook`, and a `SystemExit` to nobody. But it
-asks the exception for its code, and then no code of Python's is above the question. So exceptions
-of our own can tell that they are the end of the script.
+Python passes an uncaught error to `sys.excepthook`, but a `SystemExit` to no hook. It does read
+the exception's `code`, and no Python frame calls it when it does. A subclass of `SystemExit` sees
+by this that it ends the script.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NoReturn, final
 
 from kerasdist.job.exit_codes import ExitCode
 
-# After a backup that all workers made together, the others are not left in the lurch.
+# After a backup that all workers made together, the others stop too, without an error.
 _NO_FAILURES = (0, ExitCode.PREEMPTED)
 
-# What the last exception that nobody caught has said; scripts end once.
+# What the last uncaught exception said; a script ends once.
 _said: list[Any] = []
 
 

@@ -27,7 +27,7 @@ from kerasdist.job.script_exit import Failure
 # How long the main thread may take to come to an end by itself.
 GRACE_SECONDS = 10.0
 
-# How long it may take when the user has interrupted the job, so that nobody is left to wait for.
+# How long it may take when the user has interrupted the job: no other worker needs this one then.
 INTERRUPTED_SECONDS = 2.0
 
 # How long an error of a framework waits for the news that explains it.

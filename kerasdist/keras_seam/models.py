@@ -230,7 +230,7 @@ def is_complete(model: Any) -> bool:
 
 
 def drop_compiled(model: Any) -> None:
-    """Lets a TensorFlow model compile its steps anew, when it needs them next.
+    """Has a TensorFlow model compile its steps again when it next needs them.
 
     Args:
         model: A Keras model.

@@ -16,7 +16,8 @@ from keras.src.utils.module_utils import tensorflow as tf
 # `tf.data.experimental.ExternalStatePolicy.IGNORE`: what cannot be kept is said once, by us.
 _IGNORE = 1
 
-# Operations that draw by a seed of their own, anew for each iteration; and those of a variable.
+# Operations that draw by a seed of their own, other numbers in each iteration; and operations that
+# draw from a variable or change one.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
 _CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
 _CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
@@ -77,7 +78,7 @@ class PipelineFacts:
 
     Attributes:
         calls_python: Whether it calls Python, whose state TensorFlow cannot keep.
-        draws: Whether its functions draw random numbers, anew for each iteration.
+        draws: Whether its functions draw random numbers, other ones in each iteration.
         unrepeatable: What draws without a seed, or from a variable.
     """
 

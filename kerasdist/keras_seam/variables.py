@@ -16,7 +16,7 @@ _UNINITIALIZED = "uninitialized_variables"
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
-    """Makes a variable anew for another way to aggregate it over replicas.
+    """Replaces the framework's variable by one that is aggregated over replicas in another way.
 
     Args:
         variable: A Keras variable that no compiled function has seen.
@@ -28,7 +28,7 @@ def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
-    """Says how a variable is kept on replicas, before it is made anew there.
+    """Sets how replicas keep a variable, before `make_anew` makes it for them.
 
     Args:
         variable: A Keras variable.
@@ -40,7 +40,7 @@ def set_replication(variable: Any, synchronization: str, aggregation: str) -> No
 
 
 def make_anew(variable: Any) -> None:
-    """Makes the framework's variable anew, with its value, as the scope in force wants it.
+    """Replaces the framework's variable by one with the same value, made in the current scope.
 
     Args:
         variable: A Keras variable that no compiled function has seen.

@@ -72,7 +72,7 @@ class Attempt:
     Args:
         workers: Its workers by rank, each of which begins as it is taken, and puts an `Exited` into
             `events` when it ends.
-        events: Where somebody who wants the job to stop puts a `Signalled`.
+        events: Where a `Signalled` is put to stop the job.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
     """
 

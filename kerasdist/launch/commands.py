@@ -14,7 +14,7 @@ from kerasdist.launch import environment, guard
 from kerasdist.launch.placement import Seat
 from kerasdist.launch.spec import JobSpec
 
-# BatchMode: a question for a password, which nobody answers, would hang. The others end a
+# BatchMode: ssh fails where it would ask for a password, and wait for ever. The others end a
 # connection that is silent for half a minute.
 _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),

@@ -148,7 +148,7 @@ def main() -> int:
     threading.Thread(
         target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
     ).start()
-    # Its number is its group's, and nobody else's until it is waited for.
+    # Its process number is its group's, and is not given to another process before the wait.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     end_group(worker)

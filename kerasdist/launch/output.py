@@ -52,8 +52,8 @@ class Screen:
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # What the reader's encoding lacks must stop nobody, nor a reader that has gone away
-        # (`| head`): a worker whose lines nobody takes would stand still.
+        # Neither a character that the reader's encoding lacks nor a reader that has gone away
+        # (`| head`) may end this thread: a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             for line in lines:

@@ -81,7 +81,7 @@ def open_coordinator(seats: Sequence[Seat]) -> tuple[str, socket.socket | None]:
 
     Returns:
         ``host:port``, and the socket that listens there, for the chief to inherit. None where the
-        chief is on another machine: the port is drawn by chance, anew at every start.
+        chief is on another machine: the port is drawn at random at every start.
 
     Raises:
         ClusterError: If this machine has no free port.

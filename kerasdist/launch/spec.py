@@ -138,7 +138,7 @@ class AttemptResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a new start may help: no success, no preemption, nobody told it to stop."""
+        """Whether a restart may help: not a success, not a preemption, not stopped by a signal."""
         return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
 
 

@@ -98,7 +98,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     if replica is None:
         if not layer.synchronized or keras_seam.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
-        # Where Keras refuses to synchronize there is one batch here, whoever computes on it.
+        # Where Keras refuses to synchronize, this code has the whole batch on any backend.
         return global_moments(SoleReplica(), inputs, layer._reduction_axes, mask)
     if _is_synchronized(replica, layer):
         return global_moments(replica.collectives, inputs, layer._reduction_axes, mask)

@@ -21,7 +21,7 @@ def ensure(job: Job, backend: Backend) -> None:
     """Lets all workers go on from the same random state. All workers must call it.
 
     Workers that were seeded alike, and have drawn alike since, stay as they are: their draws are
-    those of one device. Otherwise all are seeded anew, with a number of the chief's.
+    those of one device. Otherwise all are seeded again, with a number that the chief drew.
 
     Args:
         job: The job.

@@ -1,4 +1,4 @@
-"""Saving in a job of several workers: one file, whole, whoever of them calls `save`.
+"""Saving in a job of several workers: one whole file, whichever workers call `save`.
 
 Where all workers save to one path, the chief writes and the others wait until it has. Where each
 has a path of its own, or one of them saves alone, each writes what it saves. See ADR 15.

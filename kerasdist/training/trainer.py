@@ -105,7 +105,7 @@ class ReplicatedTrainer:
         return nullcontext() if context.replica() is not None else self.bound_strategy.scope()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the metrics' results; in a replica of Keras's own step nobody reads them."""
+        """Returns the metrics' results; in a replica of Keras's own step they are not read."""
         if one_device_replica() is not None and self.runs_kerass_own_steps:
             return {}
         return super().get_metrics_result()  # type: ignore[misc]
@@ -125,7 +125,7 @@ class ReplicatedTrainer:
 
     @property
     def runs_kerass_own_steps(self) -> bool:
-        """Whether no class of the user's has a hand in what a step reports."""
+        """Whether no user-defined class changes what a step reports."""
         return _runs_kerass_own_steps(type(self))
 
 
