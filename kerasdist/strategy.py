@@ -68,7 +68,7 @@ class Strategy:
 
     @property
     def runner(self) -> Runner:
-        """How functions of the user's run on the devices."""
+        """How user functions run on the devices."""
         return _ALONE if self._replica_set is None else self._replica_set.runner
 
     @cached_property

@@ -45,7 +45,7 @@ def described(value: Any, known: Collection[str] = ()) -> Any:
     """
     try:
         return _described(value, known)
-    except Exception:  # noqa: BLE001  properties of the user's that fail, structures without end
+    except Exception:  # noqa: BLE001  user-defined properties that fail, endless structures
         return type(value).__name__
 
 
@@ -87,7 +87,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
         given = {} if keras_seam.is_wired(instance) else instance.get_config()
     except Exception:  # noqa: BLE001  user classes need not have one
         given = {}
-    # Keras writes a function of the user's down with the path of its file.
+    # Keras writes a user function down with the path of its file.
     given = {**_made_with(instance), **given, **_functions(instance)}
     if code.is_of_user(kind):
         given = {name: value for name, value in given.items() if name not in code.OWN}

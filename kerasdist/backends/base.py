@@ -1,7 +1,7 @@
 """The narrow waist: what kerasdist needs to know of a framework.
 
 `Backend` is what a framework is: its devices, its compiler, its derivatives. `ReplicaSet` is a
-choice of devices and how `fit` computes on them; its `Runner` is how functions of the user's run
+choice of devices and how `fit` computes on them; its `Runner` is how user functions run
 there, for custom loops. `Collectives` is what one replica's code can ask of the others; both have a
 file of their own beside this one. Everything above speaks to these four; everything that names a
 framework stands below them, in a folder of its own.
@@ -394,7 +394,7 @@ class ReplicaSet(abc.ABC):
     @property
     @abc.abstractmethod
     def runner(self) -> Runner:
-        """How functions of the user's run on these devices."""
+        """How user functions run on these devices."""
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:

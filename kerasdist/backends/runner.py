@@ -1,4 +1,4 @@
-"""The part of the waist that custom loops need: functions of the user's, once a replica."""
+"""The part of the waist that custom loops need: user functions, once a replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Runner(abc.ABC):
-    """How functions of the user's run once a replica, and how values cross over (contract C2).
+    """How user functions run once a replica, and how values cross over (contract C2).
 
     The meaning of every method is that of the method of ``tf.distribute.Strategy``, or of its
     ``extended``, that it serves. All of them are called in cross-replica context: in a scope, or in

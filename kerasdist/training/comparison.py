@@ -213,7 +213,7 @@ def _without_traces(model: Any) -> Iterator[Trial]:
 
 @contextmanager
 def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
-    """Puts back numbers, texts and tensors that a step sets on layers of the user's classes."""
+    """Puts back numbers, texts and tensors that a step sets on user-defined layers."""
     own = [layer for layer in layers if not keras_seam.is_kerass_own(type(layer))]
     before = [dict(vars(layer)) for layer in own]
     try:

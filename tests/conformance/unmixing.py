@@ -1,4 +1,4 @@
-"""Thirty small models with code of the user's that mixes no examples: nothing is to be said."""
+"""Thirty small models with user code that mixes no examples: nothing is to be said."""
 
 from typing import Any
 

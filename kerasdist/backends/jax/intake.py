@@ -44,7 +44,7 @@ class Intake(abc.ABC):
 
     @abc.abstractmethod
     def argument(self, array: Any) -> Any:
-        """Returns an argument of the user's as a program takes it.
+        """Returns a user's argument as a program takes it.
 
         Args:
             array: An array, JAX's or NumPy's.

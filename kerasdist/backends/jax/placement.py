@@ -30,7 +30,7 @@ class Placement(abc.ABC):
         devices: The replicas' devices.
         flow: What keeps the host from running too far ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
-        begin_step: What to call before every program of the user's.
+        begin_step: What to call before every user program.
         note_batch: What to call with the shapes of each batch of a step of `fit` and its like.
         compare_program: What to call with the text of the first program of a step.
     """

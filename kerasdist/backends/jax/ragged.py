@@ -52,7 +52,7 @@ class Traced:
 Trace = Callable[[int, Exchange], Traced]
 
 
-class _Pause(BaseException):  # no code of the user's may catch it
+class _Pause(BaseException):  # no user code may catch it
     """A replica has come to an exchange whose result is not there yet."""
 
     def __init__(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> None:

@@ -63,7 +63,7 @@ class JaxReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How functions of the user's run on the mesh."""
+        """How user functions run on the mesh."""
         if self.num_replicas == 1:
             return SoleRunner(self.placement)
         from kerasdist.backends.jax.runner import JaxRunner

@@ -1,4 +1,4 @@
-"""Functions of the user's on a mesh: replica code under ``shard_map``, values across replicas."""
+"""User functions on a mesh: replica code under ``shard_map``, values across replicas."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class FirstStepChecked:
             iterator: Yields global batches.
         """
         if not self._has_begun and not keras_seam.is_complete(self._model):
-            # A step of the user's builds the rest now: the second one is compared.
+            # A user-defined step builds the rest now: the second one is compared.
             self._has_begun = True
             return self._steps(iterator)
         if not first_batch.is_wanted(self._model):

@@ -59,7 +59,7 @@ class SoleDevice(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How functions of the user's run on the device."""
+        """How user functions run on the device."""
         return SoleRunner(self.placement)
 
     @property
@@ -110,7 +110,7 @@ class MirroredReplicas(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How functions of the user's run on the devices."""
+        """How user functions run on the devices."""
         return TensorFlowRunner(self)
 
     @property

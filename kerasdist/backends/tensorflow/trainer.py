@@ -249,7 +249,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Builds the model from the description of a batch, where Keras's own step will call it.
 
         Keras takes a batch from the iterator for that, which a generator would lose, and which
-        would move the state of a shuffle. Plain Keras builds nothing here: a step of the user's may
+        would move the state of a shuffle. Plain Keras builds nothing here: a user-defined step may
         do anything with its data, and a model may have no `call`. What is not built before such a
         step, it builds while it is traced.
         """

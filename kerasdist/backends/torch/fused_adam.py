@@ -111,7 +111,7 @@ def _operands(
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether no code of the user's is in the rule."""
+    """Whether no user code is in the rule."""
     numbers = (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     return keras_seam.is_kerass_own(type(optimizer)) and all(
         isinstance(number, float) for number in numbers

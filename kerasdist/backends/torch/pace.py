@@ -178,12 +178,12 @@ def _pays(parts: Sequence[Part], parameters: int) -> bool:
 
 
 def _is_apart(layer: Any) -> bool:
-    """Whether no code of the user's runs in a layer, and it keeps nothing from call to call."""
+    """Whether no user code runs in a layer, and it keeps nothing from call to call."""
     return keras_seam.is_kerass_own(type(layer)) and not keras_seam.keeps_or_mixes_draws(layer)
 
 
 def _is_kerass_alone(model: Any) -> bool:
-    """Whether no code of the user's runs in the model's steps, and no layer keeps a mask."""
+    """Whether no user code runs in the model's steps, and no layer keeps a mask."""
     return keras_seam.is_kerass_own(type(model)) and all(
         map(_is_apart, keras_seam.flat_layers(model))
     )

@@ -82,7 +82,7 @@ class TorchReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How functions of the user's run on the devices."""
+        """How user functions run on the devices."""
         if self.num_replicas == 1:
             return SoleRunner(self.placement)
         from kerasdist.backends.torch.runner import TorchRunner

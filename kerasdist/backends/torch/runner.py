@@ -1,4 +1,4 @@
-"""Functions of the user's on the replicas of a strategy, and how values cross over."""
+"""User functions on the replicas of a strategy, and how values cross over."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ CASES = {
     "loss scale": (lambda: scaling(adam(0.02), initial_scale=4.0), {}),
     "constraint": (lambda: adam(0.02), {"constraint": NonNegative()}),
     # What Keras does itself:
-    "a class of the user's": (lambda: Own(0.02), {}),
+    "a user-defined class": (lambda: Own(0.02), {}),
     "integer for a number": (lambda: adam(0.02, epsilon=1), {}),
     "float64": (lambda: adam(0.02), {"dtype": "float64"}),
     "bfloat16": (lambda: adam(0.02), {"dtype": "bfloat16"}),
@@ -139,7 +139,7 @@ SERVED = [
     "loss scale",
     "constraint",
 ]
-LEFT = ["a class of the user's", "integer for a number", "float64", "bfloat16", "another rule"]
+LEFT = ["a user-defined class", "integer for a number", "float64", "bfloat16", "another rule"]
 CALLS = {"accumulation": 3}
 
 

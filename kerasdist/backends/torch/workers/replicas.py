@@ -92,7 +92,7 @@ class WorkerReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How functions of the user's run on the devices."""
+        """How user functions run on the devices."""
         from kerasdist.backends.torch.workers.runner import WorkerRunner  # it needs this file
 
         return WorkerRunner(self)

@@ -1,4 +1,4 @@
-"""Functions of the user's on many workers, one replica here, and how values cross over."""
+"""User functions on many workers, one replica here, and how values cross over."""
 
 from __future__ import annotations
 
