@@ -11,6 +11,7 @@ plain Keras, whose outcomes ``plain.json`` holds. Each outcome is written to the
 where.
 """
 
+import contextlib
 import faulthandler
 import functools
 import gc
@@ -82,24 +83,40 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """The scope is around the test alone: Keras's ``setUp`` clears the session, and with it
-    TensorFlow's graph, which holds the scope."""
+    """Opens the scope in the `setUp` of Keras's tests, around a test where it has none.
+
+    It is after what Keras's own `setUp` does: that clears the session, and with it TensorFlow's
+    graph, which holds the scope. Models that a test's own `setUp` makes are made in it.
+    """
     if not REPLICAS:
         return (yield)
+    from keras.src.testing import TestCase
+
     import kerasdist as kd
 
-    test = item.obj
+    test, set_up = item.obj, TestCase.setUp
+    with contextlib.ExitStack() as scopes:
 
-    @functools.wraps(test)
-    def in_scope(*arguments, **options):
-        with kd.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)]).scope():
-            return test(*arguments, **options)
+        def enter():
+            strategy = kd.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)])
+            scopes.enter_context(strategy.scope())
 
-    item.obj = in_scope
-    try:
-        return (yield)
-    finally:
-        item.obj = test
+        def set_up_in_scope(case):
+            set_up(case)
+            enter()
+
+        @functools.wraps(test)
+        def in_scope(*arguments, **options):
+            if not kd.has_strategy():
+                enter()
+            with scopes:
+                return test(*arguments, **options)
+
+        item.obj, TestCase.setUp = in_scope, set_up_in_scope
+        try:
+            return (yield)
+        finally:
+            item.obj, TestCase.setUp = test, set_up
 
 
 def pytest_collectreport(report):
