@@ -147,3 +147,17 @@ def in_a_replica_losses_are_divided(lab):
     ones = np.ones((4, 3), "float32")
     shares = strategy.run(lambda: keras.losses.MeanSquaredError()(ones, 0.0 * ones))
     lab.equal(1.0, float(strategy.reduce(kd.ReduceOp.SUM, shares, axis=None)))
+
+
+@case("outside replicas", replicas=(2, 3))
+def integers_of_a_metric(lab):
+    """A metric that counts in integers, updated in the scope: no part of a count is lost."""
+
+    def found(made_in):
+        with made_in():
+            metric = keras.metrics.MeanIoU(num_classes=3)
+            metric.update_state([0, 1, 2, 2, 1], [0, 1, 2, 1, 1])
+            metric.update_state([0, 0], [0, 2])
+            return [keras.ops.convert_to_numpy(metric.total_cm.value), float(metric.result())]
+
+    lab.equal(found(contextlib.nullcontext), found(lab.strategy().scope))

@@ -1,9 +1,16 @@
 """Tests that need not pass under a strategy: backend, the beginning of their names, the reason."""
 
+_EACH_STARTS_WITH_IT = {
+    "metrics/iou_metrics_test.py::MeanIoUTest::test_big_chunk": (
+        "it adds a state variable with a start value of its own; each replica's part starts with "
+        "it, and what is read is the sum of the parts, as in `tf.distribute`"
+    )
+}
+
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "tensorflow": {},
-    "jax": {},
-    "torch": {},
+    "tensorflow": {**_EACH_STARTS_WITH_IT},
+    "jax": {**_EACH_STARTS_WITH_IT},
+    "torch": {**_EACH_STARTS_WITH_IT},
 }
 
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, final
 import tensorflow as tf
 
 from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
-from kerasdist.backends.tensorflow import datasets, engine_seam, functions, values, workers_seam
+from kerasdist.backends.tensorflow import (
+    datasets,
+    engine_seam,
+    functions,
+    sums_seam,
+    values,
+    workers_seam,
+)
 from kerasdist.backends.tensorflow.replicas import (
     SoleDevice,
     mirrored_replicas,
@@ -126,6 +133,7 @@ datasets.register()
 engine_seam.let_autograph_pass_over("kerasdist")
 engine_seam.let_errors_pass(KerasdistError)
 engine_seam.let_variables_be_read()
+sums_seam.keep_sums_of_integers()
 engine_seam.advise_against_eager_replicas_once()
 
 BACKEND = TensorFlowBackend()

@@ -1,7 +1,7 @@
 """Tripwires: what kerasdist touches of TensorFlow's private parts is where it should be.
 
 A failure here means that TensorFlow moved something, and
-`kerasdist/backends/tensorflow/engine_seam.py` is the file to mend.
+`engine_seam.py` or `sums_seam.py` in `kerasdist/backends/tensorflow/` is the file to mend.
 """
 
 import json
@@ -17,7 +17,7 @@ import kerasdist as kd
 kd.config.set_logical_cpu_devices(2)
 import keras
 import tensorflow as tf
-from kerasdist.backends.tensorflow import engine_seam
+from kerasdist.backends.tensorflow import engine_seam, sums_seam
 
 import kerasdist.backends.tensorflow.backend
 
@@ -77,7 +77,7 @@ engine_seam.let_errors_pass(Own)
 print(json.dumps({
     "parameters": {
         part.__name__: list(inspect.signature(part).parameters)
-        for part in engine_seam.private_names()
+        for part in (*engine_seam.private_names(), *sums_seam.private_names())
     },
     "after_reset": after_reset,
     "left": not tf.distribute.has_strategy(),
@@ -103,6 +103,9 @@ def test_the_private_names_take_what_they_are_given(probe):
     assert probe["parameters"] == {
         "DoNotConvert": ["module_prefix"],
         "Mirrored": ["values"],
+        "assign_on_device": ["device", "variable", "tensor"],
+        "assign_on_each_device": ["var", "assign_func", "value", "read_value"],
+        "_get_replica_id_in_sync_group": ["self", "replica_id"],
         "numpy": ["self"],
         "GraphOrParentsInXlaContext": ["graph"],
         "control_status_ctx": [],
