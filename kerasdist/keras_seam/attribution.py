@@ -28,6 +28,9 @@ _MODULES = (
     BackendTrainer.__module__,
 )
 
+# As `warnings.warn` counts from `_Warnings.warn`.
+_LEVEL_OF_CALLER = 2
+
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
 
@@ -50,23 +53,17 @@ class _Warnings:
         source: Any = None,
     ) -> None:
         """Does what ``warnings.warn`` does, of whose arguments Keras uses these."""
-        frame = sys._getframe(1)
+        frame, level = sys._getframe(1), _LEVEL_OF_CALLER
         for _ in range(stacklevel - 1):
-            frame = _outer(frame)
+            frame, distance = _outer(frame)
+            level += distance
         # What was received differs by replica: its rows.
         key = frame.f_code.co_filename, frame.f_lineno, str(message).partition("Received")[0]
         if self._repeats() and key in self._given:
             return
         self._given.add(key)
-        warnings.warn_explicit(
-            message,
-            category or UserWarning,
-            frame.f_code.co_filename,
-            frame.f_lineno,
-            frame.f_globals.get("__name__"),
-            frame.f_globals.setdefault("__warningregistry__", {}),
-            source=source,
-        )
+        # Looked up now: a test may have put a function of its own there.
+        warnings.warn(message, category, level, source)
 
 
 def install_attribution(repeats: Callable[[], bool]) -> None:
@@ -82,8 +79,9 @@ def install_attribution(repeats: Callable[[], bool]) -> None:
         module.warnings = shown
 
 
-def _outer(frame: FrameType) -> FrameType:
-    outer = frame.f_back
+def _outer(frame: FrameType) -> tuple[FrameType, int]:
+    """Returns the next frame outside of kerasdist, and how far up it is as `warnings` counts."""
+    outer, distance = frame.f_back, 1
     while outer is not None and outer.f_code.co_filename.startswith(_PACKAGE):
-        outer = outer.f_back
-    return outer or frame
+        outer, distance = outer.f_back, distance + 1
+    return (frame, 0) if outer is None else (outer, distance)
