@@ -60,9 +60,9 @@ class ReplicaContext:
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
     # None in code that follows tf.distribute's rules, set where the one-device contract holds.
     share: BatchShare | None = field(default=None, repr=False)
-    # Losses added by layers in this replica, by the layer's id: Keras keeps them on the layer,
-    # which all replicas share.
-    layer_losses: dict[int, list[Any]] = field(default_factory=dict, repr=False)
+    # Losses added by layers in this replica, by the layer's id, with the layer: Keras keeps them on
+    # the layer, which all replicas share.
+    layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
     # The `with` blocks that are open on this context.
     _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
 

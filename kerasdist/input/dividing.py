@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any
 
 from kerasdist.errors import InputError
@@ -61,6 +62,40 @@ def arrays(batch: Any) -> Iterator[Any]:
         batch: Arrays with the examples along axis 0, in any structure.
     """
     return filter(has_rows, flatten(batch))
+
+
+def lists_weights(sample_weight: Any, y: Any) -> bool:
+    """Returns whether sample weights are a list with a number for each row.
+
+    As a structure of scalars all replicas would get it whole. A list for several outputs, which
+    the targets are too, is none.
+
+    Args:
+        sample_weight: What came as sample weights.
+        y: What came as targets.
+    """
+    if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
+        return False
+    return not any(
+        _is_list(one) or isinstance(one, dict | str | NoneType) or has_rows(one)
+        for one in sample_weight
+    )
+
+
+def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
+    """Returns a batch of which the sample weights are no list of numbers.
+
+    Args:
+        batch: A batch as a source of data yields it.
+        stacked: Makes an array of a list of numbers.
+    """
+    if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
+        return batch
+    return (batch[0], batch[1], stacked(batch[2]))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def has_rows(leaf: Any) -> bool:

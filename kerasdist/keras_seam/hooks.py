@@ -264,17 +264,25 @@ def install_reads(notice: Callable[[Any], None]) -> None:
     keras.Variable.value = property(noticed, doc=value.__doc__)
 
 
-def install_outside_replicas(scale_loss: Callable[..., Any], apply: Callable[..., Any]) -> None:
-    """Puts in the hooks that TensorFlow alone needs, for what a scope runs outside of replicas.
+def install_outside_replicas(
+    scale_loss: Callable[..., Any],
+    apply: Callable[..., Any],
+    make_state: Callable[..., Any],
+) -> None:
+    """Puts in the hooks that TensorFlow alone needs, for what runs outside of replicas.
 
     Args:
         scale_loss: Where a mean is divided or multiplied by the number of replicas.
         apply: Where an optimizer applies gradients.
+        make_state: Where an optimizer makes a variable.
     """
     for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
         _put_in(loss_module, name, scale_loss)
     for owner in (BaseOptimizer, LossScaleOptimizer):
         _put_in(owner, "apply", apply)
+    # Of the class that Keras's optimizers have on TensorFlow.
+    for name in ("add_variable_from_reference", "add_variable"):
+        _put_in(keras.optimizers.Optimizer, name, make_state)
 
 
 def install_scaled_apply(hook: Callable[..., Any]) -> None:

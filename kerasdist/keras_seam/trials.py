@@ -105,6 +105,15 @@ def numbers_of(logs: Any) -> dict[str, Any]:
     return pythonify_logs(logs) if isinstance(logs, dict) else {}
 
 
+def losses_on(layer: Any) -> list[Any]:
+    """Returns the losses that a layer added in its last call, as Keras's own list.
+
+    Args:
+        layer: A Keras layer.
+    """
+    return layer._losses
+
+
 def compiled_losses(model: Any) -> Any:
     """Returns what a model was compiled with as its loss, in the structure it was given.
 

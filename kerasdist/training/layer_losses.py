@@ -6,13 +6,15 @@ they are Keras's: it keeps them in that scope, and forgets them with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from kerasdist import context, keras_seam
-from kerasdist.training import probe
+from kerasdist.keras_seam import ops
+from kerasdist.replica_context import ReplicaContext
+from kerasdist.training import numerics, probe
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
@@ -30,7 +32,7 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
     if losses is None:
         original(layer, loss)
     else:
-        losses.setdefault(id(layer), []).extend(keras.tree.flatten(loss))
+        losses.setdefault(id(layer), (layer, []))[1].extend(keras.tree.flatten(loss))
 
 
 def own_losses(original: Callable[..., Any], layer: Any) -> list[Any]:
@@ -41,7 +43,7 @@ def own_losses(original: Callable[..., Any], layer: Any) -> list[Any]:
         layer: The layer.
     """
     losses = _of_replica()
-    return original(layer) if losses is None else list(losses.get(id(layer), ()))
+    return original(layer) if losses is None else list(losses.get(id(layer), (layer, ()))[1])
 
 
 def clear_losses(original: Callable[..., Any], layer: Any) -> None:
@@ -58,9 +60,29 @@ def clear_losses(original: Callable[..., Any], layer: Any) -> None:
     # Keras clears before the outermost call of a step, and a replica's step has one model: all go.
     for inner in layer._flatten_layers():
         losses.pop(id(inner), None)
+        keras_seam.losses_on(inner).clear()  # those of a call before this step
 
 
-def _of_replica() -> dict[int, list[Any]] | None:
+def hand_over(replicas: Sequence[ReplicaContext]) -> None:
+    """Lets layers have, after a step, the losses that they added, as Keras lets them.
+
+    Args:
+        replicas: All replicas of the step, each with its share of the batch.
+    """
+    everyones = [replica.layer_losses for replica in replicas]
+    for key, (layer, _) in everyones[0].items():
+        parts = [of_replica[key][1] for of_replica in everyones if key in of_replica]
+        if len(parts) == len(replicas):
+            keras_seam.losses_on(layer)[:] = [
+                sum(
+                    numerics.weighted(ops.stop_gradient(loss), replica.weight)
+                    for loss, replica in zip(losses, replicas, strict=True)
+                )
+                for losses in zip(*parts, strict=False)
+            ]
+
+
+def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """The losses of the replica whose code this is, or None where Keras keeps them itself."""
     replica = context.replica()
     if replica is None:

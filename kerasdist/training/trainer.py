@@ -17,6 +17,7 @@ import numpy as np
 from kerasdist import context, keras_seam
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.binding import Binding, binding_of
+from kerasdist.input.dividing import lists_weights
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import together
 
@@ -136,13 +137,9 @@ def _symbol(leaf: Any) -> Any:
 
 
 def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
-    """Makes an array of a list of numbers, which as a structure of scalars all replicas would get.
-
-    A list for several outputs, which `y` is too, stays one.
-    """
-    if not isinstance(sample_weight, list | tuple) or isinstance(y, list | tuple | dict):
-        return sample_weight
-    numbers = all(isinstance(one, int | float | np.number) for one in sample_weight)
+    numbers = lists_weights(sample_weight, y) and all(
+        isinstance(one, int | float | np.number) for one in sample_weight
+    )
     return np.array(sample_weight, keras.config.floatx()) if numbers else sample_weight
 
 

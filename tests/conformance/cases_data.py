@@ -246,6 +246,25 @@ def generator(lab):
     )
 
 
+@case("data", backends=("jax", "torch"))
+def generator_of_listed_weights(lab):
+    """Sample weights that are lists of numbers, of a generator and a `PyDataset`."""
+    # Plain Keras on TensorFlow takes no number of Python's from a generator.
+
+    def batches():
+        for index, size in enumerate((4, 6, 3)):
+            yield *regression(size, seed=index), [0.5 * row for row in range(size)]
+
+    class Listed(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return list(batches())[index]
+
+    lab.same(dense, fit(batches, epochs=1, shuffle=False), fit(Listed()), evaluate(batches))
+
+
 @case("data")
 def generator_of_predictions(lab):
     """`predict` on a generator, with `steps`."""

@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 
+from tests.conformance.compare import ADAPTIVE
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
@@ -79,6 +80,32 @@ def optimizer_and_variables_from_outside(lab):
     for make in (optimizers()["momentum"], optimizers()["loss scale"]):
         expected = [keras.ops.convert_to_numpy(one) for one in updated(make, plain, plain)]
         lab.equal(expected, updated(make, plain, lab.strategy().scope))
+
+
+@case("outside replicas")
+def optimizer_build(lab):
+    """`model.optimizer.build` after the scope, of optimizers made in it and outside, then `fit`."""
+    x, y = regression(N)
+    made = optimizers()
+
+    def trained(strategy, make, inside):
+        optimizer = None if inside else make()
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = lab.run(lambda: dense(optimizer or make()), [])[0]
+        model.optimizer.build(model.trainable_variables)
+        history = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
+        return [
+            history,
+            model.get_weights(),
+            [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables],
+        ]
+
+    for name, inside in (("momentum", True), ("momentum", False), ("loss scale", True)):
+        lab.equal(
+            trained(None, made[name], inside),
+            trained(lab.strategy(), made[name], inside),
+            tolerance=ADAPTIVE,
+        )
 
 
 @case("outside replicas")

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 
+from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh, optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
@@ -365,6 +366,27 @@ def said(lab):
     lab.check(len(messages) == 1, f"{len(messages)} warnings")
     for part in ("Counting.hidden (Hidden)", "LambdaCallback: seen (list)", "state_dict()"):
         lab.check(part in messages[0], f"{part!r} is not in {messages[0]!r}")
+
+
+@case("restarts", replicas=(2,))
+def on_twice_as_many_replicas(lab):
+    """Interrupted on 2 replicas, and gone on with 4: the untouched run, but for rounding."""
+
+    def build():
+        layers = keras.layers
+        norm = layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(4, "tanh"), norm, layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+        return model
+
+    more, options = lab.with_replicas(2 * lab.replicas), {"build": build, "epochs": 2}
+    with double_precision(lab.backend), lab.folder() as whole, lab.folder() as torn:
+        expected = run(lab, whole, arrays(), **options)
+        with contextlib.suppress(InterruptionError):
+            run(lab, torn, arrays(), at=7, **options)
+        lab.equal(expected, run(more, torn, arrays(), **options), FLOAT64)
 
 
 @case("restarts", replicas=(2,))

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakSet
 
+import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
@@ -44,7 +45,9 @@ def serve(engine: tf.distribute.Strategy) -> None:
 
 @cache
 def _install() -> None:
-    keras_seam.install_outside_replicas(scale_loss=_scale_loss, apply=_apply)
+    keras_seam.install_outside_replicas(
+        scale_loss=_scale_loss, apply=_apply, make_state=_make_state
+    )
 
 
 def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
@@ -79,6 +82,24 @@ def _apply(
                 optimizer.build(known)
         with cross_replica_code_without_merge_call(), applying():
             return keras_seam.apply_combined_gradients(optimizer, grads, variables)
+
+
+def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes an optimizer's variable in the scope of its strategy, or of that of the model.
+
+    A call of ``optimizer.build`` need not be in the scope.
+    """
+    if tf.distribute.has_strategy():
+        return original(optimizer, *args, **kwargs)
+    reference = kwargs.get("reference_variable", args[0] if args else None)
+    held = [reference] if isinstance(reference, keras.Variable) else []
+    engine = _engine_of([*held, *optimizer.variables[:1]])
+    if engine is None:
+        return original(optimizer, *args, **kwargs)
+    with EngineScope(engine):
+        if not keras_seam.belongs_to(optimizer, engine):
+            keras_seam.adopt_optimizer(optimizer, engine)
+        return original(optimizer, *args, **kwargs)
 
 
 @contextmanager

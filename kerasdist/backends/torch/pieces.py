@@ -10,7 +10,7 @@ import keras
 import torch
 
 from kerasdist import keras_seam
-from kerasdist.input.dividing import examples, has_rows, rows
+from kerasdist.input.dividing import examples, has_rows, rows, with_weights_in_rows
 from kerasdist.input.sharding import piece_bounds
 from kerasdist.input.shares import WorkerRows
 from kerasdist.replica_context import BatchShare
@@ -81,6 +81,7 @@ def divide(batch: Any, replicas: int) -> Division | None:
     Raises:
         InputError: If the arrays differ in their number of examples.
     """
+    batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
     bounds = piece_bounds(total, min(replicas, total)) if total > 1 else ()
     if len(bounds) < 2:
@@ -107,6 +108,7 @@ def piece_of(batch: Any, replica: int, replicas: int) -> Part | None:
     if isinstance(batch, WorkerRows):
         share = BatchShare(batch.size, batch.total, batch.size / batch.total)
         return Part(map_leaves(_tensor, batch.rows), share)
+    batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
     if total < replicas:
         return None

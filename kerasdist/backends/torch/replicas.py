@@ -41,6 +41,7 @@ from kerasdist.backends.torch.variables import FIT, ReplicaScope, Rules, commit_
 from kerasdist.devices import Device
 from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext
+from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.steps import Steps
@@ -269,6 +270,9 @@ class Crew:
             commit_buffers(scopes)
         for scope in scopes:
             scope.end()
+        told = [replica.context for replica in replicas if replica.context is not None]
+        if rules is FIT and told[0].layer_losses:
+            layer_losses.hand_over(told)
         return results
 
 

@@ -71,6 +71,34 @@ def add_loss_mean(lab):
     )
 
 
+@case("extra losses", backends=("jax", "torch"))
+def added_losses_read_after_a_step(lab):
+    """`model.losses` after `fit`, `evaluate` and `predict` are those of the last batch."""
+    # On TensorFlow plain Keras leaves tensors there of a graph that is no more.
+    x, y = regression(N)
+
+    def build():
+        model = with_add_loss("mean")
+        model.layers[0].activity_regularizer = keras.regularizers.L2(0.1)
+        return model
+
+    def losses_after(action):
+        def act(model):
+            model(x)
+            action(model)
+            return list(model.losses)
+
+        return act
+
+    options = {"batch_size": BATCH, "verbose": 0}
+    lab.same(
+        build,
+        losses_after(lambda model: model.fit(x, y, shuffle=False, **options)),
+        losses_after(lambda model: model.evaluate(x, y, **options)),
+        losses_after(lambda model: model.predict(x, **options)),
+    )
+
+
 @case("extra losses")
 def only_add_loss(lab):
     """No loss but `add_loss`."""
