@@ -13,11 +13,13 @@ pass under the strategy, except for the tests in ``exceptions.py``.
 """
 
 import argparse
+import collections
 import importlib.metadata
 import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -153,6 +155,13 @@ def keras_version() -> str:
     return importlib.metadata.version("keras")
 
 
+def _error(one: Outcome) -> str:
+    """The last line of an error's own that pytest shows."""
+    told = [line[2:].strip() for line in one.message.splitlines() if line.startswith("E ")]
+    last = next((line for line in reversed(told) if line), one.outcome)
+    return re.sub(r"\S*/keras/src/", "keras/src/", last)
+
+
 def _file(test: str) -> str:
     return test.partition("::")[0]
 
@@ -262,10 +271,20 @@ class Comparison:
     def beyond_plain(self) -> dict[str, str]:
         """What fails here and plain Keras did not run, two devices being one more than it had."""
         return {
-            test: next((s[2:].strip() for s in one.message.splitlines() if s[:2] == "E "), "")
+            test: _error(one)
             for test, one in sorted(self.ours.items())
             if one.outcome not in ("passed", "skipped") and self.plain[test] == "skipped"
         }
+
+    @property
+    def failed_by_both(self) -> dict[tuple[str, str], int]:
+        """How many tests of a file plain Keras does not pass either, by the error."""
+        return collections.Counter(
+            (_file(test), _error(one))
+            for test, one in sorted(self.ours.items())
+            if one.outcome not in ("passed", "skipped")
+            and self.plain[test] not in ("passed", "skipped")
+        )
 
     def _lost(self) -> dict[str, Outcome]:
         missing = Outcome("missing", message="plain Keras ran it, we did not")
@@ -329,17 +348,22 @@ def report(again: Sequence[tuple[str, str]]) -> bool:
         "| | | plain: passed | skipped | failed | ours: passed | skipped | failed |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    excused, beyond, lost = [], [], []
+    excused, beyond, both, lost = [], [], [], []
     for backend, package in itertools.product(BACKENDS, PACKAGES):
         found = compare_package(backend, package, again=(backend, package) in again)
         row = [f"`{package}`", NAMES[backend], *found.counts()]
         lines.append("| " + " | ".join(map(str, row)) + " |")
         excused += [f"- {NAMES[backend]}, `{t}`: {r}" for t, r in found.excused.items()]
         beyond += [f"- {NAMES[backend]}, `{t}`: {e}" for t, e in found.beyond_plain.items()]
+        both += [
+            f"- {NAMES[backend]}, `{file}`, {number} of its tests: {error}"
+            for (file, error), number in found.failed_by_both.items()
+        ]
         lost += [f"- {NAMES[backend]}, `{t}`" for t in found.worse]
     for title, told in (
         ("Exceptions, passed by plain Keras alone:", excused),
         ("Skipped by plain Keras, which has one device, and failed here:", beyond),
+        ("Failed by plain Keras, too, on the machine that wrote this page:", both),
         ("Passed by plain Keras alone, to be fixed:", lost),
     ):
         lines += ["", title, "", *told] if told else []
