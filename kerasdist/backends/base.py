@@ -357,6 +357,11 @@ class ReplicaSet(abc.ABC):
             f"{[str(device) for device in self.devices]}. There is nothing to compare."
         )
 
+    @property
+    def gradients_travel_as(self) -> str | None:
+        """The type in which gradients travel between workers; None: in their own."""
+        return None
+
     def trained_on(self, model: Any) -> list[list[Any]]:
         """Returns the global batches since the last call, as this worker saw them.
 

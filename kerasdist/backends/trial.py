@@ -5,11 +5,52 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
+
+import keras
+
+from kerasdist.input import sharding
 
 # Called where code draws random numbers: gets the name of the function, a function that draws, and
 # what is returned as it is where the draw would only change the order or the size of a tensor.
 Draw = Callable[[str, Callable[[], Any], Any], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TriedBatch:
+    """The batch of a trial.
+
+    Attributes:
+        given: As the trainer's step takes it: a global batch, or this worker's part of one.
+        whole: The global batch, for one device.
+        sizes: How many examples each replica gets of it, on all workers.
+    """
+
+    given: Any
+    whole: Any
+    sizes: Sequence[int]
+
+    @property
+    def examples(self) -> int:
+        """How many examples the global batch has."""
+        return sum(self.sizes)
+
+    @property
+    def weights(self) -> list[float]:
+        """Each replica's share of the examples."""
+        return [size / self.examples for size in self.sizes]
+
+
+def examples(batch: Any) -> int:
+    """Returns how many examples a global batch has, 0 if no tensor says it.
+
+    Args:
+        batch: Tensors in any structure.
+    """
+    leaves = keras.tree.flatten(batch)
+    sizes = [leaf.shape[0] for leaf in leaves if keras.ops.is_tensor(leaf) and len(leaf.shape)]
+    return int(sizes[0] or 0) if sizes else 0
 
 
 class Trial(abc.ABC):
@@ -36,6 +77,21 @@ class Trial(abc.ABC):
             batch: What the step gets.
         """
         return self._model.train_step(batch)
+
+    def gathered(self, batch: Any) -> TriedBatch:
+        """Returns a batch with all its examples, in the order of the replicas.
+
+        All workers must call it.
+
+        Args:
+            batch: What the trainer's step takes.
+        """
+        replicas = self._model.replica_set.num_replicas
+        return TriedBatch(batch, batch, sharding.piece_sizes(examples(batch), replicas))
+
+    @abc.abstractmethod
+    def draw_alike(self) -> None:
+        """Lets the framework's random generators go on from the same state on all workers."""
 
     @abc.abstractmethod
     def __enter__(self) -> Trial:

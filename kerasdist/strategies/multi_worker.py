@@ -114,6 +114,8 @@ def _replicas(
     if names is None:
         devices = _own_share(devices, job)
     job.agree("number of devices a worker", {"devices": len(devices)})
+    chosen = {"check": options.check, "batch_norm": options.batch_norm}
+    job.agree("options of the strategy", chosen)
     replicas = backend.worker_replica_set(devices, options, job, communication)
     if is_new:
         job.after_connecting()

@@ -6,15 +6,14 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasdist import keras_seam
-from kerasdist.backends.trial import Trial
-from kerasdist.input import sharding
+from kerasdist.backends.trial import Trial, TriedBatch
 from kerasdist.training.differences import (
     Difference,
     Differences,
@@ -24,12 +23,16 @@ from kerasdist.training.differences import (
     differences,
 )
 from kerasdist.training.draws import Draws
+from kerasdist.training.layer_outputs import LayerOutputs
 from kerasdist.training.metrics import metrics_of
 from kerasdist.training.probe import Calls, Probe, one_trial
+from kerasdist.training.team import Team
 
 # By how many roundings the variables are changed to see what rounding does.
 _ROUNDINGS = 4
 _LARGEST_SCALE = 256.0
+# Of the draws of workers in a trial.
+_SEED = 0
 _PLAIN = (bool, int, float, str, type(None), np.ndarray)
 
 
@@ -50,26 +53,28 @@ class Taken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step of one device and a step of the strategy.
+    """A step of one device and a step of the strategy; the same on all workers.
 
     Attributes:
         alone: One device's step.
-        divided: The strategy's step.
-        found: How they differ.
+        found: How the strategy's step differs.
         beyond_rounding: What of it is not rounding, in the order of a step: the loss and the
             metrics, the gradients, the variables.
         draws_differ: Why random draws cannot be compared, None if they can.
         precision: What rounding does in the model.
-        weights: Each replica's share of the examples.
+        weights: The share of the examples of each replica that has some.
+        outputs: How the outputs of layers differ, in their order, if they were asked for.
+        added: What layers add to the loss on those replicas, likewise.
     """
 
     alone: Taken
-    divided: Taken
     found: Differences
     beyond_rounding: Sequence[Difference]
     draws_differ: str | None
     precision: Precision
     weights: Sequence[float]
+    outputs: Sequence[tuple[Any, Difference]] = ()
+    added: Sequence[Sequence[float]] = ()
 
 
 @dataclass(eq=False)
@@ -77,22 +82,25 @@ class _Steps:
     """The steps of one trial."""
 
     model: Any
-    batch: Any
+    batch: TriedBatch
     trial: Trial
     wants_layers: bool
-    draws: Draws = field(default_factory=Draws)
+    draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draws = Draws(self.batch.sizes)
 
     def alone(self, change: float = 0.0) -> Taken:
         probe = self._probe()
         with probe.noting():
-            logs, after = self.trial.alone(self._first_step, self.batch, self._values, change)
+            logs, after = self.trial.alone(self._first_step, self.batch.whole, self._values, change)
         return self._taken(probe, logs, after)
 
     def divided(self) -> Taken:
         probe = self._probe()
         self._begin()
         with probe.noting():
-            logs, after = self.trial.divided(self._step, self.batch, self._values)
+            logs, after = self.trial.divided(self._step, self.batch.given, self._values)
         return self._taken(probe, logs, after)
 
     def _step(self, batch: Any) -> Any:
@@ -157,36 +165,62 @@ def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
         batch: A global batch, as the trainer's step takes it.
         wants_layers: Whether to look at the outputs of layers.
     """
-    precision = Precision.of(_compute_dtypes(model))
-    with _without_traces(model) as trial:
-        steps = _Steps(model, batch, trial, wants_layers)
-        alone = steps.alone()
-        steps.draws.end_recording()
-        divided = steps.divided()
-        found = differences(alone.result, divided.result, precision)
-        suspicious = [one for one in found.deciding if one.is_more_than_rounding]
-        if suspicious:
-            # Draws that are not known go on, where those that are known are given again.
-            again = steps.alone(change=_ROUNDINGS * precision.epsilon)
-            by_chance = differences(alone.result, again.result, precision)
-            suspicious = beyond(suspicious, by_chance.deciding)
-    weights = sharding.weights(examples(batch), model.replica_set.num_replicas)
-    return Comparison(alone, divided, found, suspicious, steps.draws.misfit, precision, weights)
+    replicas = model.replica_set
+    team = Team(replicas.job)
+    precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
+    replicas.begin_step()  # variables that are new become equal on all workers
+    with _without_traces(model, team) as trial:
+        with team.all_do("the first step on one device"):
+            steps = _Steps(model, trial.gathered(batch), trial, wants_layers)
+            alone = steps.alone()
+            steps.draws.end_recording()
+            drawn = "" if team.job is None else steps.draws.digest(trial.as_array)
+        drawn_alike = len(set(team.everyone("random draws of the first step", drawn))) == 1
+        with team.all_do("the first step under the strategy"):
+            divided = steps.divided()
+            found = differences(alone.result, divided.result, precision)
+            suspicious = [one for one in found.deciding if one.is_more_than_rounding]
+        if any(team.everyone("a difference to one device", bool(suspicious))):
+            with team.all_do("the first step on one device, again"):
+                # Draws that are not known go on, where those that are known are given again.
+                again = steps.alone(change=_ROUNDINGS * precision.epsilon)
+                by_chance = differences(alone.result, again.result, precision)
+                suspicious = beyond(suspicious, by_chance.deciding)
+    misfit = steps.draws.misfit if drawn_alike else "workers draw other random numbers"
+    found, suspicious, misfit = _common(team, found, suspicious, misfit)
+    sizes = steps.batch.sizes
+    comparison = Comparison(
+        alone, found, suspicious, misfit, precision, [one for one in steps.batch.weights if one]
+    )
+    if not wants_layers:
+        return comparison
+    outputs = LayerOutputs(team, sizes, precision.tolerance)
+    return replace(
+        comparison,
+        outputs=outputs.differences(alone.calls, divided.calls),
+        added=[*outputs.added(divided.added).values()],
+    )
 
 
-def examples(batch: Any) -> int:
-    """Returns how many examples a global batch has, 0 if no tensor says it.
-
-    Args:
-        batch: Tensors in any structure.
-    """
-    leaves = keras.tree.flatten(batch)
-    sizes = [leaf.shape[0] for leaf in leaves if keras.ops.is_tensor(leaf) and len(leaf.shape)]
-    return int(sizes[0] or 0) if sizes else 0
+def _common(
+    team: Team, found: Differences, beyond: list[Difference], misfit: str | None
+) -> tuple[Differences, list[Difference], str | None]:
+    """What the first worker says that has found something; the chief, if none has."""
+    if team.job is None:
+        return found, beyond, misfit
+    own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
+    everyone = team.everyone("differences to one device", own)
+    numbers, rows, _ = next((one for one in everyone if one[1]), everyone[0])
+    misfits = [one[2] for one in everyone if one[2] is not None]
+    return (
+        Differences.of_numbers(numbers),
+        [Difference(*row) for row in rows],
+        misfits[0] if misfits else None,
+    )
 
 
 @contextmanager
-def _without_traces(model: Any) -> Iterator[Trial]:
+def _without_traces(model: Any, team: Team) -> Iterator[Trial]:
     layers = [model, *keras_seam.flat_layers(model)]
     seeds = keras_seam.global_seed_generator()
     numbers, numpy_numbers = random.getstate(), np.random.get_state()
@@ -201,6 +235,12 @@ def _without_traces(model: Any) -> Iterator[Trial]:
         stack.callback(keras_seam.set_global_seed_generator, seeds)
         trial = model.replica_set.trial(model)
         stack.enter_context(trial)
+        if team.job is not None:
+            # Whatever each of them has drawn until now, they draw the same here.
+            random.seed(_SEED)
+            np.random.seed(_SEED)
+            keras_seam.set_global_seed_generator(None)
+            trial.draw_alike()
         known = [*model.variables, *keras_seam.seed_states(model)]
         known += [one for metric in metrics_of(model) for one in metric.variables]
         if model.optimizer is not None:

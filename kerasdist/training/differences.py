@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -81,22 +81,26 @@ class Precision:
     Attributes:
         tolerance: The largest relative difference that is taken for rounding.
         epsilon: The relative distance of neighbouring numbers.
+        tolerance_of_gradients: As `tolerance`, for gradients.
     """
 
     tolerance: float
     epsilon: float
+    tolerance_of_gradients: float
 
     @classmethod
-    def of(cls, dtypes: Iterable[str]) -> Precision:
+    def of(cls, dtypes: Iterable[str], travelling: str | None = None) -> Precision:
         """Returns that of the coarsest type.
 
         Args:
             dtypes: The types in which layers compute.
+            travelling: The type in which gradients travel between workers; None: in their own.
         """
         known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
-        return cls(
-            max(_TOLERANCES[dtype] for dtype in known), max(_EPSILONS[dtype] for dtype in known)
-        )
+        tolerance = max(_TOLERANCES[dtype] for dtype in known)
+        of_gradients = tolerance if travelling is None else _TOLERANCES[travelling]
+        epsilon = max(_EPSILONS[dtype] for dtype in known)
+        return cls(tolerance, epsilon, max(tolerance, of_gradients))
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,19 @@ class Differences:
         changed = () if self.gradients else self.weights
         return [*self.logs, *self.gradients, *self.statistics, *changed]
 
+    def as_numbers(self) -> list[list[tuple[Any, ...]]]:
+        """Returns them as lists of texts and numbers, which `of_numbers` takes."""
+        return [[astuple(one) for one in getattr(self, kind.name)] for kind in fields(self)]
+
+    @classmethod
+    def of_numbers(cls, numbers: Iterable[Iterable[Iterable[Any]]]) -> Differences:
+        """Returns the differences that `as_numbers` has made these of.
+
+        Args:
+            numbers: What it returned.
+        """
+        return cls(*([Difference(*row) for row in kind] for kind in numbers))
+
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
     """Compares two steps.
@@ -137,11 +154,12 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
     # A change of a large variable is a difference of large numbers.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
+    usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
     return Differences(
-        _of_all(expected.logs, received.logs, precision, {}, 0.0),
-        _of_all(expected.gradients, received.gradients, precision, {}, _LEAST_PART),
-        _of_all(expected.weights, received.weights, precision, least, _LEAST_PART),
-        _of_all(expected.statistics, received.statistics, precision, least, 0.0),
+        _of_all(expected.logs, received.logs, usual, {}, 0.0),
+        _of_all(expected.gradients, received.gradients, of_gradients, {}, _LEAST_PART),
+        _of_all(expected.weights, received.weights, usual, least, _LEAST_PART),
+        _of_all(expected.statistics, received.statistics, usual, least, 0.0),
     )
 
 
@@ -204,7 +222,7 @@ def worst(found: Iterable[Difference]) -> Difference | None:
 def _of_all(
     expected: Mapping[str, Any],
     received: Mapping[str, Any],
-    precision: Precision,
+    tolerance: float,
     least: Mapping[str, float],
     part: float,
 ) -> list[Difference]:
@@ -216,7 +234,7 @@ def _of_all(
         other = received[name] if name in received else np.zeros_like(one)
         if _is_numeric(one) and _is_numeric(other):
             size = max(part * largest, least.get(name, 0.0))
-            found.append(difference(name, one, other, precision.tolerance, size))
+            found.append(difference(name, one, other, tolerance, size))
     return found
 
 

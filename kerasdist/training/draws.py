@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from kerasdist.input.sharding import piece_bounds
 from kerasdist.keras_seam import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
 
@@ -25,8 +25,13 @@ class _InDraw(threading.local):
 class Draws:
     """Records the draws of the first step of a trial, and gives the same to the steps after it."""
 
-    def __init__(self) -> None:
-        """Makes the record, which is empty."""
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Makes the record, which is empty.
+
+        Args:
+            sizes: How many examples each replica has of the batch.
+        """
+        self._sizes = tuple(sizes)
         self._recorded: list[Any] = []
         self._is_recorded = False
         self._position: dict[Any, int] = {}
@@ -40,6 +45,19 @@ class Draws:
     def end_recording(self) -> None:
         """Ends the first step; from now on its draws are given again."""
         self._is_recorded = True
+
+    def digest(self, as_array: Callable[[Any], Any]) -> str:
+        """Returns what stands for all recorded draws.
+
+        Args:
+            as_array: Returns a tensor as a NumPy array.
+        """
+        digest = hashlib.sha256()
+        for drawn in self._recorded:
+            array = as_array(drawn)
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns what a step of the trial gets for a draw.
@@ -70,7 +88,9 @@ class Draws:
         if position >= len(self._recorded):
             self.misfit = f"the replicas draw by {name} more often than one device does"
             return drawn
-        own = _own_rows(self._recorded[position], tuple(drawn.shape), replica)
+        if replica is not None and not self._sizes[int(replica.replica_id_in_sync_group)]:
+            return drawn  # for a row that stands in, and counts nothing
+        own = self._own_rows(self._recorded[position], tuple(drawn.shape), replica)
         if own is None:
             self.misfit = (
                 f"{name} draws shape {tuple(drawn.shape)} on a replica and "
@@ -79,25 +99,24 @@ class Draws:
             return drawn
         return ops.cast(own, drawn.dtype)
 
-
-def _own_rows(recorded: Any, shape: tuple[int, ...], replica: ReplicaContext | None) -> Any:
-    """What a replica gets of a tensor that one device drew, None if the shapes do not fit."""
-    whole = tuple(recorded.shape)
-    if whole == shape:
-        return recorded
-    share = None if replica is None else replica.share
-    if replica is None or share is None or len(whole) != len(shape):
-        return None
-    size, total = int(share.size), int(share.total)
-    axes = [axis for axis, pair in enumerate(zip(whole, shape, strict=True)) if len({*pair}) > 1]
-    if len(axes) != 1 or not total:
-        return None
-    [axis] = axes
-    times, rest = divmod(whole[axis], total)
-    if rest or shape[axis] != size * times:
-        return None
-    begin, end = piece_bounds(total, replica.num_replicas_in_sync)[
-        int(replica.replica_id_in_sync_group)
-    ]
-    rows = (slice(None),) * axis + (slice(begin * times, end * times),)
-    return recorded[rows]
+    def _own_rows(
+        self, recorded: Any, shape: tuple[int, ...], replica: ReplicaContext | None
+    ) -> Any:
+        """What a replica gets of a tensor that one device drew, None if the shapes do not fit."""
+        whole = tuple(recorded.shape)
+        if whole == shape:
+            return recorded
+        if replica is None or len(whole) != len(shape):
+            return None
+        number, total = int(replica.replica_id_in_sync_group), sum(self._sizes)
+        pairs = enumerate(zip(whole, shape, strict=True))
+        axes = [axis for axis, (there, here) in pairs if there != here]
+        if len(axes) != 1 or not total:
+            return None
+        [axis] = axes
+        times, rest = divmod(whole[axis], total)
+        if rest or shape[axis] != self._sizes[number] * times:
+            return None
+        begin = sum(self._sizes[:number]) * times
+        rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
+        return recorded[rows]

@@ -15,23 +15,20 @@ import keras
 from kerasdist import context, keras_seam
 from kerasdist.errors import JobError, NotOneDeviceError
 from kerasdist.training import places
-from kerasdist.training.comparison import compare, examples
+from kerasdist.training.comparison import compare
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
 
 
 def is_wanted(model: Any) -> bool:
-    """Returns whether a model's first step is to be checked.
+    """Returns whether a model's first step is to be checked; the same on all workers.
 
     Args:
         model: A compiled model with a trainer of ours.
     """
     replicas = model.replica_set
     if replicas.num_replicas == 1 or replicas.options.check == "off":
-        return False
-    if replicas.job is not None:
-        _log.debug("%s: not checked: other workers hold a part of the batch.", model.name)
         return False
     if context.replica() is not None or not any(True for _ in places.user_code(model)):
         return False
@@ -44,12 +41,15 @@ def is_wanted(model: Any) -> bool:
     return True
 
 
-def check(model: Any, batch: Any) -> bool:
+def check(model: Any, batch: Any, size: int) -> bool:
     """Compares the training step on a batch with that of one device, and says how they differ.
+
+    All workers must call it.
 
     Args:
         model: A model whose step is checked.
-        batch: The first global batch.
+        batch: The first batch, as the trainer's step takes it.
+        size: How many examples the global batch has.
 
     Returns:
         Whether it is done with; if not, the batch was too small, and a later one will do.
@@ -58,7 +58,6 @@ def check(model: Any, batch: Any) -> bool:
         NotOneDeviceError: If they differ and the strategy has ``check="raise"``.
     """
     replicas = model.replica_set
-    size = examples(batch)
     if size < replicas.num_replicas:
         return False
     try:
@@ -78,7 +77,10 @@ def check(model: Any, batch: Any) -> bool:
     message = _message(model, size, comparison.beyond_rounding, where)
     if replicas.options.check == "raise":
         raise NotOneDeviceError(message)
-    warnings.warn(message, stacklevel=2)
+    if replicas.job is None or replicas.job.is_chief:
+        warnings.warn(message, stacklevel=2)
+    else:
+        _log.debug("%s", message)  # the chief warns for all
     return True
 
 

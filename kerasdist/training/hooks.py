@@ -279,11 +279,11 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
+    trial = probe.running()
+    if trial is not None:
+        trial.before_write(variable)
     replica = context.replica()
     if replica is None:
-        trial = probe.running()
-        if trial is not None:
-            trial.before_write(variable)
         return original(variable, value)
     ownership.require_own(variable)
     return replica.collectives.assign(variable, value, original)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasdist import keras_seam
 from kerasdist.training.comparison import Comparison
@@ -43,7 +42,7 @@ def first_layer(comparison: Comparison) -> LayerDifference | None:
     """
     # Something differs: the place where it begins to may be far smaller than what it becomes.
     least = _ROUNDINGS * comparison.precision.epsilon
-    for layer, found in _of_outputs(comparison):
+    for layer, found in comparison.outputs:
         if not found.relative <= least:
             return LayerDifference(layer.name, layer, found)
     return None
@@ -56,7 +55,7 @@ def outputs(comparison: Comparison, model: Any) -> Difference | None:
         comparison: A comparison that looked at the outputs of layers.
         model: The model.
     """
-    return worst(found for layer, found in _of_outputs(comparison) if layer is model)
+    return worst(found for layer, found in comparison.outputs if layer is model)
 
 
 def adding_layer(comparison: Comparison) -> Any:
@@ -65,10 +64,9 @@ def adding_layer(comparison: Comparison) -> Any:
     Args:
         comparison: A comparison.
     """
-    replicas = [calls for key, calls in comparison.divided.added.items() if key is not None]
     weights = comparison.weights
     for index, (layer, expected) in enumerate(comparison.alone.added.get(None, [])):
-        parts = [calls[index][1] for calls in replicas if len(calls) > index]
+        parts = [losses[index] for losses in comparison.added if len(losses) > index]
         if len(parts) != len(weights):
             return None
         received = sum(part * weight for part, weight in zip(parts, weights, strict=True))
@@ -175,27 +173,3 @@ def _located(function: Any) -> str:
     if code is None:
         return name
     return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-
-
-def _of_outputs(comparison: Comparison) -> Iterator[tuple[Any, Difference]]:
-    """How the outputs of layers differ, in their order, until the calls are no longer the same."""
-    replicas = [calls for key, calls in comparison.divided.calls.items() if key is not None]
-    for index, (layer, expected) in enumerate(comparison.alone.calls.get(None, [])):
-        parts = [calls[index] for calls in replicas if len(calls) > index]
-        if len(parts) != len(replicas) or any(one is not layer for one, _ in parts):
-            return
-        columns = zip(*(arrays for _, arrays in parts), strict=False)
-        for whole, pieces in zip(expected, columns, strict=False):
-            yield layer, _of_pieces(layer.name, whole, list(pieces), comparison)
-
-
-def _of_pieces(name: str, whole: Any, pieces: list[Any], comparison: Comparison) -> Difference:
-    tolerance = comparison.precision.tolerance
-    if whole.ndim and sum(piece.shape[0] for piece in pieces if piece.ndim) == whole.shape[0]:
-        tails = {piece.shape[1:] for piece in pieces}
-        if len(tails) == 1:
-            return difference(name, whole, np.concatenate(pieces), tolerance)
-    if all(piece.shape == whole.shape for piece in pieces):
-        found = [difference(name, whole, piece, tolerance) for piece in pieces]
-        return max(found, key=lambda one: one.relative)
-    return Difference(name, np.nan, np.nan, np.inf, np.inf, tolerance)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasdist import keras_seam
+from kerasdist.backends.trial import examples
 from kerasdist.binding import binding_of
-from kerasdist.errors import ScopeError, UnsupportedError
-from kerasdist.training import places
-from kerasdist.training.comparison import Comparison, compare, examples
+from kerasdist.errors import ScopeError
+from kerasdist.training import places, together
+from kerasdist.training.comparison import Comparison, compare
 from kerasdist.training.differences import Difference, worst
 
 
@@ -131,6 +132,8 @@ def compare_with_one_device(
     Where a step draws in another way, the report does not count what differs by chance. On JAX,
     where both are programs, loss, metrics and variables are compared; outputs and gradients not.
 
+    On many workers all of them call it, with the same global batch, and get the same report.
+
     Example::
 
         with strategy.scope():
@@ -152,7 +155,9 @@ def compare_with_one_device(
     Raises:
         ScopeError: If the model was made outside of a strategy's scope.
         ValueError: If it is not compiled, or there are fewer examples than replicas.
-        UnsupportedError: If the strategy has one device, or replicas on several workers.
+        UnsupportedError: If the strategy has one device.
+        DisagreementError: If workers give it other batches.
+        ReplicaError: If the step fails on another worker; on that one its own error is raised.
     """
     binding = binding_of(model)
     if binding is None:
@@ -165,12 +170,6 @@ def compare_with_one_device(
             f"Expected a compiled model. Received: model={model.name!r}, not compiled. Call "
             "model.compile(...) first."
         )
-    if binding.replicas.job is not None:
-        raise UnsupportedError(
-            "Expected the replicas of one process. Received: a strategy of "
-            f"{binding.replicas.job.num_workers} workers. Compare in one process, under "
-            "kerasdist.MirroredStrategy with as many devices: its numbers are the same."
-        )
     batch = keras_seam.whole_batch(x, y, sample_weight)
     size = examples(batch)
     if size < binding.replicas.num_replicas:
@@ -178,7 +177,9 @@ def compare_with_one_device(
             f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger one."
         )
-    with binding.replicas.placement():
+    given = together.given(binding, {"x": x, "y": y, "sample_weight": sample_weight})
+    comparing = together.working("compare_with_one_device", binding.replicas, model, given)
+    with binding.replicas.placement(), comparing:
         model.prepare_step(batch)
         comparison = compare(model, batch, wants_layers=True)
         return report(model, comparison, size)

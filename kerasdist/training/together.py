@@ -67,22 +67,26 @@ def calling(
     return nullcontext() if job is None else _calling(name, binding.replicas, call, facts)
 
 
-def working(name: str, replicas: ReplicaSet, model: Any) -> AbstractContextManager[None]:
+def working(
+    name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
+) -> AbstractContextManager[None]:
     """Returns a context for a step of a model that needs all workers.
 
     Args:
         name: What to call it in messages.
         replicas: The devices that do it.
         model: The model; workers compare it at the first step after `compile`.
+        facts: What else they compare, each time.
     """
-    return nullcontext() if replicas.job is None else _working(name, replicas.job, model)
+    return nullcontext() if replicas.job is None else _working(name, replicas.job, model, facts)
 
 
 @contextmanager
-def _working(name: str, job: Job, model: Any) -> Generator[None]:
+def _working(name: str, job: Job, model: Any, facts: Mapping[str, Any] | None) -> Generator[None]:
     with job.explaining(name):
-        if not models.is_compared(model):
-            _agree(job, name, model, models.facts_of(model, anew=True), {})
+        own = {} if models.is_compared(model) else models.facts_of(model, anew=True)
+        if own or facts:
+            _agree(job, name, model, own, {**(facts or {})})
         yield
 
 

@@ -53,6 +53,9 @@ class JaxTrial(Trial):
         self.restore()
         self._kept.clear()
 
+    def draw_alike(self) -> None:
+        """Does nothing: draws are made of the state of the step alone."""
+
     def keep(self, variables: Iterable[Any]) -> None:
         """Notes the values of variables, which are arrays that do not change."""
         for variable in variables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -320,15 +321,26 @@ class RandomState:
 
     def __init__(self) -> None:
         """Remembers it."""
-        context: Any = eager_context.context()
-        self._numbers = vars(context).get("_rng")  # none before a seed is set
-        self._state = None if self._numbers is None else self._numbers.getstate()
+        self._own = vars(eager_context.context())
+        self._before = {name: self._own.get(name) for name in ("_seed", "_rng")}
+        numbers = self._before["_rng"]  # none before a seed is set
+        self._state = None if numbers is None else numbers.getstate()
+
+    def replace(self, seed: int) -> None:
+        """Has draws take their seeds from another generator until `restore`.
+
+        Args:
+            seed: Its seed, one that users would not set: kernels with equal seeds go on drawing.
+        """
+        self._own.update(_seed=seed, _rng=random.Random(seed))
 
     def restore(self) -> None:
         """Puts it back."""
-        if self._numbers is None or self._numbers.getstate() == self._state:
+        self._own.update(self._before)
+        numbers = self._before["_rng"]
+        if numbers is None or numbers.getstate() == self._state:
             return
-        self._numbers.setstate(self._state)
+        numbers.setstate(self._state)
         # What was drawn before under the same seed would go on, instead of beginning again.
         context: Any = eager_context.context()
         context.clear_kernel_cache()

@@ -10,7 +10,9 @@ from typing import Any, final
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.batches import OwnRows
 from kerasdist.backends.tensorflow.steps import StepsOnIterator, as_tensors
+from kerasdist.backends.trial import examples
 from kerasdist.training import first_batch
 
 
@@ -50,7 +52,7 @@ class FirstStepChecked:
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
             return self._steps(iterator)  # which says so
-        if first_batch.check(self._model, batches[0]):
+        if first_batch.check(self._model, batches[0], _total(batches[0])):
             self._hand_over()
         if isinstance(iterator, tf.data.Iterator):
             return self._steps(_again(batches, iterator.element_spec))
@@ -59,6 +61,10 @@ class FirstStepChecked:
     def _hand_over(self) -> None:
         if self._model.train_function is self:
             self._model.train_function = self._steps
+
+
+def _total(batch: Any) -> int:
+    return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
 
 
 def _batches(iterator: Any) -> Iterator[Any]:

@@ -187,7 +187,10 @@ class TensorFlowTrainer(ReplicatedTrainer):
             step: Takes a replica's piece of the batch.
             batch: A batch as the group takes it.
         """
-        return self._step_on_batch(step, batch, (), [])[0]
+        read: list[Any] = []
+        logs, values = self._step_on_batch(step, batch, (), read)
+        self._group.note(read, values)
+        return logs
 
     def _costly(self, watched: Sequence[Any]) -> list[Any]:
         """The variables of which other workers hold a part.

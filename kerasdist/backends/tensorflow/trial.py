@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_seam
+from kerasdist.backends.tensorflow.batches import OwnRows, counted_rows
 from kerasdist.backends.tensorflow.engine_seam import (
     RandomState,
     draws_replaced,
@@ -18,7 +19,13 @@ from kerasdist.backends.tensorflow.engine_seam import (
     plain_copy,
     without_advice,
 )
-from kerasdist.backends.trial import Draw, Trial
+from kerasdist.backends.tensorflow.workers_seam import SharedSum
+from kerasdist.backends.trial import Draw, Trial, TriedBatch
+
+# Where a batch is put together that no device has held.
+_HOST = "/device:CPU:0"
+# Of the draws of all workers in a trial.
+_SEED = 926_535_897
 
 
 @final
@@ -33,15 +40,18 @@ class TensorFlowTrial(Trial):
         """
         super().__init__(model)
         self._replicas = model.replica_set
-        # By id: the Keras variable, the framework's, and for each of its copies what was in it.
-        self._kept: dict[int, tuple[Any, Any, list[tf.Tensor]]] = {}
+        # By id: the Keras variable, the framework's, for each of its copies what was in it, and
+        # what all workers' copies hold together, if that is known.
+        self._kept: dict[int, tuple[Any, Any, list[tf.Tensor], tf.Tensor | None]] = {}
         self._is_alone = False
         self._optimizers: dict[int, tuple[Any, Any]] = {}
         self._draw: Draw | None = None
+        self._random = RandomState()
         self._open = ExitStack()
 
     def __enter__(self) -> TensorFlowTrial:
-        self._open.callback(RandomState().restore)
+        self._random = RandomState()
+        self._open.callback(self._random.restore)
         eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         self._open.callback(tf.config.run_functions_eagerly, eagerly)
@@ -53,21 +63,51 @@ class TensorFlowTrial(Trial):
         self._kept.clear()
         self._open.close()
 
+    def draw_alike(self) -> None:
+        """Has TensorFlow draw from another generator; at the end it is the one that it was."""
+        self._random.replace(_SEED)
+
+    def gathered(self, batch: Any) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        job = self._replicas.job
+        if job is None or not isinstance(batch, OwnRows):
+            return super().gathered(batch)
+        group = self._replicas.group
+        pieces = group.pieces(batch)
+        own = [int(piece.share.size) for piece in pieces]
+        sizes = [size for of in job.exchange("rows of the first batch", own) for size in of]
+
+        def whole(*parts: Any) -> Any:
+            if parts[0] is None or parts[0].shape.rank == 0:
+                return parts[0]
+            counted = [
+                counted_rows(part, piece.share) for part, piece in zip(parts, pieces, strict=True)
+            ]
+            return group.concatenation(counted, 0)[0]
+
+        with self._replicas.placement(), tf.device(_HOST):
+            rows = keras.tree.map_structure(whole, *(piece.data for piece in pieces))
+        return TriedBatch(batch, rows, sizes)
+
     def keep(self, variables: Iterable[Any]) -> None:
         """Copies the values of variables, those that it does not know yet."""
         for variable in variables:
             own = keras_seam.stored_value(variable)
             if own is None or id(variable) in self._kept:
                 continue
-            self._kept[id(variable)] = (variable, own, [_read(one) for one in _copies(own)])
+            before = [_read(one) for one in _copies(own)]
+            known = own.known if isinstance(own, SharedSum) else None
+            self._kept[id(variable)] = (variable, own, before, known)
             if self._is_alone:
                 self._replace(variable)
 
     def restore(self) -> None:
         """Copies the values back."""
-        for _, own, before in self._kept.values():
+        for _, own, before, known in self._kept.values():
             for copy, value in zip(_copies(own), before, strict=True):
                 copy.assign(value)
+            if isinstance(own, SharedSum):
+                own.know(known)
 
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Builds the optimizer in the strategy's scope, and lets it work without it if need be."""
@@ -136,17 +176,18 @@ class TensorFlowTrial(Trial):
             self._optimizers.clear()
 
     def _replace_all(self) -> None:
-        for variable, _, _ in self._kept.values():
+        for variable, *_ in self._kept.values():
             self._replace(variable)
 
     def _replace(self, variable: Any) -> None:
-        _, own, before = self._kept[id(variable)]
+        _, own, before, known = self._kept[id(variable)]
         is_part = variable.synchronization == "on_read" and variable.aggregation == "sum"
         value = tf.add_n(before) if is_part and len(before) > 1 else before[0]
+        value = value if known is None else known
         keras_seam.store_value(variable, plain_copy(own, value))
 
     def _put_back(self) -> None:
-        for variable, own, _ in self._kept.values():
+        for variable, own, *_ in self._kept.values():
             keras_seam.store_value(variable, own)
 
     def _change(self, part: float) -> None:

@@ -102,6 +102,11 @@ class SharedSum(distributed_values.SyncOnReadVariable):
     # Whether all replicas hold the same, as long as no custom loop has run.
     _is_equal = False
 
+    @property
+    def known(self) -> tf.Tensor | None:
+        """What all replicas hold together, None if it is not known."""
+        return self._known
+
     def know(self, whole: tf.Tensor | None) -> None:
         """Notes what all replicas hold together.
 

@@ -12,6 +12,7 @@ from kerasdist import context
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.steps import Function, Step, Steps
 from kerasdist.backends.torch.workers.collectives import WorkerCollectives
+from kerasdist.backends.trial import examples
 from kerasdist.input.shares import WorkerRows
 from kerasdist.training import first_batch
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -50,7 +51,9 @@ class TorchTrainer(ReplicatedTrainer):
         """The same, which compares the first step with that of one device where that is wanted."""
 
         def checked(batches: Any) -> Any:
-            if not first_batch.is_wanted(self) or first_batch.check(self, batches[0]):
+            first = batches[0]
+            size = first.total if isinstance(first, WorkerRows) else examples(first)
+            if not first_batch.is_wanted(self) or first_batch.check(self, first, size):
                 self.train_function = function
             return function(batches)
 

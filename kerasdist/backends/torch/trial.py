@@ -51,7 +51,6 @@ _LEAVING_OUT = frozenset(
 )
 
 
-@final
 class TorchTrial(Trial):
     """Writes into the variables themselves, and puts back what was in them."""
 
@@ -114,7 +113,7 @@ class TorchTrial(Trial):
         """Takes the step in the replicas' threads."""
         replicas = self._model.replica_set
         with replicas.placement():
-            logs = replicas.steps(self._model).training(step, step)([batch])
+            logs = replicas.steps(self._model).logging(step, step)([batch])
             return logs, look()
 
     def drawing(self, draw: Draw) -> AbstractContextManager[Any]:

@@ -36,6 +36,11 @@ class Compression:
         """Whether everything travels in its own type."""
         return self._dtype is None
 
+    @property
+    def dtype_name(self) -> str | None:
+        """The name of the type in which everything travels, None for its own."""
+        return None if self._dtype is None else str(self._dtype).removeprefix("torch.")
+
     def start_sum(self, flat: torch.Tensor) -> Waitable:
         """Begins to sum a contiguous tensor over the workers, in place.
 

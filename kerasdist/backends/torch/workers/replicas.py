@@ -33,6 +33,7 @@ from kerasdist.replica_context import BatchShare, ReplicaContext
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.steps import Steps
+    from kerasdist.backends.trial import Trial
     from kerasdist.strategy import Strategy
 
 
@@ -113,6 +114,21 @@ class WorkerReplicaSet(ReplicaSet):
         from kerasdist.backends.torch.workers.steps import WorkerSteps  # it needs this file
 
         return WorkerSteps(model)
+
+    def trial(self, model: Any) -> Trial:
+        """Returns what a training step is tried with, together with the other workers.
+
+        Args:
+            model: A model with the trainer of `trainer_class`.
+        """
+        from kerasdist.backends.torch.workers.trial import WorkerTrial  # few programs need it
+
+        return WorkerTrial(model)
+
+    @property
+    def gradients_travel_as(self) -> str | None:
+        """The type in which gradients travel, if they are made smaller."""
+        return self.gradient_sum.compression.dtype_name
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields this worker's rows where they can be had alone.

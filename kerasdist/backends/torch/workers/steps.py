@@ -22,6 +22,7 @@ from kerasdist.structures import flatten, pack
 from kerasdist.training.metrics import metrics_of, settle
 
 if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.group import Group
     from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
 
 
@@ -127,7 +128,7 @@ class WorkerSteps(Steps):
                 state.begin(part.weight)
                 own = step(part.argument)
             state.end()
-            return self._of_all(own, "predict")
+            return of_all(self._group, own, "predict")
 
         return lambda batches: joined([predictions(batch) for batch in batches])
 
@@ -165,25 +166,32 @@ class WorkerSteps(Steps):
         if not isinstance(batch, WorkerRows) or min(batch.sizes) > 0:
             return batch
         # The data of some workers have ended. They get rows of the others', to help with them.
-        return self._of_all(batch.rows, "share out a batch")
+        return of_all(self._group, batch.rows, "share out a batch")
 
     def _of_everyone(self, finite: list[bool]) -> list[list[bool]]:
         return self._group.gather_alike(torch.tensor(finite)).tolist()
 
-    def _of_all(self, own: Any, purpose: str) -> Any:
-        """The rows of all workers, one after another."""
-        leaves = flatten(own)
-        tensors = [
-            (index, keras_seam.ops.convert_to_tensor(leaf))
-            for index, leaf in enumerate(leaves)
-            if leaf is not None
-        ]
-        if tensors:
-            every = self._group.gather(purpose, [tensor for _, tensor in tensors], 0)
-            for (index, tensor), *parts in zip(tensors, *every, strict=True):
-                # A scalar belongs to no example: the chief's.
-                leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]
-        return pack(own, leaves)
+
+def of_all(group: Group, own: Any, purpose: str) -> Any:
+    """Returns the rows of all workers, one after another. All workers must call it.
+
+    Args:
+        group: The workers.
+        own: Tensors with the rows of this worker along axis 0, in any structure.
+        purpose: What it is for, for messages.
+    """
+    leaves = flatten(own)
+    tensors = [
+        (index, keras_seam.ops.convert_to_tensor(leaf))
+        for index, leaf in enumerate(leaves)
+        if leaf is not None
+    ]
+    if tensors:
+        every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
+        for (index, tensor), *parts in zip(tensors, *every, strict=True):
+            # A scalar belongs to no example: the chief's.
+            leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]
+    return pack(own, leaves)
 
 
 def _sums_of(model: Any) -> Iterator[Any]:

@@ -1,0 +1,60 @@
+"""A training step tried on one device and on the workers, on PyTorch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist.backends.torch.trial import TorchTrial
+from kerasdist.backends.torch.workers.steps import of_all
+from kerasdist.backends.trial import TriedBatch
+from kerasdist.input.batch_forms import Course
+from kerasdist.input.shares import WorkerRows
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
+
+# Of the draws of all workers in a trial.
+_SEED = 0
+
+
+@final
+class WorkerTrial(TorchTrial):
+    """Tries the step with the other workers: each takes one device's step by itself."""
+
+    def __init__(self, model: Any) -> None:
+        """Prepares a trial.
+
+        Args:
+            model: A model with a `TorchTrainer`, built.
+        """
+        super().__init__(model)
+        self._replicas: WorkerReplicaSet = model.replica_set
+        self._open = ExitStack()
+
+    def __enter__(self) -> WorkerTrial:
+        super().__enter__()
+        replicas = self._replicas
+        self._open.callback(setattr, replicas, "course", replicas.course)
+        self._open.callback(setattr, replicas, "batch_logs_matter", replicas.batch_logs_matter)
+        replicas.course, replicas.batch_logs_matter = Course(), True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+        super().__exit__(*error)
+
+    def draw_alike(self) -> None:
+        """Seeds torch's generators; at the end of the trial they are as they were."""
+        torch.manual_seed(_SEED)
+
+    def gathered(self, batch: Any) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        if not isinstance(batch, WorkerRows):
+            return super().gathered(batch)
+        whole = of_all(self._replicas.group, batch.rows, "check the first batch")
+        if min(batch.sizes) > 0:
+            return TriedBatch(batch, whole, batch.sizes)
+        return super().gathered(whole)  # as the steps share it out

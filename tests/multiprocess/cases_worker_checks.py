@@ -1,0 +1,156 @@
+"""The check of the first batch, and the report of it, where workers hold parts of the batch."""
+
+import os
+
+import numpy as np
+
+from tests.conformance.cases_check import WARNED, checked, warned
+from tests.conformance.lab import fresh, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.mixing import EXAMPLES, added_sum
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+from tests.conformance.unmixing import network, noisy, residual
+
+CHECKED = ("tensorflow", "torch")
+
+
+def made(lab, build, **options):
+    fresh()
+    with lab.strategy(**options).scope():
+        return build(lab.backend)
+
+
+def in_steps(model):
+    """A graph of each of many models would take longest."""
+    model.run_eagerly = True
+    return model
+
+
+@case("the first-batch check", backends=CHECKED, seconds=120.0)
+def found(lab):
+    """The five public examples that mix examples: found on workers, the chief warns, once."""
+    for build in EXAMPLES:
+        model, batch = made(lab, lambda backend: build(backend, repaired=False))  # noqa: B023
+        said = warned(in_steps(model), batch)
+        name = build.__name__
+        lab.equal(len(said), 1 if lab.job.is_chief else 0)
+        if lab.job.is_chief:
+            lab.check("mixing.py" in said[0] or "steps_" in said[0], f"no place: {said}")
+            lab.check("12 examples" in said[0] or "11 examples" in said[0], f"{name}: {said}")
+        lab.alike([array.tolist() for array in values(model.variables)])
+
+
+@case("the first-batch check", backends=CHECKED, seconds=120.0)
+def silent(lab):
+    """Nothing is said on workers of the repaired examples, and of models that mix nothing."""
+
+    def batch_norm(backend):
+        return network(keras.layers.BatchNormalization()), regression(11)
+
+    builds = {one.__name__: lambda b, one=one: one(b, repaired=True) for one in EXAMPLES}
+    builds["norm and dropout"] = lambda _: (residual(), regression(11))
+    builds["batch normalization"] = batch_norm
+    builds["draws"] = lambda _: (noisy(), regression(11))
+    for name, build in builds.items():
+        model, batch = made(lab, build)
+        with checked() as checks:
+            said = warned(in_steps(model), batch)
+        lab.check(not said and checks == ["compared"], f"{name}: {checks} {said}")
+
+
+@case("the first-batch check")
+def report(lab):
+    """`kd.compare_with_one_device` gives all workers the same report; other batches are refused."""
+    needed = lab.backend != "jax"
+    for repaired in (False, True):
+        model, batch = made(lab, lambda backend: added_sum(backend, repaired=repaired))  # noqa: B023
+        given = kd.compare_with_one_device(model, *batch)
+        lab.equal(given.equal, repaired or not needed)
+        lab.equal(given.examples, 12)
+        lab.alike(str(given))
+        lab.check(repaired or not needed or "ActivityRegularization" in given.where, str(given))
+    x, y = batch
+    moved = np.array(x) + (lab.job.rank == 0)
+    with lab.raises(kd.errors.DisagreementError, r"x\.rows"):
+        kd.compare_with_one_device(model, moved, y)
+
+
+@case("the first-batch check", backends=CHECKED)
+def choices(lab):
+    """`check="raise"` raises on every worker, before the step; `"off"` says nothing."""
+    model, batch = made(lab, lambda backend: added_sum(backend, repaired=False), check="raise")
+    before = values(model.variables)
+    with lab.raises(kd.errors.NotOneDeviceError, WARNED):
+        model.fit(*batch, batch_size=12, verbose=0)
+    lab.check(all(map(np.array_equal, before, values(model.variables))), "a step was taken")
+    model, batch = made(lab, lambda backend: added_sum(backend, repaired=False), check="off")
+    lab.equal(warned(model, batch), [])
+
+
+@case("the first-batch check", backends=CHECKED)
+def no_traces(lab):
+    """On workers `fit` with the check gives the same bits as without, losses and state."""
+    x, y = regression(11)
+
+    def outcome(check):
+        model = made(lab, lambda _: residual(metrics=["mae"]), check=check)
+        with checked() as checks:
+            history = model.fit(x, y, batch_size=6, epochs=2, verbose=0).history
+        lab.equal(checks.count("compared"), int(check == "warn"))
+        return [*values([*model.variables, *model.optimizer.variables]), history]
+
+    plain, tried = outcome("off"), outcome("warn")
+    for one, other in zip(plain, tried, strict=True):
+        lab.check(np.array_equal(one, other), f"another value: {one} {other}")
+
+
+@case("the first-batch check", backends=CHECKED)
+def own_rows(lab):
+    """Workers that read different numbers of rows by themselves are checked together."""
+    rank, workers = lab.job.rank, lab.job.num_workers
+    x, y = regression(3 * workers + 1)
+    begins = [0, *(3 * one + 1 for one in range(1, workers + 1))]
+    mine = slice(begins[rank], begins[rank + 1])
+
+    class Own(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return x[mine], y[mine]
+
+    for repaired in (False, True):
+        model, _ = made(lab, lambda backend: added_sum(backend, repaired=repaired))  # noqa: B023
+        policy = kd.AutoShardPolicy.OFF
+        options = kd.InputOptions(auto_shard_policy=policy)
+        data = model.bound_strategy.distribute_dataset(Own(), options)
+        with checked() as checks:
+            said = warned(in_steps(model), (data,))
+        expected = [] if repaired or not lab.job.is_chief else 1
+        lab.check(bool(said) == bool(expected), f"{repaired}: {said} {checks}")
+        lab.check(not repaired or checks == ["compared"], f"{checks}")
+        if said:
+            lab.check(f"of {len(x)} examples" in said[0], said[0])
+
+
+@case("the first-batch check", backends=CHECKED)
+def error_on_one(lab):
+    """What fails on one worker alone while it tries the step leaves no other one waiting."""
+    last, rows = lab.job.num_workers - 1, 8 * lab.replicas
+
+    def loss(y_true, y_pred):
+        is_last = os.environ["KERASDIST_RANK"] == str(last)
+        if is_last and y_true.shape[0] == rows:
+            raise MemoryError("too large for one device")
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    model = in_steps(made(lab, lambda _: network(loss=loss)))
+    x, y = regression(rows)
+    with checked() as checks:
+        history = model.fit(x, y, batch_size=len(x), epochs=2, verbose=0)
+    lab.check(len(checks) == 1 and "too large" in checks[0], f"{checks}")
+    lab.alike(history.history)
+    here = lab.job.rank == last
+    kinds = MemoryError if here else kd.errors.ReplicaError
+    with lab.raises(kinds, "too large" if here else rf"on worker {last}: MemoryError"):
+        kd.compare_with_one_device(model, x, y)
