@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import final
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import BatchNorm, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.base import BatchNorm, Check, ReplicaOptions, checked_batch_norm
 from kerasdist.devices import parse_devices
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
+from kerasdist.training.check_mode import check_mode
 
 
 @final
@@ -29,6 +30,7 @@ class CentralStorageStrategy(Strategy):
         parameter_device: str | None = None,
         *,
         batch_norm: BatchNorm | None = None,
+        check: Check | None = None,
     ) -> None:
         """Makes the strategy.
 
@@ -38,21 +40,22 @@ class CentralStorageStrategy(Strategy):
             parameter_device: Name of the device that holds the variables. None: the device that
                 computes, if there is one, else ``"cpu:0"``.
             batch_norm: As for `kerasdist.MirroredStrategy`.
+            check: As for `kerasdist.MirroredStrategy`.
 
         Raises:
             JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`.
-            ValueError: If `batch_norm` is neither of the two.
+            ValueError: If `batch_norm` or `check` is none of its choices.
         """
         require_no_other_workers("CentralStorageStrategy")
-        norm = checked_batch_norm(batch_norm)
+        norm, mode = checked_batch_norm(batch_norm), check_mode(check)
         backend = registry.current()
         needed = ["cpu:0"] if parameter_device is None else [parameter_device]
         devices = chosen_devices(backend, compute_devices, needed)
         home = parse_devices(needed)[0]
         if parameter_device is None and len(devices) == 1:
             home = devices[0]
-        options = ReplicaOptions(batch_norm=norm, parameter_device=home)
+        options = ReplicaOptions(batch_norm=norm, parameter_device=home, check=mode)
         super().__init__(backend.replica_set(devices, options))
         hooks.install()

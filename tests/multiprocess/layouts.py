@@ -26,7 +26,7 @@ _NOT_HERE = (
     "training.verbose",
     "generated.",  # many cases in one
     "calls.",  # likewise
-    "check.",  # workers skip the check of the first batch
+    "check.",  # on workers the chief warns for all: `cases_worker_checks`
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
 
@@ -67,6 +67,8 @@ _ON_LARGER = (
     "ragged.fewer_examples",
     "ragged.predict_in_order",
     "workers.",
+    "worker_checks.found",
+    "worker_checks.own_rows",
     "shards.off",
     "shards.arrays_by",
     "shards.data_policy",

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from tests.fresh import run_fresh
+from tests.unit.probe_of_trials import TRIALS
 
 BACKENDS = ["tensorflow", "jax", "torch"]
 
@@ -150,7 +151,11 @@ if keras_seam.backend_name() == "torch":
     keras.layers.BatchNormalization()(keras.layers.Conv2D(1, 2)(image), training=True)
     told["in nn"] = in_nn
 
+"""
+
+REPORT = """
 print(json.dumps({
+    "trials": trials,
     "seed": seed,
     "resumed": [read, trained, keras_seam.initial_epoch(resumed)],
     "default": [
@@ -224,7 +229,9 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def probe(request):
-    return json.loads(run_fresh(PROBE, KERAS_BACKEND=request.param).splitlines()[-1])
+    return json.loads(
+        run_fresh(PROBE + TRIALS + REPORT, KERAS_BACKEND=request.param).splitlines()[-1]
+    )
 
 
 def test_every_place_has_the_parameters_that_the_hooks_use(probe):
@@ -340,3 +347,21 @@ def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):
 
 def test_a_callback_that_does_nothing_is_recognised(probe):
     assert probe["default"] == [True, False]
+
+
+def test_what_a_trial_of_a_step_steps_into_is_where_it_was(probe):
+    trials = probe["trials"]
+    assert trials["by layers"] == ["dropout", "normal"]
+    assert trials["public"]
+    names = [name for name, _ in trials["called"]]
+    assert names[:3] == ["dense", "dropout", "noise"]
+    assert trials["undone"] == [True, len(names)]
+    assert trials["losses"] == 1
+
+
+def test_what_a_trial_reads_of_a_model_and_a_step_is_where_it_was(probe):
+    trials = probe["trials"]
+    assert trials["compiled"] == ["mae", [["mae"], ["mse"]]]
+    assert trials["logs"] == {"loss": 1.0}
+    assert trials["batch"] == [[8, 2], [8, 1], [8]]
+    assert trials["seeds"] == 2

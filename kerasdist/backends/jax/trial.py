@@ -80,7 +80,7 @@ class JaxTrial(Trial):
             logs, self._after = run(state, iter([batch]))
             return logs
         first = model.replica_set.devices[0]
-        device = jax.devices(first.kind)[first.index]
+        device = jax.local_devices(backend=first.kind)[first.index]
         trained, *others = jax.tree.map(np.asarray, state)
         numbers = np.random.default_rng(0)
         trained = [self._changed(value, numbers) for value in trained]

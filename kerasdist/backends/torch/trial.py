@@ -50,6 +50,9 @@ _LEAVING_OUT = frozenset(
     }
 )
 
+# Of the draws of all workers in a trial.
+_SEED = 0
+
 
 class TorchTrial(Trial):
     """Writes into the variables themselves, and puts back what was in them."""
@@ -77,6 +80,10 @@ class TorchTrial(Trial):
         self.restore()
         self._kept.clear()
         self._random.restore()
+
+    def draw_alike(self) -> None:
+        """Seeds torch's generators; at the end of the trial they are as they were."""
+        torch.manual_seed(_SEED)
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Copies the values of variables, those that it does not know yet."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
-import torch
-
 from kerasdist.backends.torch.trial import TorchTrial
 from kerasdist.backends.torch.workers.steps import of_all
 from kerasdist.backends.trial import TriedBatch
@@ -15,9 +13,6 @@ from kerasdist.input.shares import WorkerRows
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
-
-# Of the draws of all workers in a trial.
-_SEED = 0
 
 
 @final
@@ -45,10 +40,6 @@ class WorkerTrial(TorchTrial):
     def __exit__(self, *error: object) -> None:
         self._open.close()
         super().__exit__(*error)
-
-    def draw_alike(self) -> None:
-        """Seeds torch's generators; at the end of the trial they are as they were."""
-        torch.manual_seed(_SEED)
 
     def gathered(self, batch: Any) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
