@@ -98,7 +98,11 @@ def no_traces(lab):
         with checked() as checks:
             history = model.fit(x, y, batch_size=6, epochs=2, verbose=0).history
         lab.equal(checks.count("compared"), int(check == "warn"))
-        return [*values([*model.variables, *model.optimizer.variables]), history]
+        state = [*values([*model.variables, *model.optimizer.variables]), history]
+        if check == "warn":
+            given = kd.compare_with_one_device(model, x, y)
+            lab.check(given.equal, f"nothing should differ after training, received: {given}")
+        return state
 
     plain, tried = outcome("off"), outcome("warn")
     for one, other in zip(plain, tried, strict=True):
@@ -131,6 +135,26 @@ def own_rows(lab):
         lab.check(not repaired or checks == ["compared"], f"{checks}")
         if said:
             lab.check(f"of {len(x)} examples" in said[0], said[0])
+
+    class OtherShapes(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return np.ones((3, 2 + rank), "int32"), y[:3]
+
+    def of_any_length(_):
+        mean = keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=1))
+        inputs = keras.Input((None,), dtype="int32")
+        model = keras.Model(
+            inputs, keras.layers.Dense(1)(mean(keras.layers.Embedding(2, 3)(inputs)))
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    model = in_steps(made(lab, of_any_length))
+    with checked() as checks:
+        model.fit(model.bound_strategy.distribute_dataset(OtherShapes(), options), verbose=0)
+    lab.check(len(checks) == 1 and "not checked: ReplicaError" in checks[0], f"{checks}")
 
 
 @case("the first-batch check", backends=CHECKED)

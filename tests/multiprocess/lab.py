@@ -43,7 +43,11 @@ class WorkersLab(Lab):
             self.everyone("done")
 
     def strategy(self, **options):
-        return kd.MultiWorkerMirroredStrategy(**options) if options else self._main
+        if not options:
+            return self._main
+        # A case before may have asked for more devices.
+        devices = [f"cpu:{index}" for index in range(self._layout.devices)]
+        return kd.MultiWorkerMirroredStrategy(**{"devices": devices, **options})
 
     def with_replicas(self, replicas: int) -> "WorkersLab":
         """The same lab: the number of workers is what it is."""

@@ -21,6 +21,7 @@ from kerasdist.backends.tensorflow.engine_seam import (
 )
 from kerasdist.backends.tensorflow.workers_seam import SharedSum
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
+from kerasdist.errors import ReplicaError
 
 # Where a batch is put together that no device has held.
 _HOST = "/device:CPU:0"
@@ -74,8 +75,16 @@ class TensorFlowTrial(Trial):
             return super().gathered(batch)
         group = self._replicas.group
         pieces = group.pieces(batch)
-        own = [int(piece.share.size) for piece in pieces]
-        sizes = [size for of in job.exchange("rows of the first batch", own) for size in of]
+        own = [int(piece.share.size) for piece in pieces], _form(pieces[0].data)
+        everyone = job.exchange("rows of the first batch", own)
+        sizes = [size for theirs, _ in everyone for size in theirs]
+        forms = [form for _, form in everyone]
+        if any(form != forms[0] for form in forms):
+            # A collective of tensors of other sizes would wait for ever.
+            raise ReplicaError(
+                "Expected batches on all workers that differ in their number of rows alone, to put "
+                f"them together. Received: {forms}, by worker. Pad them to one shape."
+            )
 
         def whole(*parts: Any) -> Any:
             if parts[0] is None or parts[0].shape.rank == 0:
@@ -96,7 +105,8 @@ class TensorFlowTrial(Trial):
             if own is None or id(variable) in self._kept:
                 continue
             before = [_read(one) for one in _copies(own)]
-            known = own.known if isinstance(own, SharedSum) else None
+            divided = isinstance(own, SharedSum) and not own.is_whole_here
+            known = own.known if divided else None
             self._kept[id(variable)] = (variable, own, before, known)
             if self._is_alone:
                 self._replace(variable)
@@ -106,7 +116,7 @@ class TensorFlowTrial(Trial):
         for _, own, before, known in self._kept.values():
             for copy, value in zip(_copies(own), before, strict=True):
                 copy.assign(value)
-            if isinstance(own, SharedSum):
+            if known is not None:
                 own.know(known)
 
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
@@ -196,6 +206,12 @@ class TensorFlowTrial(Trial):
             if keras.backend.is_float_dtype(variable.dtype):
                 change = 1.0 + numbers.uniform(-part, part, tuple(variable.shape))
                 variable.assign(variable * tf.cast(change, variable.dtype))
+
+
+def _form(rows: Any) -> list[str]:
+    """The types and shapes of a batch, without its number of rows."""
+    leaves = [leaf for leaf in keras.tree.flatten(rows) if leaf is not None]
+    return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]
 
 
 def _copies(own: Any) -> Sequence[Any]:
