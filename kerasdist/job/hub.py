@@ -15,6 +15,7 @@ from typing import Any, final
 
 from kerasdist.job import listening, wire
 from kerasdist.job.gate import Gate, read
+from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.saves import CHANNEL, Save, Saves
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
@@ -203,8 +204,10 @@ class Hub:
                 self._saves.wait(Save(rank=member.rank, since=member.heard, **message))
             case "bye":
                 member.left = True
-                if message["error"] is not None:
-                    self._fail_lost(member.rank, f"it ended with {message['error']}")
+                error = message["error"]
+                if error is not None:
+                    kind = "interrupted" if error == CTRL_C else "lost"
+                    self._fail_lost(member.rank, f"it ended with {error}", kind)
                 self._check_all_left()
             case other:
                 raise ConnectionError(f"not a kerasdist worker: it says {other!r}")
@@ -339,8 +342,8 @@ class Hub:
             "the same number of batches",
         )
 
-    def _fail_lost(self, rank: int, why: str) -> None:
-        self._fail("lost", rank, f"{self._members[rank].name} is lost: {why}")
+    def _fail_lost(self, rank: int, why: str, kind: str = "lost") -> None:
+        self._fail(kind, rank, f"{self._members[rank].name} is lost: {why}")
 
     def _fail(self, kind: str, rank: int, why: str) -> None:
         if not self._failed:

@@ -256,6 +256,7 @@ class Job:
         self._link.close()
         if self._hub is not None:
             self._hub.wait_until_all_left(NEWS_SECONDS)
+        self._watch.hasten()
 
     def _watch_over_leaving(self) -> None:
         if self._link.closed or self._link.failure is not None:

@@ -13,7 +13,12 @@ from kerasdist.job import handshake, saves, wire
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
-_FAILURES = {"lost": WorkerLostError, "disagree": DisagreementError}
+_INTERRUPTED = "interrupted"
+_FAILURES = {
+    "lost": WorkerLostError,
+    _INTERRUPTED: WorkerLostError,
+    "disagree": DisagreementError,
+}
 
 
 @final
@@ -25,6 +30,7 @@ class Link:
         step: How many steps that need the others this worker has begun.
         place: What it is doing that needs them; empty: nothing.
         entered: How often it has begun to do so.
+        interrupted: Whether the job has ended because a worker was interrupted by Ctrl-C.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Link:
         self.step = 0
         self.place = ""
         self.entered = 0
+        self.interrupted = False
         self._timeouts = timeouts
         self._who = f"[worker {facts['rank']}/{facts['num_workers']}]"
         self._changed = threading.Condition()
@@ -157,11 +164,12 @@ class Link:
         """Notes the end of the job.
 
         Args:
-            kind: ``"lost"`` or ``"disagree"``.
+            kind: ``"lost"``, ``"interrupted"`` or ``"disagree"``.
             why: What happened.
         """
         with self._changed:
             if self._failure is None and not self._closed:
+                self.interrupted = kind == _INTERRUPTED
                 self._failure = _FAILURES[kind](f"{self._who} {why}.")
             self._changed.notify_all()
 

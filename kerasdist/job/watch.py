@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn, final
 
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
@@ -27,8 +27,9 @@ from kerasdist.job.script_exit import Failure
 # How long the main thread may take to come to an end by itself.
 GRACE_SECONDS = 10.0
 
-# How long it may take when the user has interrupted the job: no other worker needs this one then.
-INTERRUPTED_SECONDS = 2.0
+# How long, if the worker that it waits for was interrupted by Ctrl-C: until that one has ended,
+# which breaks its connections.
+AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
 # How long an error of a framework waits for the news that explains it.
 NEWS_SECONDS = 5.0
@@ -66,7 +67,7 @@ class Watch:
         self._disarmed = threading.Event()
         self._main = threading.main_thread()
         self._original = self._shown_by = sys.excepthook
-        self._ending = False
+        self._ending = self._interrupted = False
         sys.excepthook = self._uncaught
         threading.Thread(target=self._wait, name="kerasdist-watch", daemon=True).start()
 
@@ -92,6 +93,11 @@ class Watch:
         self.disarm()
         self._leave_in_the_lurch(failure.why, failure.code)
 
+    def hasten(self) -> None:
+        """Leaves little time to what comes after the job, if this worker was interrupted."""
+        if self._interrupted:
+            interruption.limit_interpreter()
+
     def come_first(self) -> None:
         """Hears of uncaught errors before a framework does that has put itself before us.
 
@@ -106,12 +112,18 @@ class Watch:
             if self._disarmed.wait(0.2):
                 return
             failure = self._link.failure
-        if self._disarmed.wait(GRACE_SECONDS):
+        interrupted = self._link.interrupted
+        if self._disarmed.wait(AFTER_INTERRUPTION_SECONDS if interrupted else GRACE_SECONDS):
             return
+        if interrupted:
+            self._end_with(failure, interruption.described_wait(failure, self._frame()))
         self._end_with(failure, f"{failure}\n{self._stack()}")
 
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._main.ident or 0)
+
     def _stack(self) -> str:
-        frame = sys._current_frames().get(self._main.ident or 0)
+        frame = self._frame()
         lines = traceback.format_stack(frame)[-4:] if frame is not None else []
         return "".join(["This worker was here:\n", *lines])
 
@@ -130,8 +142,12 @@ class Watch:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._link.who} {said}\n")
-            self._leave_in_the_lurch("Ctrl-C", 128 + signal.SIGINT, INTERRUPTED_SECONDS)
+            interruption.limit()
+            self._interrupted = True
+            self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
             return
+        if isinstance(error, JobError) and self._link.interrupted:
+            self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._link.failure is not None:
             # Not by way of the interpreter's end: frameworks wait there for the lost worker.
@@ -150,7 +166,7 @@ class Watch:
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:
         lost = isinstance(failure, WorkerLostError)
-        sys.stderr.write(f"{said}{_ADVICE if lost else ''}")
+        sys.stderr.write(f"{said}{_ADVICE if lost and not self._link.interrupted else ''}")
         self._let_others_know()
         _end(ExitCode.LOST_WORKER if lost else 1)
 
@@ -158,6 +174,8 @@ class Watch:
         if self._hub is not None:
             self._hub.wait_until_told(_TELLING_SECONDS)
 
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 _ADVICE = (
     "Start the job again (`kerasdist run --max-restarts N` does that); with "

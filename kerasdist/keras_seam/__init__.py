@@ -53,6 +53,7 @@ from kerasdist.keras_seam.hooks import (
     install_reads,
     install_scaled_apply,
     install_scope_reads,
+    install_to_numpy,
     install_torch_adam,
 )
 from kerasdist.keras_seam.models import (
@@ -209,6 +210,7 @@ __all__ = [
     "install_reads",
     "install_scaled_apply",
     "install_scope_reads",
+    "install_to_numpy",
     "install_torch_adam",
     "is_array",
     "is_array_adapter",

@@ -43,6 +43,8 @@ class Hooks:
         fit: ``model.fit`` of the backend's trainer: the data go through a strategy's adapter.
         evaluate: ``model.evaluate``, likewise.
         predict: ``model.predict``, likewise.
+        on_batch: ``model.train_on_batch``, ``test_on_batch`` and ``predict_on_batch``: a model of
+            no strategy, where there is one, is noticed.
         apply: ``optimizer.apply``: gradients are combined over the replicas first.
         scale_by_optimizer: ``optimizer.scale_loss``.
         assign: The end of ``Variable.assign``.
@@ -71,6 +73,7 @@ class Hooks:
     fit: Callable[..., Any]
     evaluate: Callable[..., Any]
     predict: Callable[..., Any]
+    on_batch: Callable[..., Any]
     apply: Callable[..., Any]
     scale_by_optimizer: Callable[..., Any]
     assign: Callable[..., Any]
@@ -116,6 +119,11 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "fit": ((BackendTrainer, "fit"),),
     "evaluate": ((BackendTrainer, "evaluate"),),
     "predict": ((BackendTrainer, "predict"),),
+    "on_batch": (
+        (BackendTrainer, "train_on_batch"),
+        (BackendTrainer, "test_on_batch"),
+        (BackendTrainer, "predict_on_batch"),
+    ),
     "apply": ((BaseOptimizer, "apply"), (LossScaleOptimizer, "apply")),
     "scale_by_optimizer": ((BaseOptimizer, "scale_loss"), (LossScaleOptimizer, "scale_loss")),
     "assign": ((keras.Variable, "_direct_assign"),),
@@ -283,6 +291,15 @@ def install_outside_replicas(
     # Of the class that Keras's optimizers have on TensorFlow.
     for name in ("add_variable_from_reference", "add_variable"):
         _put_in(keras.optimizers.Optimizer, name, make_state)
+
+
+def install_to_numpy(hook: Callable[..., Any]) -> None:
+    """Puts in the hook that JAX alone needs, where a tensor becomes a NumPy array.
+
+    Args:
+        hook: Like those of `Hooks`.
+    """
+    _put_in(backend, "convert_to_numpy", hook)
 
 
 def install_scaled_apply(hook: Callable[..., Any]) -> None:

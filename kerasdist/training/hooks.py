@@ -54,6 +54,7 @@ def install() -> None:
             fit=_fit,
             evaluate=_evaluate,
             predict=_predict,
+            on_batch=_on_batch,
             apply=_apply,
             scale_by_optimizer=_scale_by_optimizer,
             assign=_assign,
@@ -194,6 +195,13 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _predict = _evaluate
+
+
+def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+    if binding_of(model) is not None:
+        return original(model, *args, **kwargs)
+    outside.warn(model, original.__name__)
+    return _plain(original, model, args, kwargs)
 
 
 def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,8 @@ from kerasdist.job.current import current
 # Of whose place the user has been told.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
+_TRAINING = ("fit", "train_on_batch")
+
 # The lines of Keras and of the hooks between the user's call and the warning.
 _STACK_LEVEL = 4
 
@@ -42,10 +44,10 @@ def warn(model: Any, call: str) -> None:
 
     Args:
         model: A model of no strategy.
-        call: ``"fit"``, ``"evaluate"`` or ``"predict"``.
+        call: What it was asked to do, such as ``"fit"``.
 
     Raises:
-        ScopeError: In `fit` in a job of several workers, of which each would train by itself.
+        ScopeError: In a job of several workers, of which each would train by itself.
     """
     here = context.get_strategy()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
@@ -56,7 +58,7 @@ def warn(model: Any, call: str) -> None:
         f"model={model.name!r}, made outside of the scope of {strategy}. Make and compile the "
         "model inside of `with strategy.scope():`"
     )
-    if job is not None and call == "fit" and (strategy is here or not ownership.any_is_used()):
+    if job is not None and call in _TRAINING and (strategy is here or not ownership.any_is_used()):
         raise ScopeError(
             f"[worker {job.rank}/{job.num_workers}] Expected a model made in the scope of the "
             f"job's strategy: each worker would train by itself, on all data. Received: {place}. "

@@ -309,7 +309,7 @@ def variables_that_add_up(lab):
 
 @case("workers")
 def model_made_outside_of_the_scope(lab):
-    """`fit` of a model made outside is refused in a job, unless another was made in the scope."""
+    """Training a model made outside is refused in a job, unless another was made in the scope."""
     x, y = regression(6)
     pattern = r"\[worker \d/\d\] Expected a model made in the scope.*Received: model=.*scope\(\)"
 
@@ -327,12 +327,18 @@ def model_made_outside_of_the_scope(lab):
     try:
         for strategy in strategies:
             strategy.is_used = False
-        with lab.raises(kd.errors.ScopeError, pattern):
-            model.fit(x, y, verbose=0)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            plain().evaluate(x, y, verbose=0)
-        lab.equal(len([one for one in told if "made outside" in str(one.message)]), 1)
+        for call in (model.fit, model.train_on_batch):
+            with lab.raises(kd.errors.ScopeError, pattern):
+                call(x, y)
+        for call in ("evaluate", "predict", "test_on_batch", "predict_on_batch"):
+            other, arguments = plain(), (x,) if call.startswith("predict") else (x, y)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    getattr(other, call)(*arguments)
+            said = [str(one.message) for one in told if "made outside" in str(one.message)]
+            lab.check(len(said) == 1 and f"`{call}` runs on one device" in said[0], f"{said}")
+            lab.equal({one.filename for one in told if str(one.message) in said}, {__file__})
     finally:
         for strategy, flag in zip(strategies, used, strict=True):
             strategy.is_used = flag

@@ -7,6 +7,7 @@ python -m tests.multiprocess.failing_script BACKEND BEHAVIOUR
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,16 @@ def be_killed_in_validation(strategy):
 
 def be_stopped_in_an_epoch(strategy):
     fit(model(strategy), callbacks=[At("on_train_batch_end", signal.SIGSTOP)])
+
+
+def be_interrupted_in_an_epoch(strategy):
+    """By Ctrl-C on all workers, most of which wait in their framework then."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt():
+        threading.Timer(0.5, strike, [signal.SIGINT]).start()
+
+    fit(model(strategy), epochs=100_000, callbacks=[At("on_train_batch_end", interrupt, RANK)])
 
 
 def be_killed_in_compile(strategy):

@@ -3,6 +3,7 @@
 python -m tests.multiprocess.job_script RANK WORKERS PORT BEHAVIOUR
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -15,11 +16,20 @@ from kerasdist.job.timeouts import Timeouts
 
 LONG = 60.0
 HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
+# Short only where a limit is what ends the job: a busy machine does not keep the others.
+SHORT = {
+    "be_stopped": {"heartbeat": HEARTBEAT},
+    "stay_away": {"meeting": MEETING},
+    "stand_still": {"meeting": MEETING},
+    "chief_does_not_save": {"meeting": MEETING},
+    "never_come": {"join": JOIN},
+}
 
 
-def joined(rank: int, workers: int, port: int) -> Job:
+def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
     place = Membership("worker", rank, rank, workers, (), f"localhost:{port}", "a test")
-    job = Job(place, {"keras": "1"}, Timeouts(JOIN, HEARTBEAT, MEETING))
+    limits = {"join": LONG, "heartbeat": LONG, "meeting": LONG, **SHORT.get(behaviour, {})}
+    job = Job(place, {"keras": "1"}, Timeouts(**limits))
     job.after_connecting()
     return job
 
@@ -175,6 +185,31 @@ def all_are_interrupted(job: Job):
             raise RuntimeError("Array has been deleted")
 
 
+class Framework:
+    """What takes long to be taken apart, and holds Python's lock meanwhile."""
+
+    def __init__(self):
+        self._sleep = ctypes.PyDLL(None).sleep
+
+    def __del__(self):
+        self._sleep(60)
+
+
+def one_is_interrupted(job: Job):
+    """By Ctrl-C; the others are in a collective that no exception reaches."""
+    with job.explaining("fit"):
+        if job.rank != 1:
+            time.sleep(LONG)
+        left = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        left.write("a file that is not closed\n")
+        LEFT.extend([Framework(), left])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+
+LEFT: list[object] = []
+
+
 def chief_does_not_save(job: Job):
     """It is alive, and elsewhere."""
     if job.is_chief:
@@ -202,7 +237,7 @@ def main():
     behaviour = globals()[sys.argv[4]]
     if behaviour is never_come and rank == 1:
         return
-    behaviour(joined(rank, workers, port))
+    behaviour(joined(rank, workers, port, sys.argv[4]))
 
 
 def never_come(job: Job):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -60,7 +61,12 @@ class Jobs:
         self.backend = backend
         self._nursery = nursery
         self._folder = folder
-        self._waiting = [*LOSSES, "have_another_model", "be_preempted"]
+        self._waiting = [
+            *LOSSES,
+            "have_another_model",
+            "be_interrupted_in_an_epoch",
+            "be_preempted",
+        ]
         self._begun: dict[str, Job] = {}
 
     def __getitem__(self, behaviour: str) -> Job:
@@ -141,6 +147,18 @@ def test_another_model_ends_the_job(jobs):
     for worker in ended:
         said = r"same call of fit. Received: layers\[1\]\.units=9 on worker 1, 8 on worker 0"
         assert re.search(said, worker.output), report(ended)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
+    ended = jobs["be_interrupted_in_an_epoch"].join(SECONDS)
+    own = r"\[worker \d/2\] interrupted \(Ctrl-C\) at \S+failing_script.py:\d+$"
+    others = r"\[worker \d/2\] worker \d .* is lost: it ended with Ctrl-C. This worker was waiting"
+    assert any(re.search(own, worker.output, re.MULTILINE) for worker in ended), report(ended)
+    for worker in ended:
+        assert len(re.findall(f"{own}|{others}", worker.output, re.MULTILINE)) == 1, report(ended)
+        assert "Traceback" not in worker.output, report(ended)
+        assert worker.code in (1, -signal.SIGINT, -signal.SIGALRM, ExitCode.LOST_WORKER)
 
 
 @pytest.mark.timeout(SECONDS + 60)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import jax
+from jax.core import Tracer
 
+from kerasdist import keras_seam
 from kerasdist.backends.jax.relay import Relay
 from kerasdist.errors import JobError
 from kerasdist.job import network, threads
@@ -59,6 +63,18 @@ def connect(job: Job) -> None:
     job.at_leave(jax.distributed.shutdown)
     with threads.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
+    keras_seam.install_to_numpy(_to_numpy)
+
+
+def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
+    """Waits where Ctrl-C is heard: NumPy drops the interrupt that comes while it waits for JAX.
+
+    Seen with NumPy 2.4 and JAX 0.10: the loop of ``fit`` waits there for most of each step, and
+    went on after Ctrl-C.
+    """
+    if isinstance(array, jax.Array) and not isinstance(array, Tracer):
+        array.block_until_ready()
+    return original(array)
 
 
 def check_way_back(job: Job) -> None:
