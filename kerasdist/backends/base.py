@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kerasdist.backends.equal_start import EqualStart
+from kerasdist.backends.first_batches import FirstBatches
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import UnsupportedError
@@ -259,6 +260,7 @@ class ReplicaSet(abc.ABC):
             `evaluate` that runs.
         equal_start: The variables that workers have not compared yet.
         course: The global batches that workers have not compared yet.
+        first_batches: The first batches of iterations, likewise.
     """
 
     batch_logs_matter = True
@@ -278,6 +280,7 @@ class ReplicaSet(abc.ABC):
         self.job = job
         self.equal_start = EqualStart(self)
         self.course = Course()
+        self.first_batches = FirstBatches(job, wanted=options.check != "off")
 
     @property
     def num_replicas(self) -> int:
@@ -361,6 +364,17 @@ class ReplicaSet(abc.ABC):
     def gradients_travel_as(self) -> str | None:
         """The type in which gradients travel between workers; None: in their own."""
         return None
+
+    def begin_training(self, model: Any) -> None:
+        """Forgets batches that were not trained on in this call of `fit`.
+
+        Args:
+            model: The model that is trained.
+        """
+        del model
+        self.course.clear()
+        if self.job is not None:
+            self.job.report_batches(self.course.report)
 
     def trained_on(self, model: Any) -> list[list[Any]]:
         """Returns the global batches since the last call, as this worker saw them.

@@ -24,7 +24,7 @@ class InSync(keras.callbacks.Callback):
         del logs
         binding = binding_of(keras_seam.model_of(self))
         if binding is not None:
-            binding.replicas.course.clear()
+            binding.replicas.begin_training(keras_seam.model_of(self))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares. All workers must call it.

@@ -27,14 +27,13 @@ def first_difference(everyone: Sequence[Sequence[Sequence[Any]]]) -> tuple[int, 
 class Course:
     """The forms of the batches since the workers have compared them last.
 
-    A step costs a comparison with the form of the step before.
+    A step costs a comparison with the form of the step before. Another thread may ask for a report
+    at any time.
     """
 
     def __init__(self) -> None:
         """Starts without a step."""
-        self._form: Hashable = None
-        self._same = 0
-        self._before: list[tuple[int, str]] = []
+        self._stretch = _Stretch(0)
 
     def note(self, form: Hashable) -> None:
         """Notes a step.
@@ -42,23 +41,40 @@ class Course:
         Args:
             form: The shapes of the global batch, or its number of rows.
         """
-        if form == self._form:
-            self._same += 1
-            return
-        self._close()
-        self._form, self._same = form, 1
+        stretch = self._stretch
+        if form != stretch.form or not stretch.steps:
+            stretch.form = form
+            stretch.changes.append((stretch.steps, str(form)))
+        stretch.steps += 1  # last, so that a report never lacks the form of a step it counts
 
     def runs(self) -> list[list[Any]]:
         """Returns the forms, each with the number of steps in a row that had it."""
-        self._close()
-        return [[count, form] for count, form in self._before]
+        stretch = self._stretch
+        begins = [at for at, _ in stretch.changes]
+        ends = [*begins[1:], stretch.steps]
+        return [
+            [end - begin, form]
+            for begin, end, (_, form) in zip(begins, ends, stretch.changes, strict=False)
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """Returns the same as JSON, with the number of stretches that are over."""
+        stretch = self._stretch
+        steps, changes = stretch.steps, stretch.changes[:]
+        return {"stretch": stretch.number, "steps": steps, "changes": changes}
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
-        self._form, self._same = None, 0
-        self._before.clear()
+        self._stretch = _Stretch(self._stretch.number + 1)
 
-    def _close(self) -> None:
-        if self._same:
-            self._before.append((self._same, str(self._form)))
-        self._form, self._same = None, 0
+
+@final
+class _Stretch:
+    """The steps between two comparisons."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.steps = 0
+        self.form: Hashable = None
+        # The number of each step that had another form than the one before, from 0, and the form.
+        self.changes: list[tuple[int, str]] = []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from kerasdist.job import listening, wire
+from kerasdist.job.batches import came_apart
 from kerasdist.job.gate import Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.saves import CHANNEL, Save, Saves
@@ -47,6 +48,7 @@ class Member:
         entered: How often it has begun to do so.
         moved: When one of these has changed.
         left: Whether it has said goodbye.
+        batches: What batches it has had since the workers compared them; None: it does not say.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class Member:
     entered: int = 0
     moved: float = 0.0
     left: bool = False
+    batches: Mapping[str, Any] | None = None
 
     def tell(self, message: Any) -> None:
         """Sends a message, or leaves it in the buffer of one that does not read.
@@ -194,6 +197,7 @@ class Hub:
                 if message["doing"] != [member.step, member.place, member.entered]:
                     member.moved = member.heard
                 member.step, member.place, member.entered = message["doing"]
+                member.batches = message["batches"]
                 self._check_leavers()
             case "meet":
                 self._meet(member, message)
@@ -288,6 +292,7 @@ class Hub:
                 self._fail_absent(meeting)
         self._check_savers(now)
         self._check_progress(now)
+        self._check_batches()
 
     def _check_savers(self, now: float) -> None:
         """Whether one has waited too long for the chief to save."""
@@ -314,6 +319,18 @@ class Hub:
             f"no worker has begun a step for {self._timeouts.meeting:g} s ({places}); the last is "
             f"{last.name}. If a step takes that long, raise KERASDIST_MEETING_TIMEOUT",
         )
+
+    def _check_batches(self) -> None:
+        """Whether workers train on batches of other sizes, which nothing in a step finds."""
+        said = came_apart([self._members[rank].batches for rank in range(self._workers)])
+        if said is not None:
+            self._fail(
+                "disagree",
+                CHIEF,
+                f"the workers do not train on the same batches: {said}. All workers read the same "
+                "data, and each takes its rows of every batch. If each worker has data of its own, "
+                "pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)",
+            )
 
     def _fail_absent(self, meeting: Meeting) -> None:
         absent = [rank for rank in range(self._workers) if rank not in meeting.labels]

@@ -196,8 +196,22 @@ class Job:
         return bool(self._link.place)
 
     def tick(self) -> None:
-        """Notes that this worker begins a step that needs the others."""
+        """Notes that this worker begins a step that needs the others.
+
+        Raises:
+            JobError: If the job has ended.
+        """
+        if self._link.failure is not None:
+            self.check()
         self._link.step += 1
+
+    def report_batches(self, report: Callable[[], Mapping[str, Any]]) -> None:
+        """Lets the chief know what batches this worker has, with each sign of life.
+
+        Args:
+            report: Returns it; called in another thread.
+        """
+        self._link.report = report
 
     @contextmanager
     def explaining(self, place: str) -> Generator[None]:

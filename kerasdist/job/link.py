@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
 from kerasdist.job import handshake, saves, wire
+from kerasdist.job.batches import MAX_CHANGES
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
@@ -31,6 +32,7 @@ class Link:
         place: What it is doing that needs them; empty: nothing.
         entered: How often it has begun to do so.
         interrupted: Whether the job has ended because a worker was interrupted by Ctrl-C.
+        report: Returns what batches it has had; called in another thread.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Link:
         self.place = ""
         self.entered = 0
         self.interrupted = False
+        self.report: Callable[[], Mapping[str, Any] | None] = lambda: None
         self._timeouts = timeouts
         self._who = f"[worker {facts['rank']}/{facts['num_workers']}]"
         self._changed = threading.Condition()
@@ -257,7 +260,8 @@ class Link:
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat
         while not self._closed and self._failure is None:
-            self._send({"type": "beat", "doing": [self.step, self.place, self.entered]})
+            doing = [self.step, self.place, self.entered]
+            self._send({"type": "beat", "doing": doing, "batches": self._batches()})
             if time.monotonic() - self._heard > limit:
                 self.fail(
                     "lost",
@@ -265,6 +269,10 @@ class Link:
                     "stopped, or is cut off from the network (KERASDIST_HEARTBEAT_TIMEOUT)",
                 )
             time.sleep(min(1.0, limit / 4))
+
+    def _batches(self) -> Mapping[str, Any] | None:
+        report = self.report()
+        return report if report is not None and len(report["changes"]) <= MAX_CHANGES else None
 
     def _send(self, message: Any) -> None:
         if self._closed:

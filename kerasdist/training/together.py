@@ -101,6 +101,8 @@ def _calling(
     with job.explaining(name):
         own = {} if is_inner else models.facts_of(model, anew=name == "fit")
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
+        if not is_inner:
+            replicas.first_batches.clear()
         equal_randomness.ensure(job, registry.current())
         with replicas.calling(), _telling_of_logs(replicas, call.arguments):
             yield

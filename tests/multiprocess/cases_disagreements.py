@@ -185,17 +185,123 @@ def _batches(sizes):
 
 @case("workers")
 def on_a_batch(lab):
-    """A batch of another size on one worker is found at the end of the epoch at the latest."""
+    """A batch of another size on one worker is found in the step, or at the end of the epoch."""
     odd = lab.job.rank == lab.job.num_workers - 1
     last, replicas = lab.job.num_workers - 1, lab.replicas
     model = _model(lab)
     sizes = [2 * replicas] * 3
     _fit(model, (_batches(sizes), None), batch_size=None, epochs=2)
-    sizes[1] *= 1 + odd
-    counted = "batch 1='.* examples in all'" if lab.backend == "tensorflow" else "batch 2='.*'"
-    said = f"same batches before the end of epoch 1. Received: {counted} on worker {last}, "
-    with lab.raises(kd.errors.DisagreementError, said):
-        _fit(model, (_batches(sizes), None), batch_size=None, shuffle=False)
+    if lab.backend == "tensorflow":
+        before, own, others = 2 * replicas, 4 * replicas, 2 * replicas
+        said = f"examples of all batches so far={before + own} on worker {last}, {before + others} "
+    else:
+        said = f"same batches before the end of epoch 1. Received: batch 2='.*' on worker {last}, "
+    steps = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
+    for apart in (lambda: [1, 1 + odd, 1], lambda: [1, 1 + odd, 2 - odd]):
+        with lab.raises(kd.errors.DisagreementError, said):
+            data = _batches([factor * size for factor, size in zip(apart(), sizes, strict=True)])
+            _fit(model, (data, None), batch_size=None, shuffle=False, callbacks=[note])
+    lab.equal([0, 0] if lab.backend == "tensorflow" else [0, 1, 2, 0, 1, 2], steps)
+    _fit(model, (_batches(sizes), None), batch_size=None)  # and go on
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+def _in_order(lab, order):
+    """Sources of the same twelve rows in an order, by kind."""
+    x, y = (array[order] for array in regression(ROWS))
+    batches = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH)]
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    sources = {"PyDataset": Batches, "generator": lambda: (one for one in batches)}
+    if lab.backend == "tensorflow":
+        import tensorflow as tf
+
+        whole = tf.data.Dataset.from_tensor_slices((x, y))
+        sources["tf.data"] = lambda: whole.batch(BATCH)
+        weighed = whole.map(lambda x, y: (x, y, tf.constant(1.0)))
+        sources["tf.data with weights"] = lambda: weighed.batch(BATCH)
+    if lab.backend == "torch":
+        from torch.utils.data import DataLoader, TensorDataset
+
+        arrays = [keras.ops.convert_to_tensor(array) for array in (x, y)]
+        sources["DataLoader"] = lambda: DataLoader(TensorDataset(*arrays), BATCH)
+    return sources
+
+
+@case("workers")
+def on_the_order_of_a_source(lab):
+    """Another order of the rows that each worker reads whole is found at the first step."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    model = _model(lab)
+    equal, other = (_in_order(lab, np.roll(np.arange(ROWS), by)) for by in (0, 3 * odd))
+    found = {}
+    for kind, make in other.items():
+        said = (
+            "same batches.*first batch: x=.*digest.*on worker .*, .* on worker.* "
+            r"\(further differences: y.*Give what shuffles a seed"
+        )
+        with lab.raises(kd.errors.DisagreementError, said):
+            model.fit(make(), epochs=2, verbose=0)
+        found[kind] = model.fit(equal[kind](), verbose=0).history
+    lab.alike(found)
+    for call in (model.evaluate, model.predict):
+        with lab.raises(kd.errors.DisagreementError, said):
+            call(other["PyDataset"](), verbose=0)
+    _refuse_a_later_epoch(lab, model, odd)
+    own = lab.strategy().distribute_datasets_from_function(
+        lambda context: list(equal["generator"]())[:: 1 + context.input_pipeline_id]
+    )
+    model.fit(own, verbose=0, steps_per_epoch=2)  # each worker has data of its own
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
+def _refuse_a_later_epoch(lab, model, odd):
+    """An order that is the same in the first epoch, and another one in the second."""
+    x, y = regression(ROWS)
+    order = np.arange(ROWS)
+
+    class Shuffled(keras.utils.PyDataset):
+        num_batches = ROWS // BATCH
+
+        def __getitem__(self, index):
+            rows = order[index * BATCH : (index + 1) * BATCH]
+            return x[rows], y[rows]
+
+    epochs = []
+
+    def shuffle(epoch, logs):
+        epochs.append(epoch)
+        order[:] = np.roll(order, 1 + odd)
+
+    ended = keras.callbacks.LambdaCallback(on_epoch_end=shuffle)
+    with lab.raises(kd.errors.DisagreementError, "same batches.*first batch: x="):
+        model.fit(Shuffled(), epochs=3, verbose=0, callbacks=[ended])
+    lab.equal([0], epochs)
+
+
+@case("workers")
+def draws_of_a_workers_own(lab):
+    """Rows that come in one order, with other values, as of augmentation, get a warning."""
+    x, y = regression(ROWS)
+    drawn = x + 0.01 * lab.job.rank
+
+    def batches():
+        for at in range(0, ROWS, BATCH):
+            yield drawn[at : at + BATCH], y[at : at + BATCH]
+
+    model = _model(lab)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model.fit(batches(), verbose=0)
+    texts = [str(one.message) for one in warned if "same batches" in str(one.message)]
+    lab.check(len(texts) == 1, f"warnings: {texts}")
+    lab.check("first batch: x=" in texts[0] and "augmentation" in texts[0], texts[0])
 
 
 @case("workers", backends=("jax",))

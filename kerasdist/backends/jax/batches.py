@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from kerasdist import keras_seam
+from kerasdist.backends.first_batches import FirstBatches
 from kerasdist.backends.jax.intake import OfWorkers
 from kerasdist.backends.jax.placement import Placement
 from kerasdist.input.adapter import WrappedAdapter
@@ -19,19 +20,22 @@ class PlacedAdapter(WrappedAdapter):
     what is on a mesh.
     """
 
-    def __init__(self, inner: Any, arrays: Placement) -> None:
+    def __init__(self, inner: Any, arrays: Placement, first_batches: FirstBatches) -> None:
         """Wraps an adapter.
 
         Args:
             inner: The adapter that Keras made for the data of the call.
             arrays: Where batches belong.
+            first_batches: Where other workers' are compared with this one's.
         """
         super().__init__(inner)
         self._arrays = arrays
+        self._first_batches = first_batches
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Returns the batches, on the replicas' devices."""
-        return map(self._arrays.batch, self._inner.get_jax_iterator())
+        batches = iter(self._inner.get_jax_iterator())
+        return map(self._arrays.batch, self._first_batches.noted(batches))
 
 
 @final

@@ -313,8 +313,7 @@ class MeshPlacement(Placement):
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
             entry = self.layout.entry(leaves, axis)
-            if self.layout.spans_workers:
-                self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
+            self._note(leaves)
             if self.rest.after_each_step:
                 state = jax.device_put(state, self.whole)
             held = self._held(state)
@@ -343,9 +342,14 @@ class MeshPlacement(Placement):
         gather = jax.jit(lambda batch: batch, out_shardings=self.whole)
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            self._note(jax.tree.leaves(batch))
             return step(self.at_rest(state), self.at_rest(gather(batch)))
 
         return run
+
+    def _note(self, leaves: Sequence[Any]) -> None:
+        if self.layout.spans_workers:
+            self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
 
     def _held(self, state: Any) -> Any:
         """What each device holds of the state: one sharding for all, or one for each array."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
@@ -57,9 +57,13 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(devices, options, job)
         self.arrays = _placement(jax_devices, options)
         self.arrays.begin_step = self.begin_step
-        self.arrays.note_batch = self.course.note
+        self.arrays.note_batch = self._note_batch
         if job is not None:
             self.arrays.compare_program = partial(programs.require_equal, job)
+
+    def _note_batch(self, form: Hashable) -> None:
+        self.course.note(form)
+        self.first_batches.compare()
 
     @cached_property
     def runner(self) -> Runner:
@@ -99,7 +103,7 @@ class JaxReplicaSet(ReplicaSet):
                 return OwnBatchesAdapter(adapter, place.layout, place.intake)
             if is_array_adapter(adapter) and not has_sparse(adapter):
                 return OwnRowsAdapter(adapter, place.intake)
-        return PlacedAdapter(adapter, self.arrays)
+        return PlacedAdapter(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values, bit by bit, in a collective or a few."""

@@ -107,8 +107,8 @@ class JaxTrainer(ReplicatedTrainer):
         run = StepFunction(step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-            self.replica_set.begin_step()
             try:
+                self.replica_set.begin_step()
                 return run(state, iterator)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. Whatever

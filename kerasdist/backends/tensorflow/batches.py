@@ -65,11 +65,14 @@ class OwnRows(NamedTuple):
             where there are none.
         size: How many of them count, an int32 scalar tensor.
         total: Number of examples in the batch, likewise.
+        beginnings: What `first_rows.beginnings` says of the first batch of an iteration; of others
+            empty texts; and where other workers' batches are not compared, nothing.
     """
 
     rows: Any
     size: tf.Tensor
     total: tf.Tensor
+    beginnings: Any = ()
 
 
 def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.variables import native
+from kerasdist.errors import DisagreementError
+from kerasdist.job.comparison import described_difference
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+
+# With these words begins the error of a step whose batch has another size on some workers.
+_SIZES = "kerasdist: examples of all batches, as each replica counts them"
+_COUNTS = re.compile(rf"{_SIZES}\W+([\d ]+)\]")
+
+
+@contextmanager
+def size_errors(job: Job | None, replicas_each: int) -> Iterator[None]:
+    """Says in our words that workers have had batches of other sizes.
+
+    Args:
+        job: The job of this process.
+        replicas_each: How many replicas a worker has.
+
+    Raises:
+        DisagreementError: If they have.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _COUNTS.search(error.message)
+        if job is None or found is None:
+            raise
+        counts = [int(one) for one in found[1].split()][::replicas_each]
+        said = described_difference([{"examples of all batches so far": one} for one in counts])
+        raise DisagreementError(
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
+            f"batches. Received: {said}. All workers read the same data, and each takes its rows "
+            "of every batch. If each worker has data of its own, pass a dataset with "
+            "InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+        ) from error
 
 
 @final
@@ -43,6 +83,22 @@ class LossWatch:
     def examples(self) -> list[int]:
         """The number of examples of all global batches, as each replica counts them."""
         return [] if self._examples is None else self._examples.numpy().tolist()
+
+    def forget_examples(self) -> None:
+        """Counts examples from 0 again."""
+        if self._examples is not None:
+            self._examples.assign(keras.ops.zeros_like(self._examples))
+
+    def require_equal_sizes(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+        """Fails in a step, on all workers alike, if they have had batches of other sizes.
+
+        Args:
+            variables: Variables of which it is known what all workers hold together.
+            values: That.
+        """
+        for variable, value in zip(variables, values, strict=True):
+            if variable is self._examples:
+                tf.debugging.Assert(tf.reduce_all(tf.equal(value, value[0])), [_SIZES, value], 999)
 
     def count(self, loss_tracker: Any, examples: Any) -> None:
         """Notes in a replica, after its step, whether its own losses are finite.

@@ -150,6 +150,12 @@ class MirroredReplicas(ReplicaSet):
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
 
+    def begin_training(self, model: Any) -> None:
+        """Counts the examples of global batches from 0."""
+        watch = vars(model).get(LOSS_WATCH)
+        if watch is not None:
+            watch.forget_examples()
+
     def trained_on(self, model: Any) -> list[list[Any]]:
         """Returns what the sizes of all global batches add up to, as this worker counts them."""
         watch = vars(model).get(LOSS_WATCH)

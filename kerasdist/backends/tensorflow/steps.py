@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, final
 
 import keras
@@ -30,6 +33,23 @@ def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., An
     return tf.function(function, reduce_retracing=True)
 
 
+@dataclass(frozen=True)
+class Around:
+    """What a call of `StepsOnIterator` does outside of the graph.
+
+    Attributes:
+        begin: Called before the steps.
+        compare: Takes what the first step of an iteration returned for it.
+        end: Takes what the last step returned, returns the logs.
+        errors: Returns a context that says in our words what went wrong in the steps.
+    """
+
+    begin: Callable[[], None]
+    compare: Callable[[Any], None]
+    end: Callable[[Any], Any]
+    errors: Callable[[], AbstractContextManager[None]]
+
+
 @final
 class StepsOnIterator:
     """``train_function`` or ``test_function``: does one step, or several, and returns the logs.
@@ -38,26 +58,18 @@ class StepsOnIterator:
         count: How many steps a call does, at most.
     """
 
-    def __init__(
-        self,
-        step: Step,
-        steps: int,
-        *,
-        begin: Callable[[], None],
-        end: Callable[[Any], Any],
-        eagerly: bool,
-    ) -> None:
+    def __init__(self, step: Step, steps: int, around: Around, *, eagerly: bool) -> None:
         """Prepares the function; it is compiled when it is called.
 
         Args:
-            step: Takes a batch, returns what `end` takes.
+            step: Takes a batch, returns what `around` takes: for `compare`, and for `end`.
             steps: How many steps a call does, at most.
-            begin: Called before the steps of a call.
-            end: Takes what the last step returned, returns the logs.
+            around: What is done outside of the graph.
             eagerly: Whether not to compile.
         """
         self.count = steps
-        self._begin, self._end = begin, end
+        self._around = around
+        self._last: Callable[[], Any] = lambda: None
         self._on_batch = compiled(step, eagerly=eagerly)
         if eagerly:
             self._on_iterator = self._eagerly
@@ -78,9 +90,13 @@ class StepsOnIterator:
         Raises:
             OutOfRangeError: If there is no batch left.
         """
-        self._begin()
-        with division_errors():
-            return self._end(self._done(iterator))
+        self._around.begin()
+        with division_errors(), self._around.errors():
+            first, done = self._done(iterator)
+            if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
+                self._last = weakref.ref(iterator)
+                self._around.compare(first)
+            return self._around.end(done)
 
     def _done(self, iterator: Any) -> Any:
         if isinstance(iterator, tf.data.Iterator):
@@ -93,17 +109,17 @@ class StepsOnIterator:
         return done
 
     def _eagerly(self, iterator: Any) -> Any:
-        logs = self._on_batch(iterator.get_next())
+        first, done = self._on_batch(iterator.get_next())
         for _ in range(self.count - 1):
             batch = iterator.get_next_as_optional()
             if not batch.has_value():
                 break
-            logs = self._on_batch(batch.get_value())
-        return logs
+            _, done = self._on_batch(batch.get_value())
+        return first, done
 
     def _in_a_loop(self, iterator: Any) -> Any:
         """The steps of one call as a loop in the graph, which ends where the data ends."""
-        logs = self._on_batch(iterator.get_next())
+        first, logs = self._on_batch(iterator.get_next())
 
         def another(_: Any, more: Any, __: Any) -> Any:
             return more
@@ -111,11 +127,11 @@ class StepsOnIterator:
         def body(done: Any, _: Any, logs: Any) -> Any:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
-            logs = tf.cond(has_value, lambda: self._on_batch(batch.get_value()), lambda: logs)
+            logs = tf.cond(has_value, lambda: self._on_batch(batch.get_value())[1], lambda: logs)
             return done + 1, has_value & (done + 1 < self.count), logs
 
         *_, logs = tf.while_loop(another, body, (tf.constant(1), tf.constant(True), logs))
-        return logs
+        return first, logs
 
 
 @final
@@ -127,7 +143,7 @@ class PredictionOnBatches:
         build: Callable[[Any], None],
         step: Step,
         *,
-        begin: Callable[[], None],
+        begin: Callable[[Any], None],
         eagerly: bool,
     ) -> None:
         """Prepares the function; it is compiled when it is called.
@@ -135,7 +151,7 @@ class PredictionOnBatches:
         Args:
             build: Takes the first batch, and makes what the step needs.
             step: Takes a batch, returns the outputs.
-            begin: Called before the steps of a call.
+            begin: Called before the steps of a call, with the first one's batch.
             eagerly: Whether not to compile.
         """
         self._build = build
@@ -155,7 +171,7 @@ class PredictionOnBatches:
         if not self._is_built:
             self._build(batches[0])
             self._is_built = True
-        self._begin()
+        self._begin(batches[0])
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
         return outputs[0] if len(outputs) == 1 else concatenated(outputs)

@@ -11,12 +11,14 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
+from kerasdist.backends.tensorflow import first_rows
 from kerasdist.backends.tensorflow.adoption import adopt, adopt_all, adopt_layers
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.first_step import FirstStepChecked
-from kerasdist.backends.tensorflow.loss_watch import LossWatch
+from kerasdist.backends.tensorflow.loss_watch import LossWatch, size_errors
 from kerasdist.backends.tensorflow.steps import (
+    Around,
     PredictionOnBatches,
     StepsOnIterator,
     outputs_of_replicas,
@@ -77,9 +79,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
                 watch.count(keras_seam.loss_tracker(self), None if share is None else share.total)
                 return logs
 
-            self.train_function = FirstStepChecked(
-                self, self._step_function(watched_step, watch.variables)
-            )
+            self.train_function = FirstStepChecked(self, self._step_function(watched_step, watch))
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -96,10 +96,18 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.predict_function = PredictionOnBatches(
                 self._build_for_prediction,
                 self._predict_batch,
-                begin=self.replica_set.begin_step,
+                begin=self._begin_prediction,
                 eagerly=self.run_eagerly,
             )
         return self.predict_function
+
+    def _begin_prediction(self, batch: Any) -> None:
+        self.replica_set.begin_step()
+        self._compare(_beginnings_of(batch))
+
+    def _compare(self, beginnings: Any) -> None:
+        if first_rows.are_known(beginnings):
+            self.replica_set.first_batches.require_equal(first_rows.read(beginnings))
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; after an epoch it looks whether the loss is finite."""
@@ -122,7 +130,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self._group.average(averaged(self.non_trainable_variables))
 
     def _step_function(
-        self, step: Callable[[Any], Any], watched: Sequence[Any] = ()
+        self, step: Callable[[Any], Any], watch: LossWatch | None = None
     ) -> StepsOnIterator:
         self._prepare()
         # What a step reads: noted while it is traced, not looked for again after each step.
@@ -133,18 +141,25 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self._group.note(read, values)
             return logs
 
-        return StepsOnIterator(
-            lambda batch: self._step_on_batch(step, batch, watched, read),
-            self.steps_per_execution,
+        job, replicas_each = self.replica_set.job, len(self._group.local)
+        around = Around(
             begin=self.replica_set.begin_step,
+            compare=self._compare,
             end=end,
+            errors=lambda: size_errors(job, replicas_each),
+        )
+        return StepsOnIterator(
+            lambda batch: self._step_on_batch(step, batch, watch, read),
+            self.steps_per_execution,
+            around,
             eagerly=self.run_eagerly,
         )
 
     def _step_on_batch(
-        self, step: Callable[[Any], Any], batch: Any, watched: Sequence[Any], read: list[Any]
-    ) -> tuple[Any, Any]:
-        """Does a step; returns its logs, and the values of what was read for them."""
+        self, step: Callable[[Any], Any], batch: Any, watch: LossWatch | None, read: list[Any]
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """Does a step; returns what its batch is compared by, and logs with what they need."""
+        watched = () if watch is None else watch.variables
         own = self.runs_kerass_own_steps
 
         def replica_step(data: Any) -> Any:
@@ -160,19 +175,23 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.bound_strategy, replica_step, batch, updates_wait=own and self._group.is_divided
         )
         _, (_, _, values) = done[0]
+        if watch is not None:
+            watch.require_equal_sizes(read, values)
         with _known(read, values):
             results = self.get_metrics_result()
+        beginnings = _beginnings_of(batch)
         if own:
-            return results, values
+            return beginnings, (results, values)
         everyone = self._group.everyones(
             [(logs, local, piece.share.weight) for piece, (logs, local, _) in done]
         )
-        return global_logs(
+        all_logs = global_logs(
             [logs for logs, _, _ in everyone],
             [local for _, local, _ in everyone],
             results,
             [weight for _, _, weight in everyone],
-        ), values
+        )
+        return beginnings, (all_logs, values)
 
     def prepare_step(self, batch: Any) -> None:
         """Makes what a training step needs."""
@@ -188,7 +207,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
             batch: A batch as the group takes it.
         """
         read: list[Any] = []
-        logs, values = self._step_on_batch(step, batch, (), read)
+        _, (logs, values) = self._step_on_batch(step, batch, None, read)
         self._group.note(read, values)
         return logs
 
@@ -268,6 +287,10 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _build_from(self, batch: Any) -> None:
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
+
+
+def _beginnings_of(batch: Any) -> Any:
+    return batch.beginnings if isinstance(batch, OwnRows) else ()
 
 
 def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:

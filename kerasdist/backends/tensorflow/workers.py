@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.tensorflow import first_rows
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece, own_rows, pieces_of_own
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import mirrored
@@ -101,18 +102,14 @@ class WorkerGroup(Group):
 
     def batches(self, dataset: tf.data.Dataset) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows."""
-        own = self._own_rows(dataset).prefetch(tf.data.AUTOTUNE)
+
+        def mine(number: tf.Tensor, batch: Any) -> OwnRows:
+            own = own_rows(batch, self._replicas, self.local)
+            return own._replace(beginnings=first_rows.beginnings_of_first(number, batch))
+
+        own = dataset.enumerate().map(mine).prefetch(tf.data.AUTOTUNE)
         spec: Any = own.element_spec
         return GlobalBatchDataset(own, spec.rows)
-
-    def _own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        # tf.data calls with the members of a tuple, and with anything else as it is.
-        is_tuple = type(dataset.element_spec) is tuple
-
-        def mine(*batch: Any) -> OwnRows:
-            return own_rows(batch if is_tuple else batch[0], self._replicas, self.local)
-
-        return dataset.map(mine)
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -122,14 +119,16 @@ class WorkerGroup(Group):
         ``tf.distribute`` would let each worker see every second file or example, in batches of its
         own: other batches than one device has.
         """
-        own = self._own_rows(dataset)
+        # tf.data calls with the members of a tuple, and with anything else as it is.
+        is_tuple = type(dataset.element_spec) is tuple
 
-        def in_pieces(batch: OwnRows) -> tf.data.Dataset:
-            mine = [piece.data for piece in self._divided(batch, stand_ins=False)]
+        def in_pieces(*batch: Any) -> tf.data.Dataset:
+            own = own_rows(batch if is_tuple else batch[0], self._replicas, self.local)
+            mine = [piece.data for piece in self._divided(own, stand_ins=False)]
             each = [tf.data.Dataset.from_tensors(data) for data in mine]
             return functools.reduce(tf.data.Dataset.concatenate, each)
 
-        pieces = own.flat_map(in_pieces)
+        pieces = dataset.flat_map(in_pieces)
         return self.engine.distribute_datasets_from_function(lambda _: pieces, options)
 
     def pieces(self, batch: Any) -> list[Piece]:

@@ -24,10 +24,11 @@ from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 from kerasdist.backends.torch.workers.gradients import GradientSum
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.backends.torch.workers.loop_state import LoopState
-from kerasdist.backends.torch.workers.rows import OwnRowsAdapter
+from kerasdist.backends.torch.workers.rows import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import UnsupportedError
+from kerasdist.input.sharded import ShardedAdapter
 from kerasdist.job.job import Job
 from kerasdist.replica_context import BatchShare, ReplicaContext
 
@@ -137,8 +138,10 @@ class WorkerReplicaSet(ReplicaSet):
             adapter: The adapter that Keras made.
         """
         # In a replica, where a model may call another one's `predict`, batches are not divided.
-        if context.replica() is not None or not keras_seam.is_array_adapter(adapter):
+        if context.replica() is not None or isinstance(adapter, ShardedAdapter):
             return adapter
+        if not keras_seam.is_array_adapter(adapter):
+            return WholeBatchesAdapter(adapter, self.first_batches)
         if not keras_seam.has_sparse(adapter):
             return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas)
         return adapter

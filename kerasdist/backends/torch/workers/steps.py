@@ -157,6 +157,7 @@ class WorkerSteps(Steps):
         if context.replica() is not None:
             return None
         self._replicas.begin_step()
+        self._replicas.first_batches.compare()
         total = batch.total if isinstance(batch, WorkerRows) else examples(batch)
         self._replicas.course.note(total)
         return piece_of(batch, self._group.rank, self._group.size)

@@ -1,0 +1,37 @@
+"""Workers that train on batches of other sizes, found while an epoch runs.
+
+No step waits for that: each sign of life says what batches a worker has had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kerasdist.job.comparison import described_difference
+
+# How many steps all workers are beyond the one that differs, before the job ends. Sooner, the end
+# of the epoch may find it, where the script can go on after the error.
+STEPS_BEYOND = 20
+
+# A worker whose batches change their form more often does not say so until the epoch ends.
+MAX_CHANGES = 64
+
+
+def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
+    """Returns in words where workers had batches of other forms, None where they had not.
+
+    Args:
+        reports: What each worker says, by rank (see `kerasdist.input.batch_forms.Course.report`).
+    """
+    known = [one for one in reports if one is not None]
+    if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
+        return None
+    steps = min(one["steps"] for one in known) - STEPS_BEYOND
+    changes = [{at: form for at, form in one["changes"] if at < steps} for one in known]
+    apart = [at for one in changes for at in one if len({two.get(at) for two in changes}) > 1]
+    if not apart:
+        return None
+    first = min(apart)
+    forms = [next(two[at] for at in sorted(two, reverse=True) if at <= first) for two in changes]
+    return described_difference([{f"batch {first + 1}": form} for form in forms])

@@ -1,0 +1,42 @@
+"""Workers whose batches have other sizes are found by what their signs of life say."""
+
+import pytest
+
+from kerasdist.input.batch_forms import Course
+from kerasdist.job.batches import STEPS_BEYOND, came_apart
+
+
+def report(*runs, clears=0):
+    course = Course()
+    for _ in range(clears):
+        course.note(1)
+        course.clear()
+    for count, form in runs:
+        for _ in range(count):
+            course.note(form)
+    return course.report()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        # At the step that differs, and not before all are well beyond it.
+        ([(30, 4)], [(3, 4), (1, 6), (26, 4)], "batch 4='6' on worker 1"),
+        ([(30, 4)], [(30, 6)], "batch 1='6' on worker 1"),
+        ([(9, 4), (1, 2), (40, 4)], [(9, 4), (1, 2), (5, 4), (35, 8)], "batch 16='8' on worker 1"),
+        ([(3 + STEPS_BEYOND, 4)], [(3, 4), (90, 6)], None),
+        ([(4 + STEPS_BEYOND, 4)], [(3, 4), (90, 6)], "batch 4="),
+        # One is ahead of the other.
+        ([(60, 4)], [(80, 4), (9, 6)], None),
+        ([(60, 4)], [(60, 4)], None),
+        ([], [(60, 4)], None),
+    ],
+)
+def test_the_first_batch_that_differs_is_named(one, other, said):
+    found = came_apart([report(*one), report(*other)])
+    assert (found is None) if said is None else (found is not None and said in found)
+
+
+def test_workers_in_other_epochs_or_without_a_word_are_not_compared():
+    assert came_apart([report((60, 4)), report((60, 6), clears=1)]) is None
+    assert came_apart([report((60, 4)), None]) is None
