@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kerasdist.losses import compute_average_loss, scale_regularization_loss
     from kerasdist.partitions import DeviceAssignment
     from kerasdist.replica_context import ReplicaContext, global_batch
+    from kerasdist.run_options import RunOptions
     from kerasdist.strategies.auto import auto
     from kerasdist.strategies.central_storage import CentralStorageStrategy
     from kerasdist.strategies.mirrored import MirroredStrategy
@@ -61,6 +62,7 @@ __all__ = [
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
@@ -104,6 +106,7 @@ _HOMES = {
     "PerReplica": "kerasdist.values",
     "ReduceOp": "kerasdist.collectives",
     "ReplicaContext": "kerasdist.replica_context",
+    "RunOptions": "kerasdist.run_options",
     "Strategy": "kerasdist.strategy",
     "StrategyExtended": "kerasdist.extended",
     "ValueContext": "kerasdist.input.options",
@@ -132,7 +135,6 @@ _ELSEWHERE = {
     "NcclAllReduce": "The backend chooses the collectives by itself: NCCL between NVIDIA GPUs.",
     "ReductionToOneDevice": "The backend chooses the collectives by itself.",
     "CrossDeviceOps": "The backend chooses the collectives by itself.",
-    "RunOptions": "strategy.run(...) needs no options.",
     "init": "There is nothing to initialize: make a strategy, for example kerasdist.auto().",
 }
 

@@ -19,6 +19,7 @@ from kerasdist.input.distributed import distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, ValueContext
 from kerasdist.input.rows import RowDataset
 from kerasdist.replica_context import ReplicaContext
+from kerasdist.run_options import RunOptions
 from kerasdist.structures import flatten, map_leaves, pack
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Strategy:
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
+        options: RunOptions | None = None,
     ) -> Any:
         """Calls a function once a replica, each on its device.
 
@@ -129,16 +130,19 @@ class Strategy:
             args: Positional arguments. Of a distributed value, such as a batch of a distributed
                 dataset, each replica gets its component; anything else all get.
             kwargs: Keyword arguments, likewise.
-            options: ``tf.distribute.RunOptions``, accepted and not used.
+            options: A `RunOptions`, or ``tf.distribute.RunOptions``; no backend needs it.
 
         Returns:
             What the function returns, with a `PerReplica` at each leaf.
 
         Raises:
             ValueError: If `args` is no tuple or list.
+            TypeError: If `options` is something else.
+            UnsupportedError: If `options` has options for XLA.
             ScopeError: In replica context.
         """
-        del options
+        if options is not None:
+            RunOptions.of(options)
         if not isinstance(args, list | tuple):
             raise ValueError(
                 "Expected args to be a tuple or list of the function's arguments. "

@@ -43,9 +43,6 @@ NOT_COVERED = {
         "tpu_strategy__TPUStrategy__1",
         "tpu_strategy__TPUStrategyV1_run__1",
     ),
-    "makes tf.distribute.RunOptions, options for TPUs; `run` accepts it and needs none": (
-        "tpu_strategy__TPUStrategyV1_run__2",
-    ),
 }
 
 

@@ -24,6 +24,7 @@ PUBLIC = [
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

@@ -1,5 +1,7 @@
 """The examples of TPUStrategy that show no TPU: replicas are replicas on any device."""
 
+import collections
+
 import numpy as np
 
 from tests.facade.case import case
@@ -126,8 +128,28 @@ def tpu_strategy__TPUStrategyV1_run__4(lab):
 
 @case
 def tpu_strategy__TPUStrategyV1_run__5(lab):
-    """The step run on the replicas; run options are accepted, and none is needed."""
+    """The step run on the replicas, with options that no backend needs."""
     strategy = lab.strategy()
     step = kd.function(ops.sum)
-    result = strategy.run(step, args=(next(numbers(strategy)),), options=object())
+    options = kd.RunOptions(experimental_bucketizing_dynamic_shape=True)
+    result = strategy.run(step, args=(next(numbers(strategy)),), options=options)
     lab.equal([0.0, 1.0], lab.components(result, strategy))
+
+
+@case
+def tpu_strategy__TPUStrategyV1_run__2(lab):
+    """Options of a run: kerasdist's and tf.distribute's own; anything else is refused."""
+    strategy = lab.strategy()
+    tf_options = collections.namedtuple("RunOptions", ["dynamic", "bucketizing", "xla"])
+
+    def run(options):
+        return lab.components(strategy.run(lambda: np.float32(1), options=options), strategy)
+
+    for options in (None, kd.RunOptions(), tf_options(True, True, None)):
+        lab.equal([1.0, 1.0], run(options))
+    with lab.raises(TypeError, r"Expected kerasdist.RunOptions or None. Received: options=\(1,\)"):
+        run((1,))
+    with lab.raises(TypeError, "Received: experimental_bucketizing_dynamic_shape='yes'"):
+        run(tf_options(True, "yes", None))
+    with lab.raises(kd.errors.UnsupportedError, "experimental_xla_options='o'.*XLA_FLAGS"):
+        run(kd.RunOptions(experimental_xla_options="o"))
