@@ -78,16 +78,29 @@ class Trial(abc.ABC):
         """
         return self._model.train_step(batch)
 
-    def gathered(self, batch: Any) -> TriedBatch:
-        """Returns a batch with all its examples, in the order of the replicas.
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the examples of all replicas, in their order.
 
         All workers must call it.
 
         Args:
             batch: What the trainer's step takes.
+            spares: Whether to leave examples out where there are many (see `sharding.spared`).
         """
-        replicas = self._model.replica_set.num_replicas
-        return TriedBatch(batch, batch, sharding.piece_sizes(examples(batch), replicas))
+        sizes = sharding.piece_sizes(examples(batch), self._model.replica_set.num_replicas)
+        chosen = sharding.spared(sizes) if spares else sizes
+        if chosen != sizes:
+            batch = self.first_rows(batch, sum(chosen))
+        return TriedBatch(batch, batch, chosen)
+
+    @abc.abstractmethod
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns the first examples of a batch.
+
+        Args:
+            batch: Tensors with the examples along axis 0, in any structure.
+            count: How many.
+        """
 
     @abc.abstractmethod
     def draw_alike(self) -> None:

@@ -7,6 +7,13 @@ there are fewer examples than replicas, the replicas without one are the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+# One device computes at most so many times what a replica does.
+_TIMES = 4
+# As many examples of each replica show well whether code mixes them.
+_ENOUGH = 8
+
 
 def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
     """Returns how many examples each replica holds.
@@ -58,3 +65,14 @@ def weights(total: int, replicas: int) -> tuple[float, ...]:
         One share a replica; they sum to 1, or are all 0 when the batch is empty.
     """
     return tuple(size / total if total else 0.0 for size in piece_sizes(total, replicas))
+
+
+def spared(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns how many examples of each replica are tried where one device may not hold all.
+
+    Args:
+        sizes: How many each replica has.
+    """
+    largest, replicas = max(sizes), len(sizes)
+    most = max(largest, min(_ENOUGH * replicas, _TIMES * largest))
+    return tuple(min(size, max(1, most // replicas)) for size in sizes)

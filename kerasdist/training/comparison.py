@@ -56,6 +56,7 @@ class Comparison:
     """A step of one device and a step of the strategy; the same on all workers.
 
     Attributes:
+        examples: How many examples the batch has that both took.
         alone: One device's step.
         found: How the strategy's step differs.
         beyond_rounding: What of it is not rounding, in the order of a step: the loss and the
@@ -67,6 +68,7 @@ class Comparison:
         added: What layers add to the loss on those replicas, likewise.
     """
 
+    examples: int
     alone: Taken
     found: Differences
     beyond_rounding: Sequence[Difference]
@@ -155,7 +157,7 @@ class _Steps:
         return Taken(result, probe.calls, probe.added)
 
 
-def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
+def compare(model: Any, batch: Any, *, wants_layers: bool, spares: bool = False) -> Comparison:
     """Takes a training step on one device and under the strategy, and puts everything back.
 
     All workers must call it.
@@ -164,6 +166,7 @@ def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
         model: A model with a trainer of ours, built, with a loss or a `train_step` of its own.
         batch: A global batch, as the trainer's step takes it.
         wants_layers: Whether to look at the outputs of layers.
+        spares: Whether to leave out examples of a batch that is large for one device.
     """
     replicas = model.replica_set
     team = Team(replicas.job)
@@ -171,7 +174,7 @@ def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
     replicas.begin_step()  # variables that are new become equal on all workers
     with _without_traces(model, team) as trial:
         with team.all_do("the first step on one device"):
-            steps = _Steps(model, trial.gathered(batch), trial, wants_layers)
+            steps = _Steps(model, trial.gathered(batch, spares=spares), trial, wants_layers)
             alone = steps.alone()
             steps.draws.end_recording()
             drawn = "" if team.job is None else steps.draws.digest(trial.as_array)
@@ -188,13 +191,12 @@ def compare(model: Any, batch: Any, *, wants_layers: bool) -> Comparison:
                 suspicious = beyond(suspicious, by_chance.deciding)
     misfit = steps.draws.misfit if drawn_alike else "workers draw other random numbers"
     found, suspicious, misfit = _common(team, found, suspicious, misfit)
-    sizes = steps.batch.sizes
-    comparison = Comparison(
-        alone, found, suspicious, misfit, precision, [one for one in steps.batch.weights if one]
-    )
+    tried = steps.batch
+    weights = [one for one in tried.weights if one]
+    comparison = Comparison(tried.examples, alone, found, suspicious, misfit, precision, weights)
     if not wants_layers:
         return comparison
-    outputs = LayerOutputs(team, sizes, precision.tolerance)
+    outputs = LayerOutputs(team, tried.sizes, precision.tolerance)
     return replace(
         comparison,
         outputs=outputs.differences(alone.calls, divided.calls),

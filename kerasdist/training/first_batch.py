@@ -61,20 +61,23 @@ def check(model: Any, batch: Any, size: int) -> bool:
     if size < replicas.num_replicas:
         return False
     try:
-        comparison = compare(model, batch, wants_layers=False)
+        comparison = compare(model, batch, wants_layers=False, spares=True)
         if comparison.draws_differ is not None:
             _log.debug("%s: not checked: %s.", model.name, comparison.draws_differ)
             return True
         if not comparison.beyond_rounding:
             _log.debug("%s: the first step equals that of one device.", model.name)
             return True
-        where = places.code_of(model, compare(model, batch, wants_layers=True))
+        where = places.code_of(model, compare(model, batch, wants_layers=True, spares=True))
     except JobError:
         raise
     except Exception as error:  # noqa: BLE001 (whatever is wrong with the step, it says it itself)
         _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
         return True
-    message = _message(model, size, comparison.beyond_rounding, where)
+    taken = comparison.examples
+    of = f"the first batch, of {size} examples"
+    of = of if taken == size else f"{taken} of the {size} examples of the first batch"
+    message = _message(model, of, comparison.beyond_rounding, where)
     if replicas.options.check == "raise":
         raise NotOneDeviceError(message)
     if replicas.job is None or replicas.job.is_chief:
@@ -84,14 +87,14 @@ def check(model: Any, batch: Any, size: int) -> bool:
     return True
 
 
-def _message(model: Any, size: int, found: Any, where: str) -> str:
+def _message(model: Any, of: str, found: Any, where: str) -> str:
     shown = "; ".join(map(str, found[:_SHOWN]))
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (
         f"The training step of the model {model.name!r} does not compute under "
-        f"{model.bound_strategy} what it computes on one device. For the first batch, of {size} "
-        f"examples: {shown}{more}. Where to look: {where}. Each replica runs that code with its "
-        "own examples alone. If it mixes examples, or divides by something else than their number, "
+        f"{model.bound_strategy} what it computes on one device. For {of}: {shown}{more}. Where to "
+        f"look: {where}. Each replica runs that code with its own examples alone. If it mixes "
+        "examples, or divides by something else than their number, "
         "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "
         "replicas, or reduce by a mean over the examples instead of a sum. "
         "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off leaves "

@@ -83,18 +83,17 @@ class OneDeviceComparison:
         return "\n".join(lines)
 
 
-def report(model: Any, comparison: Comparison, examples: int) -> OneDeviceComparison:
+def report(model: Any, comparison: Comparison) -> OneDeviceComparison:
     """Returns a comparison in the form that users read.
 
     Args:
         model: The model.
         comparison: A comparison that looked at the outputs of layers.
-        examples: How many examples the batch has.
     """
     found = comparison.found
     beyond = tuple(comparison.beyond_rounding)
     return OneDeviceComparison(
-        examples=examples,
+        examples=comparison.examples,
         strategy=str(model.bound_strategy),
         loss=next((one for one in found.logs if one.name == "loss"), None),
         outputs=places.outputs(comparison, model),
@@ -182,4 +181,4 @@ def compare_with_one_device(
     with binding.replicas.placement(), comparing:
         model.prepare_step(batch)
         comparison = compare(model, batch, wants_layers=True)
-        return report(model, comparison, size)
+        return report(model, comparison)

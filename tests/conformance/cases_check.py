@@ -21,7 +21,7 @@ def warned(model, batch, **options):
     keras.utils.set_random_seed(5)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        model.fit(*batch, batch_size=12, shuffle=False, verbose=0, **options)
+        model.fit(*batch, **{"batch_size": 12, "shuffle": False, "verbose": 0, **options})
     return [str(one.message) for one in said if WARNED in str(one.message)]
 
 
@@ -138,6 +138,12 @@ def choices(lab):
     expected = {"raise": "differs", "off": 0, "warn": 1} if needed else dict.fromkeys(said, 0)
     lab.check(said == expected, f"expected {expected}, received {said}")
     lab.check(kd.compare_with_one_device(model, *batch).equal != needed, "the report disagrees")
+    if needed:  # of a large batch some examples do
+        model.make_train_function(force=True)
+        [x], y = model.inputs, np.zeros((40 * lab.replicas, 1), "float32")
+        x = np.ones((len(y), x.shape[1]), "float32")
+        said = warned(model, (x, y), batch_size=len(y))
+        lab.check(len(said) == 1 and f"40 of the {len(y)} examples" in said[0], said)
     with lab.raises(ValueError, r"Expected check to be one of .*Received: check='loud'"):
         lab.strategy(check="loud")
 

@@ -14,6 +14,7 @@ import numpy as np
 from kerasdist import keras_seam
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.backends.trial import Draw, Trial
+from kerasdist.input.dividing import rows
 
 # What Keras's step takes and returns, in its order.
 STATE = (
@@ -55,6 +56,10 @@ class JaxTrial(Trial):
 
     def draw_alike(self) -> None:
         """Does nothing: draws are made of the state of the step alone."""
+
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns slices of the arrays."""
+        return rows(batch, 0, count)
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Notes the values of variables, which are arrays that do not change."""

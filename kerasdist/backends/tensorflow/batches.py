@@ -98,6 +98,23 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     return OwnRows(own_part, tf.convert_to_tensor(end - begin), total)
 
 
+def first_rows(batch: Any, count: int) -> Any:
+    """Returns the first rows of a batch.
+
+    Args:
+        batch: Tensors in any structure, as `pieces` takes them.
+        count: How many; as many there are.
+    """
+    cut = _Cut([0], [count])
+
+    def rows(leaf: Any) -> Any:
+        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
+            return leaf
+        return cut.parts(leaf)[0]
+
+    return keras.tree.map_structure(rows, batch)
+
+
 def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tuple[tf.Tensor, tf.Tensor]:
     """Takes those of a worker's rows out of the numbers of a global batch's rows.
 

@@ -11,7 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_seam
-from kerasdist.backends.tensorflow.batches import OwnRows, counted_rows
+from kerasdist.backends.tensorflow.batches import (
+    OwnRows,
+    counted_rows,
+    first_rows,
+    none_for_optional,
+)
 from kerasdist.backends.tensorflow.engine_seam import (
     RandomState,
     draws_replaced,
@@ -21,7 +26,8 @@ from kerasdist.backends.tensorflow.engine_seam import (
 )
 from kerasdist.backends.tensorflow.workers_seam import SharedSum
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
-from kerasdist.errors import ReplicaError
+from kerasdist.errors import ShapeError
+from kerasdist.input import sharding
 
 # Where a batch is put together that no device has held.
 _HOST = "/device:CPU:0"
@@ -68,23 +74,32 @@ class TensorFlowTrial(Trial):
         """Has TensorFlow draw from another generator; at the end it is the one that it was."""
         self._random.replace(_SEED)
 
-    def gathered(self, batch: Any) -> TriedBatch:
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns slices of the tensors, sparse and ragged ones too."""
+        return first_rows(batch, count)
+
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job = self._replicas.job
         if job is None or not isinstance(batch, OwnRows):
-            return super().gathered(batch)
+            return super().gathered(batch, spares=spares)
         group = self._replicas.group
-        pieces = group.pieces(batch)
-        own = [int(piece.share.size) for piece in pieces], _form(pieces[0].data)
+        own = [int(piece.share.size) for piece in group.pieces(batch)], _form(batch.rows)
         everyone = job.exchange("rows of the first batch", own)
-        sizes = [size for theirs, _ in everyone for size in theirs]
+        sizes = tuple(size for theirs, _ in everyone for size in theirs)
         forms = [form for _, form in everyone]
         if any(form != forms[0] for form in forms):
             # A collective of tensors of other sizes would wait for ever.
-            raise ReplicaError(
+            raise ShapeError(
                 "Expected batches on all workers that differ in their number of rows alone, to put "
                 f"them together. Received: {forms}, by worker. Pad them to one shape."
             )
+        if spares and sharding.spared(sizes) != sizes:
+            sizes = sharding.spared(sizes)
+            here = sum(sizes[group.local.start : group.local.stop])
+            rows = first_rows(batch.rows, max(here, 1))  # one may stand in
+            batch = OwnRows(rows, tf.constant(here), tf.constant(sum(sizes)))
+        pieces = group.pieces(batch)
 
         def whole(*parts: Any) -> Any:
             if parts[0] is None or parts[0].shape.rank == 0:
@@ -210,7 +225,7 @@ class TensorFlowTrial(Trial):
 
 def _form(rows: Any) -> list[str]:
     """The types and shapes of a batch, without its number of rows."""
-    leaves = [leaf for leaf in keras.tree.flatten(rows) if leaf is not None]
+    leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
     return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]
 
 

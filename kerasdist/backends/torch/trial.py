@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from kerasdist import keras_seam
 from kerasdist.backends.torch.draws import RandomState
 from kerasdist.backends.trial import Draw, Trial
+from kerasdist.input.dividing import rows
 
 _DRAWING = frozenset(
     {
@@ -84,6 +85,10 @@ class TorchTrial(Trial):
     def draw_alike(self) -> None:
         """Seeds torch's generators; at the end of the trial they are as they were."""
         torch.manual_seed(_SEED)
+
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns views of the tensors."""
+        return rows(batch, 0, count)
 
     def keep(self, variables: Iterable[Any]) -> None:
         """Copies the values of variables, those that it does not know yet."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist.backends.torch.trial import TorchTrial
 from kerasdist.backends.torch.workers.steps import of_all
 from kerasdist.backends.trial import TriedBatch
+from kerasdist.input import sharding
 from kerasdist.input.batch_forms import Course
 from kerasdist.input.shares import WorkerRows
 
@@ -41,11 +43,14 @@ class WorkerTrial(TorchTrial):
         self._open.close()
         super().__exit__(*error)
 
-    def gathered(self, batch: Any) -> TriedBatch:
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         if not isinstance(batch, WorkerRows):
-            return super().gathered(batch)
-        whole = of_all(self._replicas.group, batch.rows, "check the first batch")
-        if min(batch.sizes) > 0:
-            return TriedBatch(batch, whole, batch.sizes)
-        return super().gathered(whole)  # as the steps share it out
+            return super().gathered(batch, spares=spares)
+        group, purpose = self._replicas.group, "check the first batch"
+        if min(batch.sizes) == 0:  # the steps share out what there is
+            return super().gathered(of_all(group, batch.rows, purpose), spares=spares)
+        if spares:
+            sizes = sharding.spared(batch.sizes)
+            batch = replace(batch, rows=self.first_rows(batch.rows, sizes[batch.rank]), sizes=sizes)
+        return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
