@@ -7,13 +7,16 @@ _EACH_STARTS_WITH_IT = {
     )
 }
 
-_STRATEGY_OF_ITS_OWN = {
-    "callbacks/swap_ema_weights_test.py::SwapEMAWeightsTest::test_swap_ema_weights_with_tf_": (
-        "it opens the scope of a `tf.distribute.MirroredStrategy`, which TensorFlow refuses inside "
-        "of another strategy's"
-    )
-}
-
+_STRATEGY_OF_ITS_OWN = dict.fromkeys(
+    (
+        "callbacks/swap_ema_weights_test.py::SwapEMAWeightsTest::"
+        "test_swap_ema_weights_with_tf_distribute",
+        "trainers/data_adapters/tf_dataset_adapter_test.py::TestTFDatasetAdapter::"
+        "test_distributed_datasets_from_function_",
+    ),
+    "it uses a `tf.distribute.MirroredStrategy` of its own, which TensorFlow refuses in the scope "
+    "of another strategy",
+)
 _COPY_BY_COPY = {
     f"optimizers/optimizer_sparse_test.py::OptimizerSparseTest::test_sparse_gradients_{name}": (
         "it looks for the mirrored variable among what the optimizer assigns to; the optimizer "
