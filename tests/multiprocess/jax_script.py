@@ -18,6 +18,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from kerasdist.backends.jax import connection  # noqa: E402
+
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas
 RANK = jax.process_index()
 CASES = []
@@ -41,6 +43,13 @@ def gloo_waits_for_its_turn():
     everyone = [os.sched_getscheduler(int(one.name)) for one in Path("/proc/self/task").iterdir()]
     assert os.SCHED_BATCH in everyone, everyone
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@case
+def connected_after_jax_has_started():
+    with pytest.raises(kd.errors.JobError, match=r"\[worker \d/2\].* before JAX starts") as refused:
+        connection.connect(STRATEGY.replica_set.job)
+    assert refused.value.__suppress_context__, "JAX's own traceback comes first"
 
 
 @case

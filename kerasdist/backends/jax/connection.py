@@ -20,6 +20,9 @@ from kerasdist.job.watch import GRACE_SECONDS
 # Our watch notices a lost worker first, and names it; JAX would end all processes without a name.
 _LATER = 20
 
+# What JAX says where it has started (0.10).
+_TOO_LATE = "must be called before any JAX calls"
+
 
 def connect(job: Job) -> None:
     """Starts JAX's coordination between the workers. All workers must call it.
@@ -54,11 +57,17 @@ def connect(job: Job) -> None:
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
+        who = f"[worker {job.rank}/{job.num_workers}]"
+        if _TOO_LATE in str(error):
+            # JAX's own traceback would come first, and says no more than this.
+            raise JobError(
+                f"{who} Expected the job's strategy before JAX starts. Received: JAX has made an "
+                "array, or has looked for its devices, already. Make the strategy at the top of "
+                "the script, before arrays, models and random seeds."
+            ) from None
         raise JobError(
-            f"[worker {job.rank}/{job.num_workers}] Expected to connect JAX with the chief at "
-            f"{service}, before JAX starts. Received: {str(error).rstrip('.')}. Make the "
-            "strategy at the top of the script, before arrays, models and random seeds, and let "
-            "the chief's port be reached."
+            f"{who} Expected to connect JAX with the chief at {service}. Received: "
+            f"{str(error).rstrip('.')}. Let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with threads.waiting_their_turn():
