@@ -67,7 +67,7 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
         return None
-    position = Position(given["x"], goes_on=given["steps_per_epoch"] is not None)
+    position = Position(given["x"], given["steps_per_epoch"])
     for backup in backups:
         backup.reads(position)
     return position

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -35,11 +35,14 @@ class _Resume:
         passed: How many batches it passes over.
         random: The states of the random generators that it begins with.
         returns: Whether those of now are in force again afterwards.
+        is_late: Whether they are put back when the iteration has been made: Keras had made it
+            before the epoch began.
     """
 
     passed: int
     random: Mapping[str, Any]
     returns: bool
+    is_late: bool
 
 
 @final
@@ -62,15 +65,17 @@ class _Begin:
 class Position:
     """Where a run is in the data of its `fit`."""
 
-    def __init__(self, source: Any = None, *, goes_on: bool = False) -> None:
+    def __init__(self, source: Any = None, steps_per_epoch: int | None = None) -> None:
         """Begins at the data's beginning.
 
         Args:
             source: What the caller gave to `fit`, None where that is not known.
-            goes_on: Whether an epoch goes on where the one before it has ended.
+            steps_per_epoch: As `fit` got it. With it, an epoch goes on where the one before it has
+                ended, until the data's end, after which Keras begins them again.
         """
         self._source = Remembering(_objects_of(source))
-        self._goes_on = goes_on
+        self._steps = steps_per_epoch
+        self._goes_on = steps_per_epoch is not None
         self._iterations: keras_seam.FollowedIterations | None = None
         self._lost = _lost_of(source)
         self._begin: _Begin | None = None
@@ -79,6 +84,9 @@ class Position:
         self._passed_before, self._passed = 0, 0
         self._resume: _Resume | None = None
         self._epochs = 0
+        self._batches: int | None = None
+        self._is_made = self._is_late = False
+        self._is_heard_later = isinstance(source, keras_seam.PyDataset)
         self._pass_epochs: Callable[[int], None] | None = None
 
     def follow(self, adapter: Any) -> None:
@@ -95,11 +103,22 @@ class Position:
         if isinstance(adapter, ShardedAdapter):
             self._follow_own(adapter.batches.source)
         self._reads_aside = keras_seam.reads_aside(adapter)
+        self._batches = adapter.num_batches if self._goes_on else None
+        if self._batches is not None and self._batches != self._steps:
+            self._lost.append(
+                f"the place in {self._batches} batches of which an epoch takes "
+                f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
+            )
         dataset = keras_seam.dataset_of(adapter)
         if dataset is None:
             return
         facts = keras_seam.facts_of(dataset)
         self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
+        if self._batches is not None:
+            self._lost.append(
+                f"the place in a tf.data pipeline with an end, with steps_per_epoch={self._steps} "
+                "(repeat it, or leave steps_per_epoch out)"
+            )
         ahead = registry.current().reads_ahead
         if facts.calls_python or (self._goes_on and (facts.draws or ahead)):
             return  # it is read again, from its beginning
@@ -128,10 +147,18 @@ class Position:
         """
         resume, self._resume = self._resume, None
         if resume is None:
+            if self._is_over():
+                # On some backends Keras does so at once, before callbacks hear of the epoch's end.
+                self._begin = self._now(training_state.random_states())
+                self._passed_before = -self._passed
+                self._is_made = True
             return make()
         now = training_state.random_states()
-        training_state.set_random_states(resume.random)
+        if not resume.is_late:
+            training_state.set_random_states(resume.random)
         iterator = make()
+        if resume.is_late:
+            training_state.set_random_states(resume.random)
         for _ in range(resume.passed):
             next(iterator, None)
         if resume.returns:
@@ -165,11 +192,22 @@ class Position:
 
     def epoch_begins(self) -> None:
         """Notes the place from which an epoch can be read again."""
+        if self._is_over():
+            self._begin, self._passed_before = None, -self._passed
+            self._is_late = False
+        self._passed_before, self._passed = self._passed_before + self._passed, 0
         if self._begin is None or not self._goes_on:
             self._begin = self._now(training_state.random_states())
-        self._passed_before, self._passed = self._passed_before + self._passed, 0
+        elif self._is_made:
+            self._begin = self._since(self._begin, training_state.random_states())
+            self._is_made, self._is_late = False, True
         self._epochs += 1
         self._is_due = True
+
+    def _is_over(self) -> bool:
+        """Whether epochs that go on have come to the data's end: Keras begins them again."""
+        passed = self._passed_before + self._passed
+        return self._goes_on and self._batches is not None and passed >= self._batches > 0
 
     def batch_begins(self) -> None:
         """Notes where a pipeline is, before the first batch of an epoch is read."""
@@ -198,16 +236,21 @@ class Position:
         """
         begin, place = self._begin, self._place
         assert begin is not None  # since `epoch_begins`
-        if not batches and not self._goes_on:
-            begin = self._now(None)
+        goes_on = self._goes_on and not (self._is_over() and not batches)
+        passed = self._passed_before + (0 if batches else self._passed)
+        if not batches and not goes_on:
+            begin, passed = self._now(None), 0
+        elif not batches and self._is_made:
+            begin = self._since(begin, begin.random)
         if not batches and self._iterations is not None:
             following = self._iterations
-            place = following.place() if self._goes_on else following.next_place()
+            place = following.place() if goes_on else following.next_place()
         form: dict[str, Any] = {
             "random": begin.random,
             "source": renumbered(begin.source, len(arrays)),
             "number of arrays": len(begin.arrays),
-            "passed": self._passed_before + (0 if batches else self._passed),
+            "passed": passed,
+            "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
             "place": None,
         }
@@ -240,10 +283,16 @@ class Position:
         if random is None:
             return
         if self._goes_on:
+            is_late = form["late"]
             self._begin = self._now(random)
-            self._resume = _Resume(passed, random, returns=not within)
+            self._resume = _Resume(passed, random, returns=not within, is_late=is_late)
+            self._is_late = is_late
         else:
             training_state.set_random_states(random)
+
+    def _since(self, begin: _Begin, random: Mapping[str, Any] | None) -> _Begin:
+        """The begin of an iteration that Keras made as an epoch ended."""
+        return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
     def _now(self, random: Mapping[str, Any] | None) -> _Begin:
         forms, arrays = self._source.state(0)
@@ -280,7 +329,7 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Any:
         """Returns the inner adapter's batches."""
-        return _Loader(self._inner.get_torch_dataloader(), self._position)
+        return _Loader(self._inner.get_torch_dataloader, self._position)
 
     @property
     def builtin_prefetch(self) -> bool:
@@ -292,13 +341,13 @@ class PositionedAdapter(WrappedAdapter):
 class _Loader:
     """What Keras's loop iterates over on PyTorch, where it reads a batch before it says so."""
 
-    def __init__(self, loader: Any, position: Position) -> None:
-        self._loader = loader
+    def __init__(self, make: Callable[[], Any], position: Position) -> None:
+        self._make = make
         self._position = position
 
     def __iter__(self) -> Iterator[Any]:
         # At once: the iterator of a DataLoader draws a number when it is made.
-        return self._read(self._position.begun(lambda: iter(self._loader)))
+        return self._read(self._position.begun(lambda: iter(self._make())))
 
     def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for _ in iter(int, 1):

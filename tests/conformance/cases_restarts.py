@@ -235,25 +235,32 @@ def tf_data_repeated(lab):
     exact(lab, data, steps_per_epoch=BATCHES)
 
 
+def loader(own=False):
+    """A shuffling DataLoader's arguments to fit."""
+    import torch
+
+    torch.manual_seed(6)  # Keras seeds it on PyTorch alone
+    options = {"generator": torch.Generator().manual_seed(8)} if own else {}
+    x, y = map(torch.from_numpy, regression(ROWS))
+    rows = torch.utils.data.TensorDataset(x, y)
+    return {"x": torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True, **options)}
+
+
 @case("restarts", replicas=(2,))
 def data_loader(lab):
     """A `DataLoader` that shuffles, by torch's generator or by one of its own."""
-    import torch
-
-    def data(**options):
-        torch.manual_seed(6)  # Keras seeds it on PyTorch alone
-        x, y = map(torch.from_numpy, regression(ROWS))
-        rows = torch.utils.data.TensorDataset(x, y)
-        loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, shuffle=True, **options)
-        return {"x": loader}
-
-    exact(lab, data)
-    exact(lab, lambda: data(generator=torch.Generator().manual_seed(8)))
+    exact(lab, loader)
+    exact(lab, lambda: loader(own=True))
 
 
 @case("restarts", replicas=(2,))
 def py_dataset(lab):
     """A `PyDataset` that shuffles its rows as an epoch ends, by draws of its own."""
+    exact(lab, shuffling)
+
+
+def shuffling():
+    """The arguments to fit of a PyDataset that shuffles by itself."""
 
     class Shuffling(keras.utils.PyDataset):
         def __init__(self):
@@ -273,7 +280,7 @@ def py_dataset(lab):
         def on_epoch_end(self):
             self.generator.shuffle(self.order)
 
-    exact(lab, lambda: {"x": Shuffling(), "shuffle": False})
+    return {"x": Shuffling(), "shuffle": False}
 
 
 @case("restarts", replicas=(2,))
@@ -287,6 +294,20 @@ def generator(lab):
             yield x[chosen], y[chosen]
 
     exact(lab, lambda: {"x": batches()}, steps_per_epoch=BATCHES)
+
+
+@case("restarts", replicas=(2,))
+def as_many_steps_as_batches(lab):
+    """Arrays with `steps_per_epoch`, which Keras begins again as an epoch ends."""
+    exact(lab, arrays(), at=(8.5, 13), steps_per_epoch=BATCHES)
+
+
+@case("restarts", replicas=(2,), backends=("torch",))
+def as_many_steps_as_batches_of_other_data(lab):
+    """The same of a `DataLoader` and a `PyDataset`; fewer steps are said to be lost."""
+    for of in (loader, lambda: loader(own=True), shuffling):
+        exact(lab, of, at=(8.5, 13), steps_per_epoch=BATCHES)
+    exact(lab, arrays(), at=(), lost=["steps_per_epoch=4"], steps_per_epoch=4)
 
 
 @case("restarts", replicas=(2,))
