@@ -1,4 +1,4 @@
-"""Starts a worker a backend, reads its lines, and starts a new one for what a dead one left."""
+"""Starts a backend's workers, reads their lines, and starts a new one for what a dead one left."""
 
 import contextlib
 import json
@@ -20,6 +20,10 @@ RESULTS = Path(os.environ.get("KERASDIST_CONFORMANCE_RESULTS", ROOT / "build" / 
 STARTUP_SECONDS = 200.0
 GRACE_SECONDS = 15.0
 LOG_TAIL = 6000
+# TensorFlow traces each model for every replica: its cases take as long as all others together.
+# Of more cases than this, two processes run one half each.
+MANY_CASES = 100
+PROCESSES = {"tensorflow": 2}
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,10 @@ class BackendRun:
         limits = {item.key: item.case.seconds for item in registry.items(backend, suite)}
         command = ["tests.conformance.worker", "--suite", suite, *(["--plain"] if plain else [])]
         name = suite.rpartition(".")[2]
-        folder = RESULTS if suite == registry.CONFORMANCE else RESULTS.with_name(name)
-        self._start(backend, keys, command, limits, folder, backend)
+        is_largest = suite == registry.CONFORMANCE
+        folder = RESULTS if is_largest else RESULTS.with_name(name)
+        processes = PROCESSES.get(backend, 1) if is_largest else 1
+        self._start(backend, keys, command, limits, folder, backend, processes)
 
     @classmethod
     def of_group(
@@ -164,44 +170,69 @@ class BackendRun:
         limits: Mapping[str, float],
         folder: Path,
         name: str,
+        processes: int = 1,
     ):
         self.backend = backend
+        self._processes = processes
         self._command = command
         self._limits = limits
         self._keys = list(dict.fromkeys(keys))
         self._results: queue.Queue[Result | None] = queue.Queue()
         self._known: dict[str, Result] = {}
-        self._worker: Worker | None = None
+        self._workers: list[Worker] = []
         self._stopped = False
         self._name = name
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / f"{name}.log"
-        self.log.write_bytes(b"")
         threading.Thread(target=self._run, name=f"{folder.name}-{name}", daemon=True).start()
 
     def _run(self):
         as_users = [key for key in self._keys if key.startswith(registry.AS_USERS_HAVE_IT)]
+        parts = self._parts([key for key in self._keys if key not in as_users])
         try:
-            self._run_in([key for key in self._keys if key not in as_users], self._command)
-            self._run_in(as_users, [*self._command, "--as-users"], of_users())
+            threads = [
+                threading.Thread(target=self._run_in, args=pair, name=pair[1].stem, daemon=True)
+                for pair in zip(parts, self._logs(len(parts)), strict=True)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self._run_in(as_users, self.log, ["--as-users"], of_users())
         finally:
             self._results.put(None)
+
+    def _parts(self, keys: list[str]) -> list[list[str]]:
+        """What each process runs: a case with all its numbers of replicas, as they share much."""
+        cases = list(dict.fromkeys(key.rpartition("-x")[0] for key in keys))
+        many = self._processes if len(cases) > MANY_CASES else 1
+        part = {case: index % many for index, case in enumerate(cases)}
+        return [[key for key in keys if part[key.rpartition("-x")[0]] == i] for i in range(many)]
+
+    def _logs(self, many: int) -> list[Path]:
+        logs = [self.log, *(self.log.with_stem(f"{self._name}-{i}") for i in range(2, many + 1))]
+        for log in logs:
+            log.write_bytes(b"")
+        return logs
 
     def _run_in(
         self,
         left: list[str],
-        command: Sequence[str],
+        log: Path,
+        options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ):
+        command = [*self._command, *options]
         while left and not self._stopped:
-            self._worker = Worker(self.backend, left, self.log, command, self._limits, environment)
-            for result in self._worker.results():
+            worker = Worker(self.backend, left, log, command, self._limits, environment)
+            self._workers.append(worker)
+            for result in worker.results():
                 # Without a key: it died before a case began, which is every case's result.
                 for key in [result.key] if result.key else list(left):
                     left.remove(key)
                     self._results.put(replace(result, key=key))
-            self._worker.stop()
+            worker.stop()
 
     def results(self) -> Iterator[Result]:
         """Results in the order of the items, each as soon as it is known."""
@@ -222,8 +253,8 @@ class BackendRun:
 
     def stop(self):
         self._stopped = True
-        if self._worker is not None:
-            self._worker.stop()
+        for worker in self._workers:
+            worker.stop()
 
     def save(self) -> Path:
         """JSON lines of what ran, for ``python -m tests.conformance.support``."""
