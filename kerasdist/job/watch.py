@@ -152,8 +152,10 @@ class Watch:
         if isinstance(error, JobError) and self._link.failure is not None:
             # Not by way of the interpreter's end: frameworks wait there for the lost worker.
             self._end_with(error, "")
-        if may_be_a_loss(error):
-            failure = self._link.failure_within(NEWS_SECONDS)
+        knows_of_loss = isinstance(error, WorkerLostError)
+        if knows_of_loss or may_be_a_loss(error):
+            # The lost one may wait itself for news of another.
+            failure = self._link.failure_within((1 + knows_of_loss) * NEWS_SECONDS)
             if failure is not None:
                 self._end_with(failure, f"{failure}\n")
         self._leave_in_the_lurch(f"{kind.__name__}: {error}", 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kerasdist import whole_files
 from kerasdist.binding import binding_of
-from kerasdist.errors import JobError
+from kerasdist.errors import WorkerLostError
 from kerasdist.job.job import Job
 
 Original = Callable[..., Any]
@@ -72,7 +72,7 @@ def _is_written_by_chief(path: str, job: Job) -> bool:
     """Waits for the chief; False: it has not written this, or not where this worker reads."""
     outcome = job.written_by_chief(path)
     if "error" in outcome:
-        raise JobError(
+        raise WorkerLostError(
             f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
             f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
             "output of worker 0."

@@ -11,6 +11,7 @@ import sys
 import time
 
 from kerasdist.cluster.membership import Membership
+from kerasdist.errors import WorkerLostError
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
 
@@ -215,6 +216,14 @@ def chief_does_not_save(job: Job):
     if job.is_chief:
         time.sleep(LONG)
     job.written_by_chief("/folder/m.keras")
+
+
+def chief_fails_to_save(job: Job):
+    """The others may learn of it first, and end; the chief is the one that failed."""
+    if job.is_chief:
+        time.sleep(0.5)
+        raise PermissionError("/folder/m.keras")
+    raise WorkerLostError("Expected worker 0 to save the model")
 
 
 def broken_engine(job: Job):

@@ -60,6 +60,7 @@ WITHOUT_LOSS = [
     "save",
     "wait_at_exit",
     "own_error",
+    "chief_fails_to_save",
     "chief_is_killed",
     "all_exit_with_3",
 ]
@@ -106,6 +107,15 @@ def test_a_lost_chief_ends_the_others(jobs):
     ended = jobs["chief_is_killed"].join(SLACK)
     assert [worker.code for worker in ended] == [-9, LOST, LOST], report(ended)
     assert "the chief, worker 0, is lost" in ended[1].output, report(ended)
+
+
+@pytest.mark.timeout(60)
+def test_a_chief_that_fails_to_save_is_the_one_that_failed(jobs):
+    ended = jobs["chief_fails_to_save"].join(SLACK)
+    assert [worker.code for worker in ended] == [1, LOST, LOST], report(ended)
+    for worker in ended[1:]:
+        said = "worker 0 .* is lost: it ended with PermissionError: /folder/m.keras"
+        assert re.search(said, worker.output), report(ended)
 
 
 @pytest.mark.timeout(60)
