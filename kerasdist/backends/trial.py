@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from kerasdist.input import sharding
+from kerasdist.input.dividing import has_rows
 
 # Called where code draws random numbers: gets the name of the function, a function that draws, and
 # what is returned as it is where the draw would only change the order or the size of a tensor.
@@ -43,13 +44,12 @@ class TriedBatch:
 
 
 def examples(batch: Any) -> int:
-    """Returns how many examples a global batch has, 0 if no tensor says it.
+    """Returns how many examples a global batch has, 0 if no array says it.
 
     Args:
-        batch: Tensors in any structure.
+        batch: Tensors or NumPy arrays in any structure.
     """
-    leaves = keras.tree.flatten(batch)
-    sizes = [leaf.shape[0] for leaf in leaves if keras.ops.is_tensor(leaf) and len(leaf.shape)]
+    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if has_rows(leaf)]
     return int(sizes[0] or 0) if sizes else 0
 
 

@@ -134,6 +134,8 @@ def choices(lab):
             said[choice] = len(warned(model, batch))
         except kd.errors.NotOneDeviceError as error:
             said[choice] = "differs" if WARNED in str(error) else str(error)
+            with lab.raises(kd.errors.NotOneDeviceError, WARNED):
+                model.train_on_batch(*batch)
     needed = lab.backend != "jax"
     expected = {"raise": "differs", "off": 0, "warn": 1} if needed else dict.fromkeys(said, 0)
     lab.check(said == expected, f"expected {expected}, received {said}")
