@@ -84,9 +84,9 @@ def choices(lab):
     with lab.raises(kd.errors.NotOneDeviceError, WARNED):
         model.fit(*batch, batch_size=12, verbose=0)
     lab.check(all(map(np.array_equal, before, values(model.variables))), "a step was taken")
-    rows = 40 * lab.replicas  # of which some do
+    rows = 48 * lab.replicas  # of which some do
     large = np.ones((rows, 4), "float32"), np.zeros((rows, 1), "float32")
-    with lab.raises(kd.errors.NotOneDeviceError, f"For 40 of the {rows} examples of the first"):
+    with lab.raises(kd.errors.NotOneDeviceError, f"For 48 of the {rows} examples of the first"):
         model.fit(*large, batch_size=rows, verbose=0)
     model, batch = made(lab, lambda backend: added_sum(backend, repaired=False), check="off")
     lab.equal(warned(model, batch), [])
