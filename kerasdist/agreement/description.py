@@ -83,15 +83,86 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
         known: Names of classes of layers that are described elsewhere.
     """
     kind = cast("type[Any]", type(instance))
+    is_own = code.is_of_user(kind)
+    kept = None if is_own else _kept_by_layer(instance)
+    if kept is not None:
+        return {"class": kind.__name__, **_of_kept(kept, known)}
     try:
         given = {} if keras_seam.is_wired(instance) else instance.get_config()
     except Exception:  # noqa: BLE001  user classes need not have one
         given = {}
     # Keras writes a user function down with the path of its file.
     given = {**_made_with(instance), **given, **_functions(instance)}
-    if code.is_of_user(kind):
+    if is_own:
         given = {name: value for name, value in given.items() if name not in code.OWN}
     return {"class": kind.__name__, **described(given, known), **own_code(instance)}
+
+
+def _kept_by_layer(instance: Any) -> dict[str, Any] | None:
+    """Returns the arguments of one of Keras's layers, as it keeps them; None if it drops some.
+
+    `get_config` returns the same in a form for saving, which takes twice as long.
+    """
+    if not isinstance(instance, keras.Layer) or keras_seam.is_wired(instance):
+        return None
+    kind = cast("type[Any]", type(instance))
+    kept, found = vars(instance), dict[str, Any]()
+    for name in _compared_parameters(kind):
+        value = kept.get(name, kept.get(f"_{name}", _MISSING))
+        if value is _MISSING or isinstance(value, keras.Variable):
+            return None
+        found[name] = value
+    found["dtype"] = instance.dtype_policy
+    found["activity_regularizer"] = instance.activity_regularizer
+    if kind not in _KEEPS_ALL:
+        _KEEPS_ALL[kind] = _has_all_of_config(instance, found)
+    return found if _KEEPS_ALL[kind] else None
+
+
+def _has_all_of_config(layer: Any, found: Collection[str]) -> bool:
+    try:
+        names = layer.get_config()
+    except Exception:  # noqa: BLE001  of layers that cannot be saved
+        return False
+    return all(
+        name in found or name in _LEFT_OUT or name == "trainable" or name.endswith(_START)
+        for name in names
+    )
+
+
+_MISSING = object()
+
+# How the names of arguments end that say what a variable starts with; it starts as the chief's.
+_START = "initializer"
+
+# Of classes of Keras's layers, whether all that `get_config` returns is kept as it was given.
+_KEEPS_ALL: dict[type, bool] = {}
+
+
+def _of_kept(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Describes arguments, most of which are plain."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if type(value) in _PLAIN:
+            found[name] = value
+        elif isinstance(value, keras.DTypePolicy):
+            found[name] = value.name
+        elif isinstance(value, keras.Layer) and type(value).__name__ in known:
+            found[name] = type(value).__name__
+        else:
+            found[name] = described(value, known)
+    return found
+
+
+_PLAIN = frozenset({bool, int, type(None)})
+
+
+@functools.cache
+def _compared_parameters(kind: type) -> tuple[str, ...]:
+    left_out = {"self", "args", "kwargs", "dtype", "activity_regularizer", *_LEFT_OUT}
+    return tuple(
+        name for name in _parameters(kind) if name not in left_out and not name.endswith(_START)
+    )
 
 
 def own_code(instance: Any) -> dict[str, Any]:
@@ -172,7 +243,7 @@ def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
     return {
         str(name): described(inner, known)
         for name, inner in value.items()
-        if name not in _LEFT_OUT and not str(name).endswith("initializer")
+        if name not in _LEFT_OUT and not str(name).endswith(_START)
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_seam
 
 if TYPE_CHECKING:
     from kerasdist.backends.base import ReplicaSet
+
+_NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 
 
 @final
@@ -49,9 +52,18 @@ class EqualStart:
         ready = [one for one in made if keras_seam.stored_value(one) is not None]
         self._new = [one for one in made if keras_seam.stored_value(one) is None]
         facts = {
-            f"variable {number}": f"{one.path} {tuple(one.shape)} {one.dtype}"
+            f"variable {number}": f"{unnumbered(one.path)} {tuple(one.shape)} {one.dtype}"
             for number, one in enumerate(ready)
         }
         job.agree("variables", {"number of variables": len(ready), **facts})
         if ready:
             self._replica_set.equalize(ready)
+
+
+def unnumbered(path: str) -> str:
+    """Returns a variable's path without numbers, which Keras counts up with each layer it makes.
+
+    Args:
+        path: Such as ``sequential/dense_1/kernel``.
+    """
+    return _NUMBER.sub("", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import naming, python_utils
+
+from kerasdist.structures import flatten
 
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
@@ -92,8 +95,11 @@ def is_default_name(name: str, kind: type) -> bool:
         kind: Its class.
     """
     default, _, number = name.rpartition("_")
-    known = (naming.to_snake_case(kind.__name__), "functional", "model")
+    known = (_snake_case(kind.__name__), "functional", "model")
     return name in known or (default in known and number.isdecimal())
+
+
+_snake_case = functools.cache(naming.to_snake_case)
 
 
 def is_wired(model: Any) -> bool:
@@ -136,7 +142,7 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
         (
             operation,
             [
-                [origin(one) for one in keras.tree.flatten((node.arguments.args, kwargs))]
+                [origin(one) for one in flatten((node.arguments.args, kwargs))]
                 for node in calls(operation)
                 for kwargs in [node.arguments.kwargs]
             ],

@@ -134,6 +134,14 @@ def agree_in_spite_of(lab):
         given = {"callbacks": [*callbacks, csv] if rank == 0 else callbacks}
         _fit(model, verbose=2 * (rank == 0), epochs=2, **given)
     lab.alike([array.tolist() for array in values(model.weights)])
+    if rank:
+        keras.layers.Dense(2)
+    with lab.strategy().scope():
+        layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)  # its variables have other paths on each worker
+        model.compile("adam", "mse")
+    _fit(model)
+    lab.alike([array.tolist() for array in values([*model.weights, *model.optimizer.variables])])
 
 
 def _assigns(lab, by):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kerasdist.agreement import calls, code, models
-from kerasdist.agreement.description import described, of_array
+from kerasdist.agreement.description import configuration, described, of_array
 from kerasdist.job.comparison import described_difference, digest
 
 
@@ -221,3 +221,26 @@ def test_what_cannot_be_looked_at_is_known_by_its_class():
     endless.append(endless)
     assert described(Odd()) == "Odd"
     assert json.dumps(described({"a": endless}))
+
+
+_LAYERS = (
+    (keras.layers.Dense, (2,), {"activation": "relu"}),
+    (keras.layers.Dense, (2,), {"activity_regularizer": "l2"}),
+    (keras.layers.Dense, (2,), {"kernel_regularizer": "l1"}),
+    (keras.layers.Dense, (2,), {"dtype": "mixed_float16"}),
+    (keras.layers.Conv2D, (2, 3), {"padding": "same"}),
+    (keras.layers.BatchNormalization, (), {"momentum": 0.5}),
+    # Keras does not name it among the arguments.
+    (keras.layers.LayerNormalization, (), {"rms_scaling": True}),
+    (keras.layers.MultiHeadAttention, (2, 4), {"dropout": 0.5}),
+    (keras.layers.LSTM, (2,), {"go_backwards": True}),
+    (keras.layers.Embedding, (2, 3), {"mask_zero": True}),
+)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # rms_scaling
+@pytest.mark.parametrize(("kind", "arguments", "changed"), _LAYERS)
+def test_each_argument_of_a_layer_is_compared(kind, arguments, changed):
+    one, again, other = kind(*arguments), kind(*arguments), kind(*arguments, **changed)
+    assert difference(configuration(one), configuration(again)) is None
+    assert difference(configuration(one), configuration(other)) is not None

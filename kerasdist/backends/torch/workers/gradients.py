@@ -12,6 +12,7 @@ from typing import Any, final
 import torch
 
 from kerasdist import keras_seam
+from kerasdist.backends.equal_start import unnumbered
 from kerasdist.backends.torch.workers.compression import Compression, Waitable
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.collectives import CommunicationOptions
@@ -120,6 +121,6 @@ class GradientSum:
         key = tuple(map(id, variables))
         if key in self._agreed:
             return
-        paths = {f"variable {number}": one.path for number, one in enumerate(variables)}
+        paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
         self._job.agree("gradients", {"number of gradients": gradients, **paths})
         self._agreed.add(key)
