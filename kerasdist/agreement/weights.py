@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from kerasdist.errors import DisagreementError
 from kerasdist.input.batch_forms import first_difference
 from kerasdist.job.comparison import described_difference
 from kerasdist.keras_seam import ops
+from kerasdist.user_warnings import warn_user
 
 # Values that differ by less, as a part of one more than their mean size, differ by rounding:
 # workers on other machines, or with other numbers of threads, may add up in another order. (Of one
@@ -89,11 +89,10 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
             norms = [{variables[index].path: f"norm {one[0]:.9g}"} for one in theirs]
             raise _disagreement(replicas, when, described_difference(norms), len(apart) - 1)
     replicas.equalize([variables[index] for index in apart])
-    warnings.warn(
+    warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
         f"at {when}, first {variables[apart[0]].path!r}; all workers go on with the chief's. It "
-        "comes from machines or numbers of threads that are not alike.",
-        stacklevel=2,
+        "comes from machines or numbers of threads that are not alike."
     )
 
 

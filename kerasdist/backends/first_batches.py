@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -19,6 +18,7 @@ from kerasdist import keras_seam
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
 from kerasdist.structures import flatten
+from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -121,7 +121,7 @@ class FirstBatches:
             f"{described_difference(named)}. "
         )
         if any(_shows_one_order(column) for column in columns):
-            warnings.warn(f"{said}{_OTHER_VALUES}", stacklevel=2)
+            warn_user(f"{said}{_OTHER_VALUES}")
         else:
             raise DisagreementError(f"{said}{_OTHER_ORDER}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
@@ -24,6 +23,7 @@ from kerasdist.errors import BackupError
 from kerasdist.job.current import current
 from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.job import Job
+from kerasdist.user_warnings import warn_user
 
 
 @final
@@ -328,12 +328,11 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "of a strategy's scope (make it in kd.OneDeviceStrategy(...).scope())"
             )
         if lost and (job is None or job.is_chief):
-            warnings.warn(
+            warn_user(
                 f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
                 "that is started again begins with these as the script makes them. Of an object "
                 "of your own they keep numbers, words, arrays, random generators, and lists and "
-                "dicts of them; give it state_dict() and load_state_dict(state) for all else.",
-                stacklevel=2,
+                "dicts of them; give it state_dict() and load_state_dict(state) for all else."
             )
 
     def _go_on(self, kept: Backup) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, final
 from kerasdist.callbacks import backup_file, training_state
 from kerasdist.callbacks.backup_file import Backup
 from kerasdist.errors import BackupError
+from kerasdist.user_warnings import warn_user
 
 # How many calls of `fit` of this process have come to their end, by folder.
 _ENDED: Counter[Path] = Counter()
@@ -62,17 +62,15 @@ class RunFiles:
                     found = backup
             except (BackupError, KeyError, ValueError) as error:
                 if found is None:
-                    warnings.warn(
+                    warn_user(
                         f"The backup {path} is not used: {error}. The one before it is, if there "
-                        "is one.",
-                        stacklevel=2,
+                        "is one."
                     )
         if found is None and self._of_later_calls:
-            warnings.warn(
+            warn_user(
                 f"The backups in {self._folder} are of a later call of fit of this script, for "
                 "which they stay: this call trains again. Give each call of fit a folder of its "
-                "own, and the first one delete_checkpoint=False, so that it need not.",
-                stacklevel=2,
+                "own, and the first one delete_checkpoint=False, so that it need not."
             )
         return found
 

@@ -7,7 +7,6 @@ global program, whose numbers are those of one device, so there nothing is check
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
 import keras
@@ -16,6 +15,7 @@ from kerasdist import context, keras_seam
 from kerasdist.errors import JobError, NotOneDeviceError
 from kerasdist.training import places
 from kerasdist.training.comparison import compare
+from kerasdist.user_warnings import warn_user
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
@@ -81,7 +81,7 @@ def check(model: Any, batch: Any, size: int) -> bool:
     if replicas.options.check == "raise":
         raise NotOneDeviceError(message)
     if replicas.job is None or replicas.job.is_chief:
-        warnings.warn(message, stacklevel=2)
+        warn_user(message)
     else:
         _log.debug("%s", message)  # the chief warns for all
     return True

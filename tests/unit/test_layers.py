@@ -20,8 +20,17 @@ FRAMEWORK_OF = {
 # From bottom to top: what a unit imports when it is imported stands in a line above its own.
 # A unit is a module or folder of the package; backends/ is what all backends share.
 LAYERS = (
-    ("_version", "backend_choice", "enumerations", "errors", "lazy", "structures", "whole_files"),
-    ("config", "context", "devices", "collectives", "partitions", "values"),
+    (
+        "_version",
+        "backend_choice",
+        "enumerations",
+        "errors",
+        "lazy",
+        "structures",
+        "user_warnings",
+        "whole_files",
+    ),
+    ("config", "context", "devices", "collectives", "partitions", "run_options", "values"),
     ("keras_seam", "cluster", "ownership"),
     ("job", "input", "losses"),
     ("launch", "backends"),

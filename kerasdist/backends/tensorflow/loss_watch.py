@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
@@ -14,6 +13,7 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
+from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -128,12 +128,11 @@ class LossWatch:
             return
         self._warned = True
         replicas = [replica for replica, count in enumerate(counts) if count == min(counts)]
-        warnings.warn(
+        warn_user(
             f"The training loss of the model {self._model!r} stopped being finite, first on "
             f"replica {', '.join(map(str, replicas))} of {len(counts)} alone. As on one device, it "
             "is not finite for the whole batch then. Look for examples with NaN or infinite "
-            "values.",
-            stacklevel=2,
+            "values."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -46,6 +45,7 @@ from kerasdist.collectives import CommunicationImplementation, CommunicationOpti
 from kerasdist.devices import Device
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.replica_context import ReplicaContext
+from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.trial import Trial
@@ -259,11 +259,10 @@ def _check_communication(options: CommunicationOptions, devices: Sequence[Device
     check_no_compression(options.compression, "TensorFlow")
     kinds = {device.kind for device in devices}
     if options.implementation is CommunicationImplementation.NCCL and kinds != {"gpu"}:
-        warnings.warn(
+        warn_user(
             "Expected GPUs, for CommunicationImplementation.NCCL. Received: devices="
             f"{[str(device) for device in devices]}. Sums go by RING instead; use AUTO, which is "
-            "NCCL where there are GPUs.",
-            stacklevel=6,
+            "NCCL where there are GPUs."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, final
@@ -31,6 +30,7 @@ from kerasdist.backends.tensorflow.variables import (
 from kerasdist.training.logs import global_logs
 from kerasdist.training.metrics import metrics_of, settle
 from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.groups import Group
@@ -260,11 +260,10 @@ class TensorFlowTrainer(ReplicatedTrainer):
             settle(metric, self.bound_strategy)
         self._group.note_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
-            warnings.warn(
+            warn_user(
                 f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
                 "cannot compile a step that runs on several devices: it runs without XLA, with the "
-                "same results. Pass jit_compile=False to silence this.",
-                stacklevel=5,
+                "same results. Pass jit_compile=False to silence this."
             )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from kerasdist import context, keras_seam
 from kerasdist.backends.torch.reads import ReadRecorder
 from kerasdist.job.current import FUNCTION, explaining
 from kerasdist.structures import map_leaves
+from kerasdist.user_warnings import warn_user
 
 _UNCOMPILED = (
     "jit_compile=True has no effect on what runs on several replicas in one process on PyTorch: "
@@ -76,7 +76,7 @@ class Step:
         """Warns, once, that what runs on several replicas is not compiled."""
         if self._compiled is not None and not self._warned:
             self._warned = True
-            warnings.warn(_UNCOMPILED, stacklevel=3)
+            warn_user(_UNCOMPILED)
 
 
 @final

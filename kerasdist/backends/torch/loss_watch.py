@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
+
+from kerasdist.user_warnings import warn_user
 
 # Looking at a tensor waits for its device, so it is done seldom.
 _LOOK_AFTER_STEPS = 1000
@@ -51,11 +52,10 @@ class LossWatch:
             if any(good) and not all(good):
                 self._warned = True
                 bad = [str(rank) for rank, well in enumerate(good) if not well]
-                warnings.warn(
+                warn_user(
                     f"The loss is not finite on replica {', '.join(bad)} of {len(good)}, while "
                     "it is on the others. Look for values that are not finite in the batch; the "
-                    "replica's share of it are consecutive rows.",
-                    stacklevel=4,
+                    "replica's share of it are consecutive rows."
                 )
                 return
             if not all(good):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,6 +15,7 @@ from kerasdist.backends.trial import examples
 from kerasdist.input.shares import WorkerRows
 from kerasdist.training import first_batch
 from kerasdist.training.trainer import ReplicatedTrainer
+from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.replicas import TorchReplicaSet
@@ -106,11 +106,10 @@ class TorchTrainer(ReplicatedTrainer):
             return step
         if self.replica_set.num_replicas == 1:
             return torch.compile(step)
-        warnings.warn(
+        warn_user(
             "jit_compile=True has no effect on several replicas on PyTorch: torch.compile cannot "
             "trace through the meetings of replicas. The model runs uncompiled; its numbers are "
-            "the same.",
-            stacklevel=4,
+            "the same."
         )
         return step
 

@@ -1,0 +1,26 @@
+"""Warnings that name a line of the user's script, however deep in Keras they are given."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+# No line of a script is in these modules.
+_LIBRARIES = frozenset(
+    ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
+)
+
+
+def warn_user(message: str) -> None:
+    """Gives a `UserWarning` that names the innermost line outside of the libraries.
+
+    Args:
+        message: The warning.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        if frame.f_back is None:  # a thread of a framework's: no script is above it
+            level = 2
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
