@@ -376,6 +376,14 @@ class ReplicaSet(abc.ABC):
         if self.job is not None:
             self.job.report_batches(self.course.report)
 
+    def take_on(self, model: Any) -> None:
+        """Prepares a model of no strategy that shares layers with one of this for plain training.
+
+        Args:
+            model: The model.
+        """
+        del model  # most frameworks need nothing
+
     def trained_on(self, model: Any) -> list[list[Any]]:
         """Returns the global batches since the last call, as this worker saw them.
 

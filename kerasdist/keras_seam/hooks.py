@@ -55,6 +55,7 @@ class Hooks:
         update_wrapped: ``MeanMetricWrapper.update_state``.
         batch_norm_created: ``BatchNormalization.__init__``: it may be synchronized.
         batch_norm_weight: ``BatchNormalization.add_weight``: how moving statistics are aggregated.
+        batch_norm_called: ``BatchNormalization.call``: statistics from outside likewise.
         batch_moments: ``BatchNormalization._moments``.
         draw_seed: ``SeedGenerator.next``.
         add_loss: ``Layer.add_loss``.
@@ -84,6 +85,7 @@ class Hooks:
     update_wrapped: Callable[..., Any]
     batch_norm_created: Callable[..., None]
     batch_norm_weight: Callable[..., Any]
+    batch_norm_called: Callable[..., Any]
     batch_moments: Callable[..., Any]
     draw_seed: Callable[..., Any]
     add_loss: Callable[..., Any]
@@ -137,6 +139,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "update_wrapped": ((keras.metrics.MeanMetricWrapper, "update_state"),),
     "batch_norm_created": ((keras.layers.BatchNormalization, "__init__"),),
     "batch_norm_weight": ((keras.layers.BatchNormalization, "add_weight"),),
+    "batch_norm_called": ((keras.layers.BatchNormalization, "call"),),
     "batch_moments": ((keras.layers.BatchNormalization, "_moments"),),
     "draw_seed": ((SeedGenerator, "next"),),
     "add_loss": ((Layer, "add_loss"),),

@@ -85,6 +85,25 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"synchronization": "on_read"} if _making.statistics else options
 
 
+def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets custom loops keep statistics that were made outside as those that are made in the scope.
+
+    Args:
+        original: Keras's ``BatchNormalization.call``.
+        layer: The layer.
+        *args: As Keras's.
+        **kwargs: As Keras's.
+    """
+    replica = context.replica()
+    if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
+        per_replica = replica.strategy.options.batch_norm == "per_replica"
+        for variable in (layer.moving_mean, layer.moving_variance):
+            if variable.aggregation == "none":  # which none of a strategy's has
+                synchronization = "auto" if per_replica else "on_read"
+                keras_seam.set_replication(variable, synchronization, "mean")
+    return original(layer, *args, **kwargs)
+
+
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Returns mean and variance of a batch: the global one, or a replica's own rows.
 

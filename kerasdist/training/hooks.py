@@ -65,6 +65,7 @@ def install() -> None:
             update_wrapped=metrics.update_wrapped,
             batch_norm_created=batch_norm.layer_created,
             batch_norm_weight=batch_norm.weight_made,
+            batch_norm_called=batch_norm.called,
             batch_moments=batch_norm.moments,
             draw_seed=randomness.draw_seed,
             add_loss=layer_losses.add_loss,
@@ -130,6 +131,7 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.warn(model, "fit")
+        outside.take_on(model)
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     given = call.arguments

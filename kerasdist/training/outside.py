@@ -71,3 +71,27 @@ def warn(model: Any, call: str) -> None:
         f"As it is, `{call}` runs on one device, as in plain Keras.",
         stacklevel=_STACK_LEVEL,
     )
+
+
+def take_on(model: Any) -> None:
+    """Prepares a model of no strategy for training that shares layers with a strategy's model.
+
+    Args:
+        model: A model of no strategy.
+
+    Raises:
+        ScopeError: In a job of several workers, whose copies of the layers would come to differ.
+    """
+    owners = [ownership.strategy_of(variable) for variable in model.variables]
+    for owner in {id(one): one for one in owners if one is not None}.values():
+        replicas = owner.replica_set
+        if replicas is None or owner.num_replicas_in_sync == 1:
+            continue
+        if replicas.job is not None:
+            raise ScopeError(
+                f"[worker {replicas.job.rank}/{replicas.job.num_workers}] Expected a model made in "
+                "the scope of the strategy whose layers it trains: each worker would train its own "
+                f"copy of them. Received: model={model.name!r}, made outside of the scope of "
+                f"{owner}. Make and compile it inside of `with strategy.scope():`."
+            )
+        replicas.take_on(model)

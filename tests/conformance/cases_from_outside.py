@@ -127,3 +127,21 @@ def fit_alone_in_the_scope(lab):
     strategy = lab.strategy()
     lab.equal(outcome(contextlib.nullcontext), outcome(strategy.scope))
     lab.still_usable(strategy)
+
+
+@case("from outside the scope")
+def new_head_after_the_scope(lab):
+    """A plain model with a new last layer on the strategy's own layers: trained on one device."""
+    x, y = regression(N)
+
+    def build():
+        layers = [keras.Input((4,)), dense("first"), keras.layers.BatchNormalization(name="norm")]
+        return compiled(keras.Sequential([*layers, keras.layers.Dense(1, name="last")]))
+
+    def with_new_head(model):
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        head = keras.layers.Dense(1, name="head")
+        tuned = compiled(keras.Model(model.inputs, head(model.layers[-2].output)))
+        return [[action(tuned) for action in trains(x, y)], tuned.get_weights()]
+
+    lab.same(build, with_new_head, *trains(x, y))

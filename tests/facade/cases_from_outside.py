@@ -59,3 +59,22 @@ def loops_of_parts_from_outside(lab):
         for model_in, rest_in in ((True, False), (False, True), (False, False)):
             found = trained(lab.strategy(), compiled, model_in, rest_in)
             lab.equal(expected, lab.numpy(found), FLOAT32)
+
+
+@case
+def statistics_from_outside(lab):
+    """The moving statistics of a BatchNormalization made outside are kept as those made inside."""
+
+    def trained(inside):
+        keras.backend.clear_session(free_memory=False)
+        strategy = lab.strategy()
+        with strategy.scope() if inside else contextlib.nullcontext():
+            norm = keras.layers.BatchNormalization(momentum=0.5)
+            norm.build((None, 4))
+        rows = np.random.default_rng(0).normal(size=(2 * lab.replicas, 4)).astype("float32")
+        for batch in strategy.distribute_dataset([rows, 2 * rows]):
+            strategy.run(lambda part: norm(part, training=True), args=(batch,))
+        strategy.run(lambda: norm(rows))
+        return [norm.moving_mean, norm.moving_variance, norm(rows)]
+
+    lab.equal(lab.numpy(trained(True)), lab.numpy(trained(False)), FLOAT32)

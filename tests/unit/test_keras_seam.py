@@ -202,6 +202,7 @@ SIGNATURES = {
     "apply": ["self", "grads", "trainable_variables"],
     "assign": ["self", "value"],
     "batch_moments": ["self", "inputs", "mask"],
+    "batch_norm_called": ["self", "inputs"],
     "batch_norm_created": ["self"],
     "batch_norm_weight": ["self"],
     "clear_losses": ["self"],

@@ -11,6 +11,7 @@ import tensorflow as tf
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.engine_seam import is_distributed
 from kerasdist.backends.tensorflow.variables import native
+from kerasdist.training.metrics import metrics_of
 
 
 def mirror(variable: Any, engine: tf.distribute.Strategy) -> bool:
@@ -78,15 +79,26 @@ def adopt_layers(
     recreated = False
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-            synchronization = "auto" if batch_norm == "per_replica" else "on_read"
-            for variable in (layer.moving_mean, layer.moving_variance):
-                if is_foreign(variable, engine):
-                    keras_seam.set_replication(variable, synchronization, "mean")
+            keep_statistics(layer, engine, batch_norm)
         if adopt_all(layer.variables, engine):
             recreated = True
             if isinstance(layer, keras.Model):
                 keras_seam.drop_compiled(layer)
     return recreated
+
+
+def keep_statistics(layer: Any, engine: tf.distribute.Strategy, batch_norm: str | None) -> None:
+    """Says how replicas will keep moving statistics that were made outside of the scope.
+
+    Args:
+        layer: A ``BatchNormalization`` that is built.
+        engine: The strategy.
+        batch_norm: How it wants moving statistics kept.
+    """
+    synchronization = "auto" if batch_norm == "per_replica" else "on_read"
+    for variable in (layer.moving_mean, layer.moving_variance):
+        if is_foreign(variable, engine):
+            keras_seam.set_replication(variable, synchronization, "mean")
 
 
 def adopt(
@@ -115,3 +127,21 @@ def adopt(
     if recreated:
         for one in optimizers:
             keras_seam.index_variables(one)
+
+
+def take_on(model: Any, engine: tf.distribute.Strategy, batch_norm: str | None) -> None:
+    """Gives what a model has from outside of the scope copies: layers, metrics, the optimizer.
+
+    Args:
+        model: A Keras model.
+        engine: The strategy.
+        batch_norm: How it wants moving statistics kept.
+    """
+    with engine.scope():
+        recreated = adopt_layers(keras_seam.flat_layers(model), engine, batch_norm)
+        for metric in metrics_of(model):
+            recreated |= adopt_all(metric.variables, engine)
+        if model.compiled and model.optimizer is not None:
+            adopt(model.optimizer, engine, recreated=recreated)
+    if recreated:
+        keras_seam.drop_compiled(model)

@@ -17,7 +17,7 @@ from kerasdist.backends.base import ReplicaOptions, ReplicaSet
 from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.sole import SoleRunner
-from kerasdist.backends.tensorflow import outside_replicas, reads, vector_losses
+from kerasdist.backends.tensorflow import adoption, outside_replicas, reads, vector_losses
 from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.engine_seam import (
@@ -155,6 +155,13 @@ class MirroredReplicas(ReplicaSet):
         watch = vars(model).get(LOSS_WATCH)
         if watch is not None:
             watch.forget_examples()
+
+    def take_on(self, model: Any) -> None:
+        """Gives all that a model has copies, since its optimizer updates what has some already."""
+        adoption.take_on(model, self.group.engine, self.options.batch_norm)
+        optimizer = model.optimizer if model.compiled else None
+        if optimizer is not None and not optimizer.built and model.built:
+            optimizer.build(model.trainable_variables)  # not while Keras traces its step
 
     def trained_on(self, model: Any) -> list[list[Any]]:
         """Returns what the sizes of all global batches add up to, as this worker counts them."""

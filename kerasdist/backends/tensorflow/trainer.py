@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasdist import context, keras_seam
 from kerasdist.backends.tensorflow import first_rows
-from kerasdist.backends.tensorflow.adoption import adopt, adopt_all, adopt_layers
+from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.first_step import FirstStepChecked
@@ -240,17 +240,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _take_on(self) -> None:
         """Gives what was made outside of the scope copies: layers, the optimizer, metrics."""
-        engine = self._group.engine
-        with engine.scope():
-            recreated = adopt_layers(
-                self._flatten_layers(), engine, self.bound_strategy.options.batch_norm
-            )
-            for metric in metrics_of(self):
-                recreated |= adopt_all(metric.variables, engine)
-            if self.compiled and self.optimizer is not None:
-                adopt(self.optimizer, engine, recreated=recreated)
-        if recreated:
-            keras_seam.drop_compiled(self)
+        take_on(self, self._group.engine, self.bound_strategy.options.batch_norm)
 
     def _prepare(self) -> None:
         engine = self._group.engine
