@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
 from kerasdist import context, ownership
 from kerasdist.errors import ScopeError
 from kerasdist.job.current import current
+from kerasdist.user_warnings import warn_user
 
 # Of whose place the user has been told.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _TRAINING = ("fit", "train_on_batch")
-
-# The lines of Keras and of the hooks between the user's call and the warning.
-_STACK_LEVEL = 4
 
 
 def require_no_scope(model: Any) -> None:
@@ -66,10 +63,9 @@ def warn(model: Any, call: str) -> None:
             "kerasdist.OneDeviceStrategy."
         )
     _told.add(model)
-    warnings.warn(
+    warn_user(
         f"Expected a model made in the scope of the strategy. Received: {place}. "
-        f"As it is, `{call}` runs on one device, as in plain Keras.",
-        stacklevel=_STACK_LEVEL,
+        f"As it is, `{call}` runs on one device, as in plain Keras."
     )
 
 
