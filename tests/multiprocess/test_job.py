@@ -38,6 +38,7 @@ LOSSES = [
     ("exit_with_0", 1, _apart("'step 2 of fit'", "'end of the script'"), 0),
     ("go_elsewhere", 1, _apart("'end of epoch 1'", "'step 6'"), 0),
     ("disagree", 1, "same models. Received: units=5 on worker 1, 6 on worker 2, 4 on worker 0", 0),
+    ("have_other_batches", 1, "batch 8='12' on worker 1, '6' on workers 0, 2", 0),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
     ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
     ("chief_does_not_save", LOST, "worker 0 did not save '/folder/m.keras' within 3 s", MEETING),
