@@ -213,6 +213,7 @@ SIGNATURES = {
     "layer_created": ["self"],
     "metric_created": ["self"],
     "model_created": ["self"],
+    "on_batch": ["self", "x"],
     "own_losses": ["self"],
     "predict": ["self", "x", "batch_size"],
     "reduce_loss": ["values", "sample_weight", "mask", "reduction", "dtype"],
