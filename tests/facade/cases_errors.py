@@ -373,7 +373,12 @@ def model_made_outside(lab):
     model.compile("sgd", "mse")
     told = warned_of(lambda: (model.fit(*data, verbose=0), model.evaluate(*data, verbose=0)))
     lab.equal([one.filename for one in told], [__file__] * (lab.replicas > 1))
+    other = net()
+    other.compile("sgd", "mse")
+    told_of_batch = warned_of(lambda: (other.train_on_batch(*data), other.test_on_batch(*data)))
+    lab.equal([one.filename for one in told_of_batch], [__file__] * (lab.replicas > 1))
     if told:
+        lab.check("`train_on_batch` runs" in str(told_of_batch[0].message), "names the call")
         lab.check("`fit` runs on one device" in str(told[0].message), str(told[0].message))
         with strategy.scope(), lab.raises(kd.errors.ScopeError, "in which it is compiled.*Recei"):
             model.compile("sgd", "mse")
