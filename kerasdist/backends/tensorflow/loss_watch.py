@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -17,38 +15,6 @@ from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
-
-
-# With these words begins the error of a step whose batch has another size on some workers.
-_SIZES = "kerasdist: examples of all batches, as each replica counts them"
-_COUNTS = re.compile(rf"{_SIZES}\W+([\d ]+)\]")
-
-
-@contextmanager
-def size_errors(job: Job | None, replicas_each: int) -> Iterator[None]:
-    """Says in our words that workers have had batches of other sizes.
-
-    Args:
-        job: The job of this process.
-        replicas_each: How many replicas a worker has.
-
-    Raises:
-        DisagreementError: If they have.
-    """
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = _COUNTS.search(error.message)
-        if job is None or found is None:
-            raise
-        counts = [int(one) for one in found[1].split()][::replicas_each]
-        said = described_difference([{"examples of all batches so far": one} for one in counts])
-        raise DisagreementError(
-            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
-            f"batches. Received: {said}. All workers read the same data, and each takes its rows "
-            "of every batch. If each worker has data of its own, pass a dataset with "
-            "InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
-        ) from error
 
 
 @final
@@ -89,16 +55,37 @@ class LossWatch:
         if self._examples is not None:
             self._examples.assign(keras.ops.zeros_like(self._examples))
 
-    def require_equal_sizes(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
-        """Fails in a step, on all workers alike, if they have had batches of other sizes.
+    def require_equal_sizes(
+        self, variables: Sequence[Any], values: Sequence[tf.Tensor], job: Job, replicas_each: int
+    ) -> None:
+        """Makes sure that all workers have had batches of the same sizes, from what a step summed.
 
         Args:
             variables: Variables of which it is known what all workers hold together.
-            values: That.
+            values: That, outside of a graph.
+            job: The job of this process.
+            replicas_each: How many replicas a worker has.
+
+        Raises:
+            DisagreementError: If they have not; on all workers alike.
         """
-        for variable, value in zip(variables, values, strict=True):
-            if variable is self._examples:
-                tf.debugging.Assert(tf.reduce_all(tf.equal(value, value[0])), [_SIZES, value], 999)
+        counts = next(
+            (
+                value.numpy().tolist()
+                for variable, value in zip(variables, values, strict=True)
+                if variable is self._examples
+            ),
+            [0],
+        )
+        if min(counts) == max(counts):
+            return
+        theirs = [{"examples of all batches so far": one} for one in counts[::replicas_each]]
+        raise DisagreementError(
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
+            f"batches. Received: {described_difference(theirs)}. All workers read the same data, "
+            "and each takes its rows of every batch. If each worker has data of its own, pass a "
+            "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+        )
 
     def count(self, loss_tracker: Any, examples: Any) -> None:
         """Notes in a replica, after its step, whether its own losses are finite.

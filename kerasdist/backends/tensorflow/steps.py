@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -41,13 +40,11 @@ class Around:
         begin: Called before the steps.
         compare: Takes what the first step of an iteration returned for it.
         end: Takes what the last step returned, returns the logs.
-        errors: Returns a context that says in our words what went wrong in the steps.
     """
 
     begin: Callable[[], None]
     compare: Callable[[Any], None]
     end: Callable[[Any], Any]
-    errors: Callable[[], AbstractContextManager[None]]
 
 
 @final
@@ -91,7 +88,7 @@ class StepsOnIterator:
             OutOfRangeError: If there is no batch left.
         """
         self._around.begin()
-        with division_errors(), self._around.errors():
+        with division_errors():
             first, done = self._done(iterator)
             if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
                 self._last = weakref.ref(iterator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, final
@@ -15,7 +16,7 @@ from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.first_step import FirstStepChecked
-from kerasdist.backends.tensorflow.loss_watch import LossWatch, size_errors
+from kerasdist.backends.tensorflow.loss_watch import LossWatch
 from kerasdist.backends.tensorflow.steps import (
     Around,
     PredictionOnBatches,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 # The name under which a model holds its watch.
 LOSS_WATCH = "_kerasdist_loss_watch"
+
+# After how many steps on accelerators workers' sizes of batches are looked at.
+_STEPS_PER_LOOK = 50
 
 
 @final
@@ -139,14 +143,18 @@ class TensorFlowTrainer(ReplicatedTrainer):
         def end(done: tuple[Any, Any]) -> Any:
             logs, values = done
             self._group.note(read, values)
+            if watch is not None and job is not None and next(is_looked_at):
+                watch.require_equal_sizes(read, values, job, len(self._group.local))
             return logs
 
-        job, replicas_each = self.replica_set.job, len(self._group.local)
+        job = self.replica_set.job
+        # To read a number of a step that a GPU has not ended yet would wait for it.
+        every = 1 if self._group.shares_memory else _STEPS_PER_LOOK
+        is_looked_at = itertools.cycle([True] + [False] * (every - 1))
         around = Around(
             begin=self.replica_set.begin_step,
             compare=self._compare,
             end=end,
-            errors=lambda: size_errors(job, replicas_each),
         )
         return StepsOnIterator(
             lambda batch: self._step_on_batch(step, batch, watch, read),
@@ -175,8 +183,6 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.bound_strategy, replica_step, batch, updates_wait=own and self._group.is_divided
         )
         _, (_, _, values) = done[0]
-        if watch is not None:
-            watch.require_equal_sizes(read, values)
         with _known(read, values):
             results = self.get_metrics_result()
         beginnings = _beginnings_of(batch)
