@@ -8,13 +8,13 @@ STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
 # The suites that compute rather than wait: about half of the time that all take.
-COMPUTING := tests/conformance tests/keras_suites
+COMPUTING := conformance keras_suites
 
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test test-computing test-others keras-tests gpu-like ahead-of-time docs support format clean
+.PHONY: help venv demo check lint unit test $(COMPUTING:%=test-%) test-others keras-tests gpu-like ahead-of-time docs support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -48,17 +48,16 @@ lint: $(STAMP) ## format, lint, types
 unit: $(STAMP) ## the tests that train nothing
 	$(PYTEST) -q tests/unit tests/packaging -m "not slow"
 
-# Side by side, since many tests wait for processes rather than compute; more than two groups are no
-# faster, and make tests late. Those that watch the clock go first; --output-sync keeps the two
-# reports apart.
+# Side by side, since many tests wait for processes rather than compute. Those that watch the clock
+# go first: what computes is nice. --output-sync keeps the reports apart.
 test: lint $(STAMP) ## everything (under 25 minutes)
-	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-computing test-others
+	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(COMPUTING:%=test-%) test-others
 
-test-computing:
-	nice -n 5 $(PYTEST) -q $(COMPUTING)
+$(COMPUTING:%=test-%): test-%:
+	nice -n 5 $(PYTEST) -q -p no:cacheprovider tests/$*
 
 test-others:
-	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=%)
+	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=tests/%)
 
 keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.md (an hour)
 	$(BIN)/python -m tests.keras_suites.suite report

@@ -11,7 +11,9 @@ import contextlib
 import gc
 import io
 import signal
+import sys
 import sysconfig
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -25,6 +27,9 @@ CTRL_C = "Ctrl-C"
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
+# How long the code that has dropped an interrupt may take to end.
+_AGAIN_SECONDS = 0.05
+
 # Where no line of a user's script is.
 _ELSEWHERE = (
     str(Path(__file__).parents[1]),
@@ -33,6 +38,29 @@ _ELSEWHERE = (
     sysconfig.get_path("platlib"),
     "<",
 )
+
+
+def hear_what_is_dropped() -> None:
+    """Interrupts the main thread again where an interrupt came in code that drops errors.
+
+    A callback of the garbage collector is such code. JAX has one, and Keras imports JAX.
+    """
+    shown_by = sys.unraisablehook
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            shown_by(dropped)
+            return
+        again = threading.Timer(_AGAIN_SECONDS, _interrupt)
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+
+
+def _interrupt() -> None:
+    # To this very thread, since it may be waiting in a call of the system's.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:

@@ -69,6 +69,7 @@ class Watch:
         self._original = self._shown_by = sys.excepthook
         self._ending = self._interrupted = False
         sys.excepthook = self._uncaught
+        interruption.hear_what_is_dropped()
         threading.Thread(target=self._wait, name="kerasdist-watch", daemon=True).start()
 
     def disarm(self) -> None:

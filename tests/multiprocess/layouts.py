@@ -26,6 +26,8 @@ _NOT_HERE = (
     "training.verbose",
     "generated.",  # many cases in one
     "calls.",  # likewise
+    "from_outside.fit_alone_in_the_scope",  # each worker would train by itself: `ScopeError`
+    "from_outside.new_head_after_the_scope",  # likewise
     "check.",  # on workers the chief warns for all: `cases_worker_checks`
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
