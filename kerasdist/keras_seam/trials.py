@@ -114,6 +114,15 @@ def losses_on(layer: Any) -> list[Any]:
     return layer._losses
 
 
+def loss_ids_on(layer: Any) -> set[int]:
+    """Returns the ids by which a layer knows its losses in a stateless scope, as Keras's own set.
+
+    Args:
+        layer: A Keras layer.
+    """
+    return layer._loss_ids
+
+
 def compiled_losses(model: Any) -> Any:
     """Returns what a model was compiled with as its loss, in the structure it was given.
 

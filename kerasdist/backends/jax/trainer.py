@@ -104,7 +104,7 @@ class JaxTrainer(ReplicatedTrainer):
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(step, self.replica_set.arrays, execution)
+        run = StepFunction(self._with_new_losses(step), self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             try:
@@ -120,6 +120,20 @@ class JaxTrainer(ReplicatedTrainer):
                 raise
 
         return function
+
+    def _with_new_losses(self, step: Step) -> Step:
+        """The same, for which layers forget by which ids they knew the losses of an earlier trace.
+
+        Keras keeps the ids of tracers that are gone. A new loss may get such an id, and then counts
+        twice, or not at all.
+        """
+
+        def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
+            for layer in [self, *keras_seam.flat_layers(self)]:
+                keras_seam.loss_ids_on(layer).clear()
+            return step(state, batch)
+
+        return with_new_losses
 
     def jax_state_sync(self) -> None:
         """Gives the variables their values, as they rest between programs."""
