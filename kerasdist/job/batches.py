@@ -18,6 +18,13 @@ STEPS_BEYOND = 20
 MAX_CHANGES = 64
 
 
+# What to do, at the end of a message.
+ADVICE = (
+    "All workers read the same data, and each takes its rows of every batch. If each worker has "
+    "data of its own, pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)"
+)
+
+
 def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
     """Returns in words where workers had batches of other forms, None where they had not.
 

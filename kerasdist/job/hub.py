@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from kerasdist.job import listening, wire
-from kerasdist.job.batches import came_apart
+from kerasdist.job.batches import ADVICE, came_apart
 from kerasdist.job.gate import Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.saves import CHANNEL, Save, Saves
@@ -327,9 +327,7 @@ class Hub:
             self._fail(
                 "disagree",
                 CHIEF,
-                f"the workers do not train on the same batches: {said}. All workers read the same "
-                "data, and each takes its rows of every batch. If each worker has data of its own, "
-                "pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)",
+                f"the workers do not train on the same batches: {said}. {ADVICE}",
             )
 
     def _fail_absent(self, meeting: Meeting) -> None:

@@ -96,12 +96,27 @@ def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """
     replica = context.replica()
     if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
-        per_replica = replica.strategy.options.batch_norm == "per_replica"
-        for variable in (layer.moving_mean, layer.moving_variance):
-            if variable.aggregation == "none":  # which none of a strategy's has
-                synchronization = "auto" if per_replica else "on_read"
-                keras_seam.set_replication(variable, synchronization, "mean")
+        # No variable of a strategy has this aggregation.
+        keep_statistics(
+            layer,
+            replica.strategy.options.batch_norm,
+            lambda variable: variable.aggregation == "none",
+        )
     return original(layer, *args, **kwargs)
+
+
+def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[Any], bool]) -> None:
+    """Says how replicas will keep moving statistics that were made outside of the scope.
+
+    Args:
+        layer: A ``BatchNormalization`` that is built.
+        batch_norm: How the strategy wants moving statistics kept.
+        is_outside: Returns whether a variable was made outside.
+    """
+    synchronization = "auto" if batch_norm == "per_replica" else "on_read"
+    for variable in (layer.moving_mean, layer.moving_variance):
+        if is_outside(variable):
+            keras_seam.set_replication(variable, synchronization, "mean")
 
 
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:

@@ -177,7 +177,7 @@ def metrics(lab):
 
 @case("few rows")
 def own_train_step(lab):
-    """A `train_step` of the user's own: a mean loss, a metric, a count, and `kd.global_batch`."""
+    """A user-defined `train_step`: a mean loss, a metric, a count, and `kd.global_batch`."""
     x, y = regression(N)
 
     class Model(keras.Model):

@@ -142,7 +142,7 @@ def losses_in_the_scope(lab):
 
 @case("outside replicas")
 def a_loss_in_a_users_metric(lab):
-    """A metric of the user's own that calls a Keras loss sees the whole batch undivided."""
+    """A user-defined metric that calls a Keras loss sees the whole batch undivided."""
 
     def build():
         class Largest(keras.metrics.Metric):

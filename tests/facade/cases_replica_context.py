@@ -55,7 +55,7 @@ def the_context_is_found_everywhere(lab):
 
 @case
 def the_context_is_found_in_a_metric(lab):
-    """A metric of the user's communicates in its update; its state is summed on reading."""
+    """A user-defined metric communicates in its update; its state is summed on reading."""
     strategy = lab.strategy()
 
     class Communicating(keras.metrics.Metric):

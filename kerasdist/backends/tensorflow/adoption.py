@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 from kerasdist import keras_seam
 from kerasdist.backends.tensorflow.engine_seam import is_distributed
 from kerasdist.backends.tensorflow.variables import native
+from kerasdist.training.batch_norm import keep_statistics
 from kerasdist.training.metrics import metrics_of
 
 
@@ -79,26 +81,12 @@ def adopt_layers(
     recreated = False
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-            keep_statistics(layer, engine, batch_norm)
+            keep_statistics(layer, batch_norm, partial(is_foreign, engine=engine))
         if adopt_all(layer.variables, engine):
             recreated = True
             if isinstance(layer, keras.Model):
                 keras_seam.drop_compiled(layer)
     return recreated
-
-
-def keep_statistics(layer: Any, engine: tf.distribute.Strategy, batch_norm: str | None) -> None:
-    """Says how replicas will keep moving statistics that were made outside of the scope.
-
-    Args:
-        layer: A ``BatchNormalization`` that is built.
-        engine: The strategy.
-        batch_norm: How it wants moving statistics kept.
-    """
-    synchronization = "auto" if batch_norm == "per_replica" else "on_read"
-    for variable in (layer.moving_mean, layer.moving_variance):
-        if is_foreign(variable, engine):
-            keras_seam.set_replication(variable, synchronization, "mean")
 
 
 def adopt(

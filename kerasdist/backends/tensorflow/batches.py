@@ -65,8 +65,9 @@ class OwnRows(NamedTuple):
             where there are none.
         size: How many of them count, an int32 scalar tensor.
         total: Number of examples in the batch, likewise.
-        beginnings: What `first_rows.beginnings` says of the first batch of an iteration; of others
-            empty texts; and where other workers' batches are not compared, nothing.
+        beginnings: What `first_batches.beginnings_of_first` says of the first batch of an
+            iteration; of others empty texts; and where other workers' batches are not compared,
+            nothing.
     """
 
     rows: Any

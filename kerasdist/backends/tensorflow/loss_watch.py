@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.variables import native
 from kerasdist.errors import DisagreementError
+from kerasdist.job.batches import ADVICE
 from kerasdist.job.comparison import described_difference
 from kerasdist.user_warnings import warn_user
 
@@ -82,9 +83,7 @@ class LossWatch:
         theirs = [{"examples of all batches so far": one} for one in counts[::replicas_each]]
         raise DisagreementError(
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
-            f"batches. Received: {described_difference(theirs)}. All workers read the same data, "
-            "and each takes its rows of every batch. If each worker has data of its own, pass a "
-            "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+            f"batches. Received: {described_difference(theirs)}. {ADVICE}."
         )
 
     def count(self, loss_tracker: Any, examples: Any) -> None:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_seam
-from kerasdist.backends.tensorflow import first_rows
+from kerasdist.backends.tensorflow import first_batches
 from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import OwnRows, none_for_optional
 from kerasdist.backends.tensorflow.collectives import collectives_here
@@ -110,8 +110,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self._compare(_beginnings_of(batch))
 
     def _compare(self, beginnings: Any) -> None:
-        if first_rows.are_known(beginnings):
-            self.replica_set.first_batches.require_equal(first_rows.read(beginnings))
+        if first_batches.are_known(beginnings):
+            self.replica_set.first_batches.require_equal(first_batches.read(beginnings))
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; after an epoch it looks whether the loss is finite."""

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.tensorflow import first_rows
+from kerasdist.backends.tensorflow import first_batches
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece, own_rows, pieces_of_own
 from kerasdist.backends.tensorflow.components import check_alike
 from kerasdist.backends.tensorflow.engine_seam import mirrored
@@ -105,7 +105,7 @@ class WorkerGroup(Group):
 
         def mine(number: tf.Tensor, batch: Any) -> OwnRows:
             own = own_rows(batch, self._replicas, self.local)
-            return own._replace(beginnings=first_rows.beginnings_of_first(number, batch))
+            return own._replace(beginnings=first_batches.beginnings_of_first(number, batch))
 
         own = dataset.enumerate().map(mine).prefetch(tf.data.AUTOTUNE)
         spec: Any = own.element_spec

@@ -1,4 +1,4 @@
-"""`add_loss` in the `call` of a model of the user's, and of models and layers inside it."""
+"""`add_loss` in the `call` of a user-defined model, and of models and layers inside it."""
 
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
@@ -79,7 +79,7 @@ def in_call_and_run_eagerly(lab):
 
 @case("extra losses")
 def in_a_step_of_the_users(lab):
-    """`add_loss` in `call()`, the losses read in a `train_step` of the user's."""
+    """`add_loss` in `call()`, the losses read in a user-defined `train_step`."""
     x, y = regression(N)
     kind = steps.reading_losses_model(lab.backend)
     lab.same(
