@@ -7,14 +7,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest
 
-# The suites that compute rather than wait: about half of the time that all take.
+# The suites that run beside the others: two that compute, which take half of all time, and one that
+# often waits for processes.
 COMPUTING := conformance keras_suites
+BESIDE_OTHERS := $(COMPUTING) multiprocess
 
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test $(COMPUTING:%=test-%) test-others keras-tests gpu-like ahead-of-time docs support format clean
+.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others keras-tests gpu-like ahead-of-time docs house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -50,14 +52,15 @@ unit: $(STAMP) ## the tests that train nothing
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
-test: lint $(STAMP) ## everything (under 25 minutes)
-	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(COMPUTING:%=test-%) test-others
+test: $(STAMP) ## everything (20 to 30 minutes on 2 cores)
+	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(BESIDE_OTHERS:%=test-%) test-others
 
-$(COMPUTING:%=test-%): test-%:
-	nice -n 5 $(PYTEST) -q -p no:cacheprovider tests/$*
+$(COMPUTING:%=test-%): NICE := nice -n 5
+$(BESIDE_OTHERS:%=test-%): test-%:
+	$(NICE) $(PYTEST) -q -p no:cacheprovider tests/$*
 
 test-others:
-	$(PYTEST) -q -p no:cacheprovider tests $(COMPUTING:%=--ignore=tests/%)
+	$(PYTEST) -q -p no:cacheprovider tests $(BESIDE_OTHERS:%=--ignore=tests/%)
 
 keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.md (an hour)
 	$(BIN)/python -m tests.keras_suites.suite report
@@ -70,6 +73,9 @@ ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither 
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+house: $(STAMP) ## count the package: lines, the waist, circles of imports
+	$(BIN)/python -m tests.house
 
 support: $(STAMP) ## run the exactness suite and write docs/support.md from it
 	XLA_FLAGS= $(BIN)/python -m tests.conformance.support  # optimized: see tests/environment.py

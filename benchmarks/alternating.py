@@ -14,8 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from awake import cores_awake
-
 MAX_DEATHS = 5
 
 _NOTHING: Mapping[str, str] = {}
@@ -116,22 +114,18 @@ def serve(make: Callable[[], Callable[[], object]]) -> None:
         answers.flush()
 
 
-def measure(
-    contenders: Mapping[str, Contender | Team], rounds: int, *, awake: bool = True
-) -> dict[str, list[float]]:
+def measure(contenders: Mapping[str, Contender | Team], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each contender, one figure a round, and ends them.
 
     Args:
         contenders: The contenders, by name.
         rounds: How often each has its turn.
-        awake: Whether to keep the cores awake (see awake.py).
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:
-        with cores_awake() if awake else contextlib.nullcontext():
-            for _ in range(rounds):
-                for name, contender in contenders.items():
-                    seconds[name].append(contender.seconds())
+        for _ in range(rounds):
+            for name, contender in contenders.items():
+                seconds[name].append(contender.seconds())
         for name, contender in contenders.items():
             if contender.deaths:
                 print(f"{name!r} died {contender.deaths} times")

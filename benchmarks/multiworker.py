@@ -2,10 +2,10 @@
 
     python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 7]
 
-Every contender is two processes, one pinned to each core, which train together; the contenders
-take turns, a round each, so that noise hits all alike (see alternating.py). The loops by hand train
-the same Keras model; on PyTorch another one trains an equal plain module. See loops/ and
-networks.py.
+Every contender is two processes, which train together; the contenders take turns, a round each, so
+that noise hits all alike (see alternating.py). All have the `OMP_NUM_THREADS` that `kerasdist run`
+and torchrun give to workers that share two cores, and nothing else. The loops by hand train the
+same Keras model; on PyTorch another one trains an equal plain module. See loops/ and networks.py.
 """
 
 from __future__ import annotations
@@ -69,10 +69,8 @@ def _team(backend: str, task: str, loop: str) -> Team:
 
 
 def _work(task: str, loop: str):
-    """In the child: one core for all of the worker's threads, then the loop."""
+    """In the child: the loop."""
     place = Place.of_environment()
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[place.rank % len(cores)]})
     module, _, function = loop.partition(".")
     return getattr(importlib.import_module(f"loops.{module}"), function)(TASKS[task], place)
 
@@ -95,9 +93,7 @@ def main() -> None:
             task = TASKS[name]
             contenders = CONTENDERS[backend].items()
             teams = {label: _team(backend, name, loop) for label, loop in contenders}
-            # A step is long enough for a core to wake, and what keeps it awake would be one more
-            # that wants it: a thread that waits for its turn would wait for that one, too.
-            figures = measure(teams, options.rounds, awake=False)
+            figures = measure(teams, options.rounds)
             plain = figures.get(PLAIN_TORCH)
             for label, seconds in figures.items():
                 # Ratios are of speeds, so the reference's seconds are above.

@@ -124,7 +124,7 @@ _HOMES = {
 }
 
 
-# What tf.distribute, or another library, has under this name, and what to use here.
+# Names of tf.distribute and other libraries, and what to use here.
 _ELSEWHERE = {
     "ParameterServerStrategy": (
         "kerasdist trains synchronously, without parameter servers. Use "
@@ -157,11 +157,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Returns what to say of a name that there is not."""
+    """Returns the advice for a name that does not exist here."""
     said = f"module 'kerasdist' has no attribute {name!r}."
     if name in _ELSEWHERE:
         return f"{said} {_ELSEWHERE[name]}"
-    import difflib  # here: it takes 2 ms
+    import difflib  # imported here, since it takes 2 ms
 
     by_lower = {known.lower(): known for known in __all__}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""``python -m kerasdist``, for where the command ``kerasdist`` is not on the path."""
+"""``python -m kerasdist``, where the command ``kerasdist`` is not on the path."""
 
 from __future__ import annotations
 

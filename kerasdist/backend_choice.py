@@ -1,4 +1,4 @@
-"""Which backend Keras would take, by Keras's own rules, found out without importing it."""
+"""Keras's choice of a backend, by Keras's own rules, without importing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLE = "KERAS_BACKEND"
 KNOWN = ("tensorflow", "jax", "torch")
 """The backends that kerasdist has an engine for; also the names of their packages."""
 
-_OTHERS = ("numpy", "openvino")  # Keras's, for inference
+_OTHERS = ("numpy", "openvino")  # backends of Keras that only infer
 
 
 @final
@@ -26,8 +26,8 @@ class BackendChoice:
     """The backend that Keras would take.
 
     Attributes:
-        name: Its name, as it is written there.
-        reason: Where it is written: ``"KERAS_BACKEND"``, a file, or ``"Keras's default"``.
+        name: Its name, as the variable or file spells it.
+        reason: The source: ``"KERAS_BACKEND"``, a file, or ``"Keras's default"``.
     """
 
     name: str
@@ -35,12 +35,12 @@ class BackendChoice:
 
     @property
     def is_keras_backend(self) -> bool:
-        """Whether Keras has such a backend; kerasdist may have no engine for it."""
+        """Whether Keras has such a backend; kerasdist may not support it."""
         return self.name in (*KNOWN, *_OTHERS)
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with it in this interpreter, and what to do; None if nothing is."""
+        """Why the backend cannot be used in this interpreter, and what to do; None if it can."""
         installed = [name for name in KNOWN if _is_installed(name)]
         if self.name in installed:
             return None
@@ -61,11 +61,7 @@ class BackendChoice:
 
 
 def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
-    """Returns what Keras would take: the variable, then its configuration file, then TensorFlow.
-
-    Args:
-        environ: The environment variables.
-    """
+    """Returns Keras's choice: the variable, then its configuration file, then TensorFlow."""
     if environ.get(VARIABLE):
         return BackendChoice(environ[VARIABLE], VARIABLE)
     home = environ.get("KERAS_HOME")

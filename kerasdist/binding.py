@@ -1,8 +1,7 @@
-"""How an object made in a scope remembers its strategy and takes on another behaviour.
+"""Binds an object made in a scope to its strategy, and adds behaviour to it.
 
-The object's class is replaced by a subclass made on the fly, with our class in front of the user's
-own. It keeps the user's name and module, so that the object is saved, loaded and printed as what
-the user wrote.
+The object's class is replaced by a new subclass, with a class of kerasdist before the user's own.
+It keeps the user's name and module, so that the object is saved, loaded and printed as before.
 """
 
 from __future__ import annotations
@@ -11,47 +10,37 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
-# The name under which a model holds its binding; set past Keras's tracking of attributes.
+# The attribute for a model's binding; set without Keras's tracking.
 _BINDING = "_kerasdist_binding"
 
 
 @cache
 def bound_class(front: type, own: type) -> type:
-    """Returns the subclass of `own` that has `front` before it.
-
-    Args:
-        front: The class whose methods win.
-        own: The object's class.
-    """
+    """Returns the subclass of `own` that has `front` before it."""
     bound = type(
         own.__name__,
         (front, own),
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
-    keras_seam.save_as(own, bound)
+    keras_compat.serialize_as(own, bound)
     return bound
 
 
 def bind(instance: Any, front: type) -> None:
-    """Puts `front` before the class of one object, unless it stands there already.
-
-    Args:
-        instance: A model, metric or regularizer.
-        front: The class whose methods win.
-    """
+    """Puts `front` before the class of one object, unless it is there already."""
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", bound_class(front, type(instance)))
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a model made in a scope remembers.
+    """The strategy that a model was made under.
 
     Attributes:
         strategy: The strategy of that scope.
@@ -63,19 +52,10 @@ class Binding:
 
 
 def remember(model: Any, binding: Binding) -> None:
-    """Notes what a model was made under.
-
-    Args:
-        model: A Keras model.
-        binding: The strategy whose scope is open.
-    """
+    """Keeps the binding on a model."""
     object.__setattr__(model, _BINDING, binding)
 
 
 def binding_of(model: Any) -> Binding | None:
-    """Returns what a model was made under, None for a model made outside of every scope.
-
-    Args:
-        model: A Keras model.
-    """
+    """Returns the binding of a model, None for a model made outside of every scope."""
     return vars(model).get(_BINDING)

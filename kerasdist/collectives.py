@@ -1,4 +1,4 @@
-"""How values of several replicas become one, and with which means."""
+"""Reductions over replicas, and options for their communication."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist.enumerations import member_of
+from kerasdist.enumerations import member_of, options_of
 
 
 class ReduceOp(enum.Enum):
@@ -20,14 +20,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Returns the operation of this name.
-
-        Args:
-            op: A `ReduceOp`, TensorFlow's, or its name in any case.
-
-        Raises:
-            ValueError: If there is no such operation.
-        """
+        """Returns the operation for a `ReduceOp`, TensorFlow's own, or a name in any case."""
         name = getattr(op, "value", op)
         try:
             return cls(str(name).upper())
@@ -55,7 +48,7 @@ class CommunicationOptions:
 
     On TensorFlow workers sum gradients as the strategy's options say; in `fit` the job's time-out
     (``KERASDIST_MEETING_TIMEOUT``) stands in for `timeout_seconds`. On PyTorch `bytes_per_pack` and
-    `compression` count. On JAX XLA decides, and the options are hints that it does not take.
+    `compression` count. On JAX XLA decides, and ignores the options.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 
@@ -73,12 +66,6 @@ class CommunicationOptions:
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-            ValueError: If `bytes_per_pack` is negative, `timeout_seconds` is not positive, or
-                `implementation` or `compression` is unknown.
-        """
         if not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
             raise ValueError(
                 "Expected bytes_per_pack to be 0 or more. "
@@ -100,20 +87,5 @@ class CommunicationOptions:
 
     @classmethod
     def of(cls, options: Any) -> CommunicationOptions:
-        """Returns the options that are given, or the defaults for None.
-
-        Args:
-            options: A strategy's argument `communication_options`.
-
-        Raises:
-            TypeError: If they are something else.
-        """
-        if options is None:
-            return cls()
-        if not isinstance(options, cls):
-            raise TypeError(
-                "Expected communication_options to be kerasdist.CommunicationOptions or None. "
-                f"Received: communication_options={options!r:.200} of type "
-                f"{type(options).__name__}."
-            )
-        return options
+        """Returns the given options, the defaults for None."""
+        return options_of(cls, options, "communication_options")

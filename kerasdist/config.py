@@ -25,7 +25,7 @@ def set_logical_cpu_devices(count: int) -> None:
         TypeError: If `count` is no integer.
         ValueError: If `count` is less than 1.
     """
-    from kerasdist.backends import registry  # here: it imports Keras
+    from kerasdist.backends import registry  # imported here, since it imports Keras
 
     if operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of CPU devices. Received: count={count!r}")
@@ -33,12 +33,7 @@ def set_logical_cpu_devices(count: int) -> None:
 
 
 def apply_cpu_devices_variable() -> None:
-    """Prepares as many CPU devices as ``KERASDIST_CPU_DEVICES`` says, if it is set.
-
-    Raises:
-        DeviceError: If the variable is no positive integer, or the framework has started with fewer
-            devices.
-    """
+    """Prepares the number of CPU devices that ``KERASDIST_CPU_DEVICES`` sets."""
     text = os.environ.get(CPU_DEVICES_VARIABLE)
     if not text:
         return

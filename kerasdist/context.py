@@ -1,11 +1,12 @@
-"""Which strategy is in force here, and which replica this code belongs to.
+"""The strategy in force, and the replica that the running code belongs to.
 
-Both are facts of the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
+Both belong to the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
 seen by another. Outside every scope there is a default strategy of one replica.
 """
 
 from __future__ import annotations
 
+import abc
 import importlib
 import threading
 from collections.abc import Generator
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
 
 
 class _Here(threading.local):
-    """What the calling thread is inside of."""
+    """The scopes and the replica of the calling thread."""
 
     def __init__(self) -> None:
         self.scopes: list[Strategy] = []
         self.replicas: list[ReplicaContext | None] = []
+        self.placements: list[Placement] = []
 
 
 _here = _Here()
 _default: list[Strategy] = []
 
-# Named, not imported: the strategies stand above this file.
+# By name, since this file must not import the strategies.
 _DEFAULT_HOME = "kerasdist.strategies.default"
 
 
@@ -43,14 +45,7 @@ def default_strategy() -> Strategy:
 
 @contextmanager
 def strategy_scope(strategy: Strategy) -> Generator[None]:
-    """Makes `strategy` the one in force, in this thread.
-
-    Args:
-        strategy: The strategy.
-
-    Raises:
-        ScopeError: If another strategy's scope is open in this thread, or this is replica code.
-    """
+    """Makes `strategy` the one in force in this thread."""
     inside = replica()
     if inside is not None:
         raise ScopeError(
@@ -73,10 +68,9 @@ def strategy_scope(strategy: Strategy) -> Generator[None]:
 
 @contextmanager
 def replica_scope(context: ReplicaContext | None) -> Generator[None]:
-    """Says that the code inside belongs to one replica, or, with None, to all of them together.
+    """Runs the code inside in a replica's context.
 
-    Args:
-        context: The replica's context, or None for cross-replica code called from replica code.
+    None stands for cross-replica code that replica code calls.
     """
     _here.replicas.append(context)
     try:
@@ -85,13 +79,52 @@ def replica_scope(context: ReplicaContext | None) -> Generator[None]:
         _here.replicas.pop()
 
 
+class Placement(abc.ABC):
+    """A context in which a framework places variables, that plain Keras must not run in."""
+
+    def __enter__(self) -> None:
+        self.renew()
+        _here.placements.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        _here.placements.remove(self)
+        self.leave(*error)
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """Enters the context, for the first time or again."""
+
+    @abc.abstractmethod
+    def leave(self, *error: object) -> None:
+        """Leaves it, for good or until `renew`."""
+
+
+def open_placements() -> list[Placement]:
+    """Returns the placements that are open in this thread, the outermost first."""
+    return _here.placements
+
+
+@contextmanager
+def placements_left() -> Generator[None]:
+    """Runs code as outside of the placements that are open in this thread."""
+    placements, _here.placements = _here.placements, []
+    for one in reversed(placements):
+        one.leave()
+    try:
+        yield
+    finally:
+        for one in placements:
+            one.renew()
+        _here.placements = placements
+
+
 def replica() -> ReplicaContext | None:
-    """Returns the replica whose code this is, None for all other code; the default is left out."""
+    """Returns the current replica, None outside of replicas and in the default strategy."""
     return _here.replicas[-1] if _here.replicas else None
 
 
 def enclosing_replica() -> ReplicaContext | None:
-    """Returns the replica that called this code, also where it is the function of a merge call."""
+    """Returns the replica that called this code, also in the function of a merge call."""
     for context in reversed(_here.replicas):
         if context is not None:
             return context
@@ -99,7 +132,7 @@ def enclosing_replica() -> ReplicaContext | None:
 
 
 def scoped_strategy() -> Strategy | None:
-    """Returns the strategy whose scope or replica code this is, None outside both."""
+    """Returns the strategy of the open scope or the current replica, None outside of both."""
     inside = enclosing_replica() if _here.replicas else None
     if inside is not None:
         return inside.strategy

@@ -1,4 +1,4 @@
-"""Names of devices: Keras's own (``cpu:0``, ``gpu:1``, ``tpu:0``), TensorFlow's accepted too."""
+"""Device names: Keras's own (``cpu:0``, ``gpu:1``, ``tpu:0``), and TensorFlow's."""
 
 from __future__ import annotations
 
@@ -35,19 +35,7 @@ class Device:
 
 
 def parse_device(name: Any) -> Device:
-    """Reads a device's name.
-
-    Args:
-        name: Keras's spelling (``"gpu:1"``), torch's (``"cuda:1"``), or one of TensorFlow's
-            (``"/gpu:1"``, ``"/job:localhost/replica:0/task:0/device:GPU:1"``). A missing number is
-            0.
-
-    Returns:
-        The `Device`.
-
-    Raises:
-        DeviceError: If `name` is none of these.
-    """
+    """Reads a device's name. Returns the `Device`."""
     if isinstance(name, Device):
         return name
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
@@ -70,14 +58,7 @@ def _hint(name: Any) -> str:
 def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
     """Reads a list of device names and refuses an empty one and duplicates.
 
-    Args:
-        names: Names as `parse_device` takes them.
-
-    Returns:
-        The devices, in the order given.
-
-    Raises:
-        DeviceError: If there is no device, one is named twice, or a name cannot be read.
+    Returns the devices, in the order given.
     """
     if isinstance(names, int):
         raise DeviceError(
@@ -113,17 +94,7 @@ _CUDA_BUILDS = {
 def check_available(
     devices: Iterable[Device], available: Iterable[Device], backend: str, cpus: Iterable[Device]
 ) -> None:
-    """Refuses a device that this machine does not have.
-
-    Args:
-        devices: The devices asked for, of one kind.
-        available: The devices of that kind that there are.
-        backend: The backend's name.
-        cpus: Its CPU devices.
-
-    Raises:
-        DeviceError: If one of `devices` is not in `available`.
-    """
+    """Refuses a device that this machine does not have."""
     devices, available = tuple(devices), tuple(available)
     if devices and not available and devices[0].kind != "cpu":
         kind = devices[0].kind

@@ -28,11 +28,11 @@ class InputError(KerasdistError, ValueError):
 
 
 class ReplicaError(KerasdistError, RuntimeError):
-    """The replicas of one step disagree: on a collective, its shapes, or how many there are."""
+    """The replicas of one step disagree on a collective, its shapes, or their number."""
 
 
 class ShapeError(ReplicaError, ValueError):
-    """The replicas bring tensors of shapes that cannot be combined."""
+    """The tensors of the replicas have shapes that cannot be combined."""
 
 
 class BackendError(KerasdistError, ImportError):
@@ -40,15 +40,15 @@ class BackendError(KerasdistError, ImportError):
 
 
 class NotOneDeviceError(KerasdistError, ValueError):
-    """A training step computes under its strategy something else than on one device."""
+    """A training step under a strategy computes something else than on one device."""
 
 
 class ClusterError(KerasdistError, ValueError):
-    """The environment does not say clearly who takes part in the job, or contradicts itself."""
+    """The environment does not describe the cluster clearly, or contradicts itself."""
 
 
 class JobError(KerasdistError, RuntimeError):
-    """The workers of a job do not come together, or this process does not fit in."""
+    """The workers of a job do not find each other, or this process is not one of them."""
 
 
 class WorkerLostError(JobError):
@@ -56,8 +56,8 @@ class WorkerLostError(JobError):
 
 
 class DisagreementError(JobError):
-    """The workers of a job do not do the same: another model, data, version, number of steps."""
+    """The workers of a job differ in their model, data, version, or number of steps."""
 
 
 class BackupError(KerasdistError, OSError):
-    """A backup cannot be used: it is torn, or of another model."""
+    """A backup cannot be used: it is damaged, or of another model."""

@@ -1,4 +1,4 @@
-"""``strategy.extended``: what libraries need of a strategy, and few users do."""
+"""``strategy.extended``: the part of a strategy that libraries need, and few users do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ class StrategyExtended:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        """Makes it.
-
-        Args:
-            strategy: The strategy.
-        """
         self._strategy = strategy
 
     @property
@@ -70,7 +65,7 @@ class StrategyExtended:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls a function once a replica; `Strategy.run` with another name.
+        """Calls a function once per replica; `Strategy.run` with another name.
 
         Args:
             fn: The function.

@@ -11,11 +11,9 @@ from typing import Any
 def names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns what a package takes for its ``__getattr__`` and ``__dir__``.
+    """Returns a package's ``__getattr__`` and ``__dir__``, which import a name when it is used.
 
-    Args:
-        package: The package's name.
-        homes: For each public name the module of the package that has it.
+    ``homes`` has for each public name the module that defines it.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Losses written by hand in a custom loop, made to fit a sum over the replicas."""
+"""Losses of custom loops, scaled so that their sum over the replicas is right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compute_average_loss(
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
     """
-    from kerasdist.keras_seam import ops
+    from kerasdist.keras_compat import ops
 
     losses = ops.convert_to_tensor(per_example_loss)
     dtype = losses.dtype
@@ -57,7 +57,7 @@ def compute_average_loss(
         )
     total = ops.sum(losses)
     if isinstance(global_batch_size, int) and global_batch_size > 0 and _is_float(dtype):
-        return total / global_batch_size  # one operation; what follows shows in a short step
+        return total / global_batch_size  # one operation, since more would slow down a short step
     # Not by `divide_no_nan`, which on PyTorch makes a float32 of a float64 (Keras 3.15).
     size = ops.cast(global_batch_size, dtype)
     quotient = total / ops.maximum(size, ops.ones_like(size))
@@ -84,7 +84,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
 
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/scale_regularization_loss
     """
-    from kerasdist.keras_seam import ops
+    from kerasdist.keras_compat import ops
 
     replicas = _replicas("scale_regularization_loss")
     if isinstance(regularization_loss, list | tuple):

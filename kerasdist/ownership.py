@@ -1,4 +1,4 @@
-"""Which strategy a Keras variable was made under, and which strategies wait for their use."""
+"""The strategies of Keras variables, and the strategies that are not used yet."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from kerasdist import context
 from kerasdist.errors import ScopeError
+from kerasdist.variable_table import VariableTable
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
-# By id, since a Keras variable compares by value and cannot be hashed. The entry goes with it.
-_made_under: dict[int, tuple[weakref.ref[Any], weakref.ref[Strategy]]] = {}
+_made_under: VariableTable[weakref.ref[Strategy]] = VariableTable()
 
 
-# Those with several replicas.
+# The strategies with several replicas.
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()
 
 
 def remember(strategy: Strategy) -> None:
-    """Notes that there is a strategy, if it has several replicas.
-
-    Args:
-        strategy: The strategy.
-    """
+    """Adds a strategy, if it has several replicas."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 
@@ -39,27 +35,13 @@ def any_is_used() -> bool:
     return any(strategy.is_used for strategy in _strategies)
 
 
-def note(variable: Any, strategy: Strategy) -> None:
-    """Notes under which strategy a variable is made.
-
-    Args:
-        variable: The variable.
-        strategy: The strategy whose scope, or whose replica code, makes it.
-    """
-    key = id(variable)
-    forget = weakref.ref(variable, lambda _: _made_under.pop(key, None))
-    _made_under[key] = (forget, weakref.ref(strategy))
+def record_owner(variable: Any, strategy: Strategy) -> None:
+    """Keeps the strategy that a variable is made under."""
+    _made_under.put(variable, weakref.ref(strategy))
 
 
 def require_own(variable: Any) -> None:
-    """Refuses an assignment in a custom loop to a variable of another strategy.
-
-    Args:
-        variable: A Keras variable that is assigned here.
-
-    Raises:
-        ScopeError: If this is code of a replica, and the variable another strategy's.
-    """
+    """Refuses an assignment in a custom loop to a variable of another strategy."""
     replica = context.replica()
     if replica is None or replica.share is not None:
         return
@@ -73,10 +55,6 @@ def require_own(variable: Any) -> None:
 
 
 def strategy_of(variable: Any) -> Strategy | None:
-    """Returns the strategy that a variable was made under, None if it was made outside of all.
-
-    Args:
-        variable: A Keras variable.
-    """
-    noted = _made_under.get(id(variable))
-    return None if noted is None else noted[1]()
+    """Returns the strategy that a variable was made under, None if it was made outside of all."""
+    owner = _made_under.get(variable)
+    return None if owner is None else owner()

@@ -1,8 +1,8 @@
-"""Several devices for one replica: how many, and which part of a tensor each of them holds.
+"""Several devices per replica: how many, and the part of a tensor that each of them holds.
 
 Integer arithmetic without a framework. The devices of a replica are its logical devices; their
-number is a product of primes, each an axis of a mesh, so that any way to cut a tensor into as many
-pieces is a way to give axes of the mesh to axes of the tensor.
+number is a product of primes, each an axis of a mesh. So every way to cut a tensor into that many
+pieces assigns axes of the mesh to axes of the tensor.
 """
 
 from __future__ import annotations
@@ -70,15 +70,7 @@ class Splits:
     rules: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds rules, after those that are there.
-
-        Args:
-            rules: Patterns, and the number of pieces along each axis.
-
-        Raises:
-            ValueError: If a pattern is no regular expression, or the numbers of pieces do not
-                multiply to the number of logical devices.
-        """
+        """Adds rules, patterns with the number of pieces along each axis, after the others."""
         for pattern, pieces in rules.items():
             try:
                 re.compile(pattern)
@@ -91,15 +83,7 @@ class Splits:
             self.rules[pattern] = tuple(pieces)
 
     def pieces_of(self, path: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns into how many pieces a variable is cut along each axis; all 1 if it is whole.
-
-        Args:
-            path: The variable's path.
-            shape: Its shape.
-
-        Raises:
-            ValueError: If a rule does not fit the shape.
-        """
+        """Returns the number of pieces of a variable along each axis; all 1 if it is whole."""
         for pattern, pieces in self.rules.items():
             if re.search(pattern, path):
                 check_partition(shape, pieces, self.logical_devices, of=f"variable {path!r}")
@@ -110,17 +94,11 @@ class Splits:
 def check_partition(
     shape: Sequence[int | None], pieces: Sequence[int], logical_devices: int, *, of: str = "tensor"
 ) -> None:
-    """Refuses a way to cut a tensor.
+    """Raises ValueError if a tensor cannot be cut so.
 
-    Args:
-        shape: The tensor's shape; None for a size that is not known.
-        pieces: Number of pieces along each axis.
-        logical_devices: Number of logical devices of a replica.
-        of: What is cut, for the message.
-
-    Raises:
-        ValueError: If there is not one number an axis, if they do not multiply to the number of
-            logical devices, or if an axis cannot be cut evenly.
+    It needs one number of pieces per axis, which multiply to the number of logical devices, and
+    axes that can be cut evenly. A size that is not known is None. ``of`` names the tensor in the
+    message.
     """
     if len(pieces) != len(shape):
         raise ValueError(
@@ -141,15 +119,7 @@ def check_partition(
 
 
 def check_product(pieces: Sequence[int], logical_devices: int) -> None:
-    """Refuses numbers of pieces that do not fit the number of devices.
-
-    Args:
-        pieces: Number of pieces along each axis.
-        logical_devices: Number of logical devices of a replica.
-
-    Raises:
-        ValueError: If they do not multiply to the number of logical devices.
-    """
+    """Raises ValueError if the pieces do not multiply to the number of logical devices."""
     if math.prod(pieces) != logical_devices or any(count < 1 for count in pieces):
         raise ValueError(
             "Expected numbers of pieces that multiply to the number of logical devices of a "
@@ -158,11 +128,7 @@ def check_product(pieces: Sequence[int], logical_devices: int) -> None:
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Returns the prime factors of a number, the smallest first; of 1 none.
-
-    Args:
-        number: At least 1.
-    """
+    """Returns the prime factors of a number, the smallest first; none of 1."""
     factors: list[int] = []
     divisor = 2
     while number > 1:
@@ -176,10 +142,8 @@ def prime_factors(number: int) -> tuple[int, ...]:
 def mesh_axes(pieces: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Returns for each axis of a tensor the axes of the mesh that cut it.
 
-    Args:
-        pieces: Number of pieces along each axis of the tensor; they multiply to the product of the
-            factors, or are all 1.
-        factors: Sizes of the mesh's axes, primes.
+    The pieces multiply to the product of the factors, which are the sizes of the mesh's axes; or
+    all pieces are 1.
     """
     free = list(range(len(factors)))
     result: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""What code that runs once a replica can ask: who am I, and what do the others hold."""
+"""A replica's view of a step: its number, its rows, and the collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kerasdist import context
 from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Collectives
-from kerasdist.backends.sole import SoleReplica
+from kerasdist.backends.single_replica import SoleReplica
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.structures import flatten, map_leaves, pack
@@ -68,7 +68,7 @@ class ReplicaContext:
 
     @property
     def weight(self) -> Any:
-        """This replica's share of the examples; only where the one-device contract holds."""
+        """This replica's share of the examples, in a step of `fit`, `evaluate` or `predict`."""
         assert self.share is not None
         return self.share.weight
 
@@ -179,7 +179,7 @@ class ReplicaContext:
 
 
 def one_device_replica() -> ReplicaContext | None:
-    """Returns the replica whose code this is, if the one-device contract holds in it, else None."""
+    """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
     replica = context.replica()
     return replica if replica is not None and replica.share is not None else None
 

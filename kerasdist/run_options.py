@@ -35,7 +35,6 @@ class RunOptions:
     experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         for field in fields(self)[:2]:
             value = getattr(self, field.name)
             if not isinstance(value, bool):
@@ -51,15 +50,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, options: Any) -> RunOptions:
-        """Takes what `Strategy.run` was given.
-
-        Args:
-            options: None, a `RunOptions`, or a ``tf.distribute.RunOptions``.
-
-        Raises:
-            TypeError: If it is something else.
-            UnsupportedError: If there are options for XLA.
-        """
+        """Returns the options of None, a `RunOptions`, or a ``tf.distribute.RunOptions``."""
         if options is None:
             return cls()
         if isinstance(options, cls):

@@ -9,15 +9,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kerasdist import context, ownership
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.sole import SoleRunner
+from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.collectives import ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.extended import StrategyExtended
+from kerasdist.input.array_dataset import RowDataset
 from kerasdist.input.distributed import distributed, from_function
 from kerasdist.input.options import InputContext, InputOptions, ValueContext
-from kerasdist.input.rows import RowDataset
 from kerasdist.replica_context import ReplicaContext
 from kerasdist.run_options import RunOptions
 from kerasdist.structures import flatten, map_leaves, pack
@@ -25,7 +26,7 @@ from kerasdist.structures import flatten, map_leaves, pack
 if TYPE_CHECKING:
     from kerasdist.cluster.resolver import ClusterResolver
 
-# The default strategy's.
+# The options of the default strategy.
 _ALONE = SoleRunner()
 
 
@@ -42,12 +43,6 @@ class Strategy:
     """
 
     def __init__(self, replica_set: ReplicaSet | None) -> None:
-        """Makes a strategy over a replica set.
-
-        Args:
-            replica_set: The devices and how to compute on them; None for the default strategy,
-                under which plain Keras runs.
-        """
         self._replica_set = replica_set
         self.is_used = False
         ownership.remember(self)
@@ -64,7 +59,7 @@ class Strategy:
 
     @property
     def options(self) -> ReplicaOptions:
-        """How the replicas compute."""
+        """The options of the replicas, such as that of BatchNormalization."""
         return ReplicaOptions() if self._replica_set is None else self._replica_set.options
 
     @property
@@ -74,17 +69,17 @@ class Strategy:
 
     @cached_property
     def extended(self) -> StrategyExtended:
-        """What libraries need of a strategy, and few users do."""
+        """The part that libraries need, and few users do."""
         return StrategyExtended(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Who else is in the cluster: None, for a strategy of one process."""
+        """The resolver of the cluster: None for a strategy of one process."""
         return None
 
     @property
     def local_replicas(self) -> range:
-        """The numbers of the replicas in this process; all of them, where it is alone."""
+        """The numbers of the replicas in this process."""
         return range(1) if self._replica_set is None else self._replica_set.local_replicas
 
     @contextlib.contextmanager
@@ -118,7 +113,7 @@ class Strategy:
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """Calls a function once a replica, each on its device.
+        """Calls a function once per replica, each on its device.
 
         In it `kerasdist.get_replica_context` returns its replica; ``optimizer.apply`` sums
         gradients over the replicas; a mean of a Keras loss object is divided by the number of
@@ -202,7 +197,7 @@ class Strategy:
                 is a component by itself.
 
         Returns:
-            A tuple of components, one a replica of this machine.
+            A tuple of components, one per replica of this machine.
         """
         leaves = flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
@@ -218,7 +213,7 @@ class Strategy:
         """Returns a distributed value whose components a function makes.
 
         Args:
-            value_fn: Called once a replica of this process, with a `ValueContext` that says for
+            value_fn: Called once per replica of this process, with a `ValueContext` that says for
                 which.
 
         Returns:
@@ -267,7 +262,7 @@ class Strategy:
         return from_function(dataset_fn, self, InputOptions.of(options))
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
-        """Returns a dataset of the rows of arrays, one example an element, to shuffle and batch.
+        """Returns a dataset of the rows of arrays, one per element, to shuffle and batch.
 
         Args:
             numpy_input: Arrays with the examples along axis 0, nested in any structure.
@@ -282,13 +277,13 @@ class Strategy:
         return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
 
     def sole_replica_context(self) -> ReplicaContext:
-        """Returns the context of code outside of every replica, where there is but one."""
+        """Returns the context of code outside of every replica, if there is only one replica."""
         return self._sole_context
 
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
-        """Says in our words what a lost worker did to the call."""
+        """Turns errors that a lost worker causes in the call into its loss."""
         job = None if self._replica_set is None else self._replica_set.job
-        return contextlib.nullcontext() if job is None else job.explaining(call)
+        return contextlib.nullcontext() if job is None else job.translating_failures(call)
 
     def _require_cross_replica(self, call: str, instead: str) -> None:
         inside = context.replica()
@@ -306,7 +301,7 @@ class Strategy:
         return str(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        # As in tf.distribute: a structure that holds a strategy may be copied, the strategy is not.
+        # As in tf.distribute: copying a structure that holds a strategy does not copy the strategy.
         return self
 
     def __copy__(self) -> NoReturn:

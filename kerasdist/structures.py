@@ -1,7 +1,7 @@
-"""Nested tuples, lists and dicts, walked without asking Keras.
+"""Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` would do, but it takes distributed values apart, and on every backend it knows other
-classes. Here whatever is no tuple, list or dict is a leaf.
+`keras.tree` flattens distributed values, and knows other classes on every backend. Here everything
+but a tuple, list or dict is a leaf.
 """
 
 from __future__ import annotations
@@ -11,33 +11,19 @@ from typing import Any
 
 
 def flatten(structure: Any) -> list[Any]:
-    """Returns the leaves of a structure; dicts in the order of their keys' insertion.
-
-    Args:
-        structure: Nested tuples, lists and dicts.
-    """
+    """Returns the leaves of a structure; those of dicts in the order of insertion."""
     leaves: list[Any] = []
     _collect(structure, leaves)
     return leaves
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a structure with other leaves.
-
-    Args:
-        structure: Nested tuples, lists and dicts.
-        leaves: One for each of its leaves, in the order of `flatten`.
-    """
+    """Returns a structure with other leaves."""
     return _packed(structure, iter(leaves))
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Returns a structure with ``function(leaf)`` for each leaf.
-
-    Args:
-        function: What to do with a leaf.
-        structure: Nested tuples, lists and dicts.
-    """
+    """Returns a structure with ``function(leaf)`` for each leaf."""
     if isinstance(structure, dict):
         return _dict_like(structure, {k: map_leaves(function, v) for k, v in structure.items()})
     if isinstance(structure, list | tuple):
@@ -46,18 +32,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Turns a structure a replica into one structure, with one merged value at each leaf.
-
-    Args:
-        structures: One a replica, all alike.
-        merged: Makes one value of the replicas' leaves.
-
-    Returns:
-        The structure.
-
-    Raises:
-        ValueError: If the structures differ.
-    """
+    """Turns one structure per replica into one structure, with one merged value at each leaf."""
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())

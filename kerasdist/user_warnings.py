@@ -1,22 +1,18 @@
-"""Warnings that name a line of the user's script, however deep in Keras they are given."""
+"""Warnings that name a line of the user's script, however deep in Keras they are raised."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-# No line of a script is in these modules.
+# Packages that are not the user's script.
 _LIBRARIES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )
 
 
 def warn_user(message: str) -> None:
-    """Gives a `UserWarning` that names the innermost line outside of the libraries.
-
-    Args:
-        message: The warning.
-    """
+    """Gives a `UserWarning` that names the innermost line outside of the libraries."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
         if frame.f_back is None:  # a thread of a framework's: no script is above it

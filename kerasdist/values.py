@@ -14,7 +14,7 @@ from kerasdist.structures import map_leaves, transpose
 
 
 class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's can be registered
-    """A value with one component a replica.
+    """A value with one component per replica.
 
     Not made directly: see `Strategy.run` and
     `Strategy.experimental_distribute_values_from_function`.
@@ -22,16 +22,11 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedValues
 
     Attributes:
-        source: What the value was made from; backends keep components together in it.
+        source: The object that the value was made from, in which backends hold the components.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Makes the value.
-
-        Args:
-            values: The components, replica 0's first. It may be a sequence that fetches a component
-                when it is asked for.
-        """
+        """Takes the components; the sequence may fetch each when it is read."""
         self.source = values
 
     @property
@@ -52,7 +47,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
 
 @final
 class PerReplica(DistributedValues):
-    """A value whose components differ, or may: a batch's pieces, a loss a replica."""
+    """A value whose components may differ: the pieces of a batch, the losses of replicas."""
 
 
 @final
@@ -61,27 +56,16 @@ class Mirrored(DistributedValues):
 
 
 def component(structure: Any, index: int) -> Any:
-    """Returns what one replica gets of a structure: of each distributed value its component.
-
-    Args:
-        structure: Nested tuples, lists and dicts.
-        index: The replica's number.
-    """
+    """Returns a structure in which each distributed value is replaced by a replica's component."""
     return map_leaves(
         lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf, structure
     )
 
 
 def per_replica(structures: Sequence[Any]) -> Any:
-    """Returns a structure of `PerReplica` values, of one structure a replica.
+    """Returns one structure of `PerReplica` values from one structure per replica.
 
     A leaf that is the same object in all replicas stays itself.
-
-    Args:
-        structures: One a replica, all alike.
-
-    Raises:
-        ValueError: If they are not alike.
     """
     return transpose(structures, _merged)
 

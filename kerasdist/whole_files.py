@@ -1,4 +1,4 @@
-"""Files that are there as a whole, or not at all: written beside their place, then renamed."""
+"""Files that are complete or absent: written under another name, then renamed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _unfinished: set[str] = set()
 
 @contextmanager
 def replacing(path: Path) -> Generator[str]:
-    """Yields a name in the same folder to write to; what is written there gets its place at once.
-
-    Args:
-        path: The file, or a folder that does not exist yet.
-    """
+    """Yields a temporary name in the same folder; the file replaces `path` in one step."""
     path = Path(os.path.realpath(path))  # the file behind a link, not the link, is replaced
     # Keras chooses the format by the end of the name.
     unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
@@ -34,9 +30,5 @@ def replacing(path: Path) -> Generator[str]:
 
 
 def is_unfinished(path: str) -> bool:
-    """Returns whether this is a name from `replacing` that is being written to.
-
-    Args:
-        path: The name.
-    """
+    """Returns whether `replacing` is writing to this path."""
     return path in _unfinished

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.environment import QUIET, values
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 100
+SECONDS = 900
 
 
 def run_fresh(code: str, *, seconds: float = SECONDS, **environment: str) -> str:

@@ -3,7 +3,7 @@
 After https://www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl: the step takes its
 batch from the iterator inside of the compiled function, and the dataset repeats itself. One
 iterator lasts for all rounds. On a worker of one core tf.data may take as long as a round to delete
-one (`_untuned` in kerasdist/backends/tensorflow/pipelines.py says why), which is no cost of a step.
+one (kerasdist/backends/tensorflow/private/pipelines.py says why), which is no cost of a step.
 """
 
 from __future__ import annotations

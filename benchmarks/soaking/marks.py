@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerasdist.cluster import own
+from kerasdist.cluster import kerasdist_variables
 
 PHASES = ("start", "compile", "epoch", "validation", "backup")
 
@@ -36,7 +36,10 @@ class Teller:
     """Writes this worker's marks, and keeps how long each phase has lasted."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"{os.environ[own.RESTART]}-{os.environ[own.RANK]}"
+        self._path = (
+            folder
+            / f"{os.environ[kerasdist_variables.RESTART]}-{os.environ[kerasdist_variables.RANK]}"
+        )
         self._phase, self._since = "start", time.monotonic()
         self._seconds: dict[str, list[float]] = defaultdict(list)
         self.tell("start")

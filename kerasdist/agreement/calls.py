@@ -1,4 +1,4 @@
-"""What a call of `fit`, `evaluate` or `predict` is given, as far as it must be equal."""
+"""The arguments of `fit`, `evaluate` or `predict` that must be equal on all workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.agreement.description import described, of_array
 from kerasdist.input.distributed import DistributedDataset, equivalent, shards_itself
 from kerasdist.job.job import Job
@@ -30,20 +30,14 @@ _ARGUMENTS = (
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
-# What a callback is given that changes nothing.
+# Arguments of callbacks that change nothing in the training.
 _LEFT_OUT = ("self", "verbose")
 
 
 def facts_of(
     arguments: Mapping[str, Any], job: Job, kinds: tuple[type[Any], ...]
 ) -> dict[str, Any]:
-    """Returns what must be equal on all workers.
-
-    Args:
-        arguments: The arguments as the user gave them, by name.
-        job: The job.
-        kinds: Callbacks that change how a model is trained. Others may be the chief's alone.
-    """
+    """Returns what must be equal on all workers."""
     facts = {
         f"argument {name}": described(arguments[name]) for name in _ARGUMENTS if name in arguments
     }
@@ -69,13 +63,13 @@ def _of_data(data: Any, job: Job) -> Any:
     if shards_itself(data, job):
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
-    if isinstance(data, keras_seam.DataAdapter):
-        return "data of the same call"  # as Keras hands on validation data to `evaluate`
-    if keras_seam.is_tf_dataset(data):
+    if isinstance(data, keras_compat.DataAdapter):
+        return "data of the same call"  # Keras passes `fit`'s validation data on to `evaluate`
+    if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}
-    if keras_seam.is_torch_dataloader(data):
+    if keras_compat.is_torch_dataloader(data):
         return {"class": kind, "batch_size": data.batch_size, "drop_last": data.drop_last}
-    if isinstance(data, keras_seam.PyDataset):
+    if isinstance(data, keras_compat.PyDataset):
         return {"class": kind}
     if len(getattr(data, "shape", ())) > 0:
         return _of_rows(data)
@@ -85,11 +79,11 @@ def _of_data(data: Any, job: Job) -> Any:
 def _of_rows(data: Any) -> Any:
     if getattr(data, "dtype", None) is not None:
         return of_array(data)
-    # A table of Pandas.
+    # A pandas DataFrame.
     facts = {"class": type(data).__name__, "shape": str(tuple(data.shape))}
     try:
         return {**facts, **of_array(data.to_numpy())}
-    except Exception:  # noqa: BLE001  a table of things that are no numbers
+    except Exception:  # noqa: BLE001  a table with columns that are no numbers
         return facts
 
 
@@ -100,7 +94,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def _of_callback(callback: Any) -> dict[str, Any]:
-    # Ours keeps its target and start as `_given`.
+    # LearningRateWarmup keeps its target and start as `_given`.
     given = {*inspect.signature(type(callback).__init__).parameters, "given"}
     own = {
         # Keras changes the sign of `min_delta` when the first epoch ends.

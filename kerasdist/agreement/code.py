@@ -1,7 +1,7 @@
-"""Functions and classes of the user, in a form that is equal in equal scripts.
+"""User-defined functions and classes, in a form that is equal in equal scripts.
 
-Bytecode is: it holds no addresses, no paths and no numbers of lines. It differs between versions
-of Python, so it is compared only where all workers have the same (see `without`).
+That form is bytecode: it holds no addresses, paths or line numbers. It differs between versions of
+Python, so it is compared only where all workers run the same version (see `without`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, cast
 
-# Under this name facts hold digests of code.
+# The name under which facts hold digests of code.
 KEY = "code"
 
-# What a worker may know of itself alone. Such names are not compared.
+# Names whose values differ by worker, so they are not compared.
 OWN = frozenset(
     {
         "chief",
@@ -42,12 +42,12 @@ OWN = frozenset(
     }
 )
 
-# Whose code is compared by the version of the package.
+# Packages whose versions are compared, in place of their code.
 _PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
 
-# Where what a layer, model, loss, metric or optimizer computes begins.
+# The methods where the computation of a layer, model, loss, metric or optimizer begins.
 _COMPUTING = (
     "__call__",
     "build",
@@ -63,21 +63,13 @@ _COMPUTING = (
 
 
 def is_of_user(function_or_class: Any) -> bool:
-    """Returns whether a function or class is none of Keras, of a framework, or of ours.
-
-    Args:
-        function_or_class: Anything with a ``__module__``.
-    """
+    """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
     return module.partition(".")[0] not in _PACKAGES
 
 
 def of_function(function: FunctionType) -> dict[str, Any]:
-    """Returns what a function computes: its code, and the plain values that it uses.
-
-    Args:
-        function: A function written in Python.
-    """
+    """Returns what a function computes: its code, and the plain values that it uses."""
     facts: dict[str, Any] = {"function": function.__name__}
     if is_of_user(function):
         facts[KEY] = _digest(function.__code__)
@@ -88,11 +80,7 @@ def of_function(function: FunctionType) -> dict[str, Any]:
 
 @cache
 def of_class(kind: type) -> str | None:
-    """Returns a digest of the methods that the user has written; None if there are none.
-
-    Args:
-        kind: A class.
-    """
+    """Returns a digest of the user-defined methods, None if there are none."""
     parts = [
         f"{name} {_digest(function.__code__)}"
         for parent in kind.__mro__
@@ -103,11 +91,7 @@ def of_class(kind: type) -> str | None:
 
 
 def attributes(instance: Any) -> dict[str, Any]:
-    """Returns the plain attributes of an object that the user's methods compute with.
-
-    Args:
-        instance: An object of a class that the user has written.
-    """
+    """Returns the plain attributes that an object's user-defined methods use."""
     names = _named(type(instance))
     return {
         name: value
@@ -117,11 +101,7 @@ def attributes(instance: Any) -> dict[str, Any]:
 
 
 def without(facts: Any) -> Any:
-    """Returns facts without digests of code.
-
-    Args:
-        facts: What JSON can say.
-    """
+    """Returns facts without digests of code."""
     if isinstance(facts, dict):
         named = cast("dict[str, Any]", facts)
         return {name: without(value) for name, value in named.items() if name != KEY}
@@ -136,7 +116,7 @@ def _is_compared(name: str, value: Any) -> bool:
 
 @cache
 def _named(kind: type) -> frozenset[str]:
-    """What the methods name that compute, and those that they call."""
+    """Returns the names that the computing methods use, directly or in methods they call."""
     methods: dict[str, set[str]] = {}
     for parent in kind.__mro__:
         if is_of_user(parent):

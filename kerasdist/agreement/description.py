@@ -1,7 +1,7 @@
 """Any value as JSON that is equal on workers which run the same script in the same way.
 
 Addresses, the order of sets and dictionaries, names that Keras numbers, seeds and initializers are
-left out: the first say nothing, and variables start with the chief's values.
+left out: the first mean nothing, and variables start with the chief's values.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ from typing import Any, cast
 import keras
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.agreement import code
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# What of a configuration does not change what is computed from equal variables.
+# Arguments that do not change what is computed from equal variables.
 _LEFT_OUT = frozenset({"name", "seed", "build_config", "compile_config", "registered_name"})
 
-# Of longer texts a digest is compared.
+# Longer texts are compared by a digest.
 _LONG = 1000
 
-# How many elements of the first rows of an array are looked at, and of one further back.
+# How many elements of the first rows of an array are compared, and of a row further back.
 _FIRST_ROWS, _ELEMENTS, _ELEMENTS_OF_ROW = 4, 16384, 2048
 
 
 def described(value: Any, known: Collection[str] = ()) -> Any:
-    """Returns a value as JSON; of what cannot be looked at, the class.
-
-    Args:
-        value: Anything.
-        known: Names of classes of layers that are described elsewhere.
-    """
+    """Returns a value as JSON; the class alone of a value that cannot be described."""
     try:
         return _described(value, known)
     except Exception:  # noqa: BLE001  user-defined properties that fail, endless structures
@@ -76,19 +71,14 @@ def _described(value: Any, known: Collection[str]) -> Any:
 
 
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
-    """Returns what an object of Keras was made with, and the user's code in it.
-
-    Args:
-        instance: A layer, loss, metric, optimizer, schedule.
-        known: Names of classes of layers that are described elsewhere.
-    """
+    """Returns the arguments that a Keras object was made with, and its user-defined code."""
     kind = cast("type[Any]", type(instance))
     is_own = code.is_of_user(kind)
     kept = None if is_own else _kept_by_layer(instance)
     if kept is not None:
         return {"class": kind.__name__, **_of_kept(kept, known)}
     try:
-        given = {} if keras_seam.is_wired(instance) else instance.get_config()
+        given = {} if keras_compat.is_wired(instance) else instance.get_config()
     except Exception:  # noqa: BLE001  user classes need not have one
         given = {}
     # Keras writes a user function down with the path of its file.
@@ -99,11 +89,11 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _kept_by_layer(instance: Any) -> dict[str, Any] | None:
-    """Returns the arguments of one of Keras's layers, as it keeps them; None if it drops some.
+    """Returns a Keras layer's arguments from its attributes, None if it drops some.
 
     `get_config` returns the same in a form for saving, which takes twice as long.
     """
-    if not isinstance(instance, keras.Layer) or keras_seam.is_wired(instance):
+    if not isinstance(instance, keras.Layer) or keras_compat.is_wired(instance):
         return None
     kind = cast("type[Any]", type(instance))
     kept, found = vars(instance), dict[str, Any]()
@@ -132,10 +122,10 @@ def _has_all_of_config(layer: Any, found: Collection[str]) -> bool:
 
 _MISSING = object()
 
-# How the names of arguments end that say what a variable starts with; it starts as the chief's.
+# Suffixes of arguments for initial values, which come from the chief anyway.
 _START = "initializer"
 
-# Of classes of Keras's layers, whether all that `get_config` returns is kept as it was given.
+# Per class of Keras layers: whether it keeps all arguments that `get_config` returns.
 _KEEPS_ALL: dict[type, bool] = {}
 
 
@@ -166,11 +156,7 @@ def _compared_parameters(kind: type) -> tuple[str, ...]:
 
 
 def own_code(instance: Any) -> dict[str, Any]:
-    """Returns what the user's methods of an object compute, nothing if there are none.
-
-    Args:
-        instance: Any object.
-    """
+    """Returns what an object's user-defined methods compute, nothing if there are none."""
     methods = code.of_class(type(instance))
     if methods is None:
         return {}
@@ -178,7 +164,7 @@ def own_code(instance: Any) -> dict[str, Any]:
 
 
 def _made_with(instance: Any) -> dict[str, Any]:
-    """What an object keeps of its arguments; not every `get_config` has them all (Huber's)."""
+    """Returns the arguments that an object keeps; some `get_config`s lack one (Huber's)."""
     kept, found = vars(instance), dict[str, Any]()
     for name in _parameters(type(instance)):
         value = kept.get(name, kept.get(f"_{name}"))
@@ -197,7 +183,7 @@ def _parameters(kind: type) -> tuple[str, ...]:
 
 
 def _functions(instance: Any) -> dict[str, Any]:
-    """Functions of the user that an object keeps."""
+    """Returns the user-defined functions that an object keeps."""
     return {
         name: value
         for name, value in vars(instance).items()
@@ -210,11 +196,7 @@ _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
 def of_array(array: Any) -> dict[str, Any]:
-    """Returns shape and type of an array, and a digest of some of its rows.
-
-    Args:
-        array: An array or tensor.
-    """
+    """Returns the shape and type of an array, and a digest of some of its rows."""
     facts = {"shape": str(tuple(array.shape)), "dtype": str(array.dtype)}
     try:
         return {**facts, "rows": _rows(array)}
@@ -232,7 +214,7 @@ def _rows(array: Any) -> str:
 
 
 def _bytes(array: Any, elements: int) -> str:
-    # A view, where it can be one: of large rows only the beginning is looked at.
+    # A view where possible: only the beginning of large rows is compared.
     flat = np.asarray(keras.ops.convert_to_numpy(array)).reshape(-1)[:elements]
     return _digest(repr(flat.tolist()).encode() if flat.dtype == object else flat.tobytes())
 
@@ -248,9 +230,9 @@ def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
 
 
 def _of_serialized(value: Mapping[Any, Any], known: Collection[str]) -> Any:
-    """An object of Keras's as `get_config` gives it; its class alone says all, if nothing else."""
+    """Describes a Keras object by its `get_config`, or by its class if that has nothing else."""
     name, config = value["class_name"], value["config"]
-    # Marshalled code has paths in it; the functions themselves are looked at.
+    # Marshalled code has paths in it, so the functions themselves are compared.
     if name in known or name == "__lambda__" or config is None:
         return name
     if not isinstance(config, Mapping):

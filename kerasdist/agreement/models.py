@@ -1,4 +1,4 @@
-"""What a model computes: layers, wiring, optimizers, and what `compile` was given."""
+"""What a model computes: layers, wiring, optimizers, and the arguments of `compile`."""
 
 from __future__ import annotations
 
@@ -7,60 +7,41 @@ from typing import Any
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.agreement.description import configuration, described
 
-# The name under which a model keeps what `compile` was given; set past Keras's tracking.
+# The attribute for the arguments of `compile`; set without Keras's tracking.
 _COMPILED = "_kerasdist_compiled"
 
-# The name under which it keeps what workers have compared since.
+# The attribute for the facts that the workers have compared since.
 _COMPARED = "_kerasdist_compared"
 
 
-def note_compile(model: Any, given: Mapping[str, Any]) -> None:
-    """Keeps what `compile` was given.
-
-    Args:
-        model: The model.
-        given: The arguments, by name.
-    """
+def record_compile(model: Any, given: Mapping[str, Any]) -> None:
+    """Keeps the arguments of `compile` on the model."""
     facts = {name: described(value) for name, value in given.items() if name != "optimizer"}
     object.__setattr__(model, _COMPILED, facts)
     object.__setattr__(model, _COMPARED, None)
 
 
 def is_compared(model: Any) -> bool:
-    """Returns whether workers have compared the model since it was compiled.
-
-    Args:
-        model: The model.
-    """
+    """Returns whether workers have compared the model since it was compiled."""
     return vars(model).get(_COMPARED) is not None
 
 
 def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
-    """Returns what must be equal on all workers.
-
-    Args:
-        model: A Keras model.
-        anew: Whether to look again at a model that was compared since it was compiled.
-    """
+    """Returns what must be equal on all workers."""
     known = vars(model).get(_COMPARED)
     return _facts(model) if known is None or anew else known
 
 
-def note_compared(model: Any, facts: Mapping[str, Any]) -> None:
-    """Notes that workers have found a model equal.
-
-    Args:
-        model: The model.
-        facts: What `facts_of` returned.
-    """
+def mark_compared(model: Any, facts: Mapping[str, Any]) -> None:
+    """Keeps that all workers have the same model."""
     object.__setattr__(model, _COMPARED, facts)
 
 
 def _facts(model: Any) -> dict[str, Any]:
-    layers = keras_seam.flat_layers(model)
+    layers = keras_compat.flat_layers(model)
     classes = frozenset(type(layer).__name__ for layer in layers)
     wirings = [_wiring(one) for one in (model, *layers)]
     own = configuration(model, classes)
@@ -80,7 +61,7 @@ def _of_layer(layer: Any, classes: frozenset[str]) -> dict[str, Any]:
 
 
 def _wiring(model: Any) -> list[Any]:
-    return [_of_call(*one) for one in keras_seam.wiring(model)]
+    return [_of_call(*one) for one in keras_compat.wiring(model)]
 
 
 def _of_call(operation: Any, calls: list[Any]) -> Any:
@@ -90,14 +71,14 @@ def _of_call(operation: Any, calls: list[Any]) -> Any:
 
 
 def _named(one: Any) -> str:
-    """The class, and the name if the user has chosen it."""
+    """Returns the class, and the name if the user has chosen it."""
     kind = type(one)
-    own = not keras_seam.is_default_name(one.name, kind)
+    own = not keras_compat.is_default_name(one.name, kind)
     return f"{kind.__name__} {one.name!r}" if own else kind.__name__
 
 
 def _attributes(model: Any) -> dict[str, Any]:
-    """Optimizers and losses that a model keeps, for a `train_step` of its own or Keras's."""
+    """Returns the optimizers and losses that a model keeps, for its own `train_step` or Keras's."""
     facts: dict[str, Any] = {}
     for name, value in vars(model).items():
         if name.startswith("_"):

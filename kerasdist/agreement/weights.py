@@ -8,40 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.errors import DisagreementError
 from kerasdist.input.batch_forms import first_difference
 from kerasdist.job.comparison import described_difference
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 from kerasdist.user_warnings import warn_user
 
-# Values that differ by less, as a part of one more than their mean size, differ by rounding:
-# workers on other machines, or with other numbers of threads, may add up in another order. (Of one
-# more, since what is left of large numbers that cancel may be small.)
+# Values that differ by less, relative to one plus their mean size, differ by rounding:
+# workers on other machines, or with other numbers of threads, may add up in another order. (One
+# is added, since what is left of large numbers that cancel may be small.)
 _ROUNDING = 1e-5
 
 
-def require_equal_batches(model: Any, replicas: ReplicaSet, when: str) -> None:
-    """Makes sure that all workers have trained on the same global batches since the last time.
+def require_equal_batches(replicas: ReplicaSet, when: str) -> None:
+    """Raises DisagreementError if workers trained on different batches since the last call.
 
     All workers must call it.
-
-    Args:
-        model: A Keras model.
-        replicas: The devices that it is trained on.
-        when: When that is, for messages.
-
-    Raises:
-        DisagreementError: If a worker had batches of other sizes; on all workers alike.
     """
     job = replicas.job
     if job is None:
         return
-    runs = replicas.trained_on(model)
-    if len(set(job.exchange(f"batches before {when}", _digest(runs)))) == 1:
+    runs = replicas.batch_history.take_runs()
+    if len(set(job.all_gather_object(f"batches before {when}", _digest(runs)))) == 1:
         return
-    step, forms = first_difference(job.exchange(f"sizes of batches before {when}", runs))
+    step, forms = first_difference(job.all_gather_object(f"sizes of batches before {when}", runs))
     said = described_difference([{f"batch {step}": form} for form in forms])
     raise DisagreementError(
         f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same batches "
@@ -56,33 +48,25 @@ def _digest(facts: Any) -> str:
 
 
 def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
-    """Makes sure that a model and its optimizer have the same values on all workers.
+    """Raises DisagreementError if a model or its optimizer has different values on workers.
 
     All workers must call it. Values that differ by no more than rounding become the chief's.
-
-    Args:
-        model: A Keras model.
-        replicas: The devices that it is trained on.
-        when: When that is, for messages, such as ``"the end of epoch 2"``.
-
-    Raises:
-        DisagreementError: If workers have other values; on all workers alike.
     """
     job = replicas.job
     if job is None:
         return
     variables = _variables(model)
     sums = replicas.checksums(variables)
-    if len(set(job.exchange(f"weights at {when}", _digest(sums)))) == 1:
+    if len(set(job.all_gather_object(f"weights at {when}", _digest(sums)))) == 1:
         return
-    everyone = job.exchange(f"checksums at {when}", sums)
+    everyone = job.all_gather_object(f"checksums at {when}", sums)
     lengths = {len(theirs) for theirs in everyone}
     if len(lengths) > 1:
         said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
         raise _disagreement(replicas, when, said)
     apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
     own = [_measures(variables[index]) for index in apart]
-    measures = job.exchange(f"sizes of what differs at {when}", own)
+    measures = job.all_gather_object(f"sizes of what differs at {when}", own)
     for number, index in enumerate(apart):
         theirs = [one[number] for one in measures]
         if not _are_close(theirs):
@@ -97,21 +81,21 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
 
 
 def _variables(model: Any) -> list[Any]:
-    """Those that each worker has whole, and whose values the training decides."""
+    """Returns the variables that each worker holds whole and that training decides."""
     optimizer = model.optimizer if model.compiled else None
     known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
         if one.synchronization != "on_read"
-        and keras_seam.stored_value(one) is not None
+        and keras_compat.stored_value(one) is not None
         # A layer that augments data in a pipeline draws as far ahead as it likes.
         and not one.path.endswith("seed_generator_state")
     ]
 
 
 def _measures(variable: Any) -> list[float]:
-    """The norm, a weighted sum that another order changes, and what both are measured by."""
+    """Returns the norm, a weighted sum that depends on the order, and the scale of both."""
     values = np.asarray(ops.convert_to_numpy(variable)).astype("float64").reshape(-1)
     weights = 1.0 + np.arange(values.size) % 97 / 97
     sizes = np.abs(values)

@@ -1,1 +1,1 @@
-"""One folder a framework, the same file names in each; `base` is all the rest may know of them."""
+"""One folder per framework, with the same file names in each, behind the interfaces in `base`."""

@@ -1,4 +1,4 @@
-"""Checks that all backends make of what a caller gives them."""
+"""Checks of callers' arguments that all backends share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from kerasdist.errors import ShapeError, UnsupportedError
 
 
 def check_summable(dtype: str) -> None:
-    """Refuses to add booleans over the replicas, of which frameworks make different sums.
-
-    Args:
-        dtype: The name of the type of what is to be added.
-
-    Raises:
-        TypeError: If it is boolean.
-    """
+    """Refuses to sum booleans over the replicas, for which frameworks' results differ."""
     if dtype == "bool":
         raise TypeError(
             "Expected numbers to add over the replicas. Received: dtype=bool. Cast them first, "
@@ -25,15 +18,7 @@ def check_summable(dtype: str) -> None:
 
 
 def checked_axis(tensor: Any, axis: int) -> int:
-    """Returns an axis, counted from 0.
-
-    Args:
-        tensor: A tensor.
-        axis: One of its axes; negative values count from the end.
-
-    Raises:
-        ValueError: If the tensor has no such axis.
-    """
+    """Returns an axis of a tensor, counted from 0 even if it was counted from the end."""
     rank = len(tensor.shape)
     if not -rank <= axis < rank:
         raise ValueError(
@@ -45,15 +30,7 @@ def checked_axis(tensor: Any, axis: int) -> int:
 
 
 def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None = None) -> None:
-    """Refuses tensors of the replicas that cannot be combined.
-
-    Args:
-        shapes: The shape of each replica's tensor; None stands for what is not known yet.
-        axis: The axis, from 0, along which they may differ in size; None for no such axis.
-
-    Raises:
-        ShapeError: If they cannot.
-    """
+    """Refuses tensors of the replicas that cannot be combined."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {len(shape) for shape in known}
     columns = zip(*known, strict=True) if len(ranks) < 2 else ()
@@ -74,15 +51,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 
 def check_no_compression(compression: str | None, backend: str) -> None:
-    """Refuses compressed gradients, for a backend that has no such thing.
-
-    Args:
-        compression: What `CommunicationOptions` say.
-        backend: The backend's name, for the message.
-
-    Raises:
-        UnsupportedError: If gradients are to be compressed.
-    """
+    """Refuses compressed gradients, for a backend that does not support them."""
     if compression is not None:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {backend}. Received: "

@@ -1,4 +1,4 @@
-"""Checksums of variables, which are equal where all bits are."""
+"""Checksums of variables, by which workers compare their values bit by bit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ _MODULUS = 1 << 64
 
 
 def of_array(array: Any) -> int:
-    """Returns the sum of an array's bytes, taken as 64-bit numbers.
-
-    Args:
-        array: A NumPy array, or what becomes one without a copy.
-    """
+    """Returns the sum of an array's bytes, taken as 64-bit numbers."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size - data.size % _WORD
     total = int(data[:whole].view(np.uint64).sum(dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""The part of the waist that replicas' code needs: what one can ask of the others."""
+"""The interface of collectives, the calls by which one replica's code reaches the others."""
 
 from __future__ import annotations
 
@@ -12,43 +12,35 @@ from kerasdist.collectives import CommunicationOptions
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
-# Keras's ``optimizer.apply``: of the optimizer, gradients, and variables or None.
+# Keras's ``optimizer.apply``: takes the optimizer, gradients, and variables or None.
 Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
 
 DEFAULT_COMMUNICATION = CommunicationOptions()
 
 
 class Collectives(abc.ABC):
-    """What the code of one replica can ask of the others. All replicas must call the same.
+    """The collectives of one replica. All replicas must make the same calls in the same order.
 
     Attributes:
-        weighs_scaled_losses: Whether a loss that a LossScaleOptimizer scales gets the replica's
-            weight before that, so that `apply_gradients` does not weigh its gradients again.
+        weights_scaled_losses: Whether a loss that a LossScaleOptimizer scales is multiplied by the
+            replica's weight before that, so that `apply_gradients` does not weight its gradients.
+        own_moments: The framework's kernel for mean and variance of the replica's own rows, one
+            value per channel each. The kernel returns None for rows on which Keras's operations
+            are better. The attribute is None if there is no such kernel.
     """
 
-    weighs_scaled_losses = False
+    weights_scaled_losses = False
+    own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
 
-    def weighs_loss_of(self, optimizer: Any, *, is_scaled: bool) -> bool:
-        """Returns whether a loss gets the replica's weight before it is differentiated.
-
-        If so, `apply_gradients` does not weigh its gradients again.
-
-        Args:
-            optimizer: The optimizer for which it is.
-            is_scaled: Whether that is a LossScaleOptimizer.
-        """
-        del optimizer
-        return is_scaled and self.weighs_scaled_losses
-
-    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighed: bool) -> Any:
-        """Returns a loss as the backward pass is to begin with it.
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+        """Returns the loss with which the backward pass is to begin.
 
         Args:
-            optimizer: The optimizer for which it is.
+            optimizer: The optimizer that will apply the gradients.
             loss: The loss, scaled.
-            is_weighed: Whether it has got the replica's weight.
+            is_weighted: Whether the loss has been multiplied by the replica's weight.
         """
-        del optimizer, is_weighed
+        del optimizer, is_weighted
         return loss
 
     @abc.abstractmethod
@@ -70,54 +62,32 @@ class Collectives(abc.ABC):
             kwargs: Keyword arguments, likewise.
 
         Returns:
-            What the function returned, of distributed values this replica's component.
+            The function's result; of a distributed value, this replica's component.
         """
-
-    def scaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
-        """Returns a mean loss as custom loops want it: divided by the number of replicas.
-
-        Args:
-            value: The loss.
-            replicas: How many replicas there are.
-            original: What Keras does here, which is this very thing on TensorFlow and nothing else.
-        """
-        del original
-        return value / replicas
-
-    def unscaled_loss(self, value: Any, replicas: int, original: Callable[[Any], Any]) -> Any:
-        """Returns what `scaled_loss` was made of.
-
-        Args:
-            value: The scaled loss.
-            replicas: How many replicas there are.
-            original: What Keras does here.
-        """
-        del original
-        return value * replicas
 
     def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
-        """Assigns to a Keras variable in replica code, where nothing else catches the write.
+        """Assigns to a Keras variable in replica code, outside of stateless scopes.
 
         Args:
             variable: The variable.
-            value: A tensor of its type.
-            write: Keras's own assignment, of a variable and a value.
+            value: A tensor of the variable's type.
+            write: Keras's own assignment; takes a variable and a value.
         """
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which what is assigned is equal on all replicas by itself."""
+        """Returns a context in which replicas assign equal values, so that none is communicated."""
         return nullcontext()
 
     @abc.abstractmethod
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Returns each tensor summed over the replicas, with its gradient.
+        """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        The gradient is an all-sum again; where the one-device contract holds, one that counts each
-        replica by its share of the batch (docs/numerics.md). All replicas must call it, with as
-        many tensors of the same shapes and types.
+        The gradient is an all-sum again; in `fit` (contract C1), one weighted by each replica's
+        share of the batch (docs/numerics.md). All replicas must call it, with equally many tensors
+        of the same shapes and types.
 
         Args:
             tensors: Tensors of this replica.
@@ -135,9 +105,9 @@ class Collectives(abc.ABC):
 
     @abc.abstractmethod
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
-        """Returns the replicas' tensors, one after another along an axis, with their gradient.
+        """Concatenates the replicas' tensors along an axis; the result is differentiable.
 
-        All replicas must call it; the sizes along the axis may differ, all else is equal.
+        All replicas must call it; their tensors may differ in size along the axis only.
 
         Args:
             tensor: A tensor of this replica, of at least one dimension.
@@ -145,27 +115,14 @@ class Collectives(abc.ABC):
         """
 
     def all_stack(self, tensor: Any) -> Any:
-        """Returns the replicas' tensors stacked along a new first axis, with their gradient.
+        """Stacks the replicas' tensors along a new first axis; the result is differentiable.
 
-        All replicas must call it. As the shapes are equal, nobody has to ask for them first.
+        All replicas must call it. As the shapes are equal, replicas need not exchange them first.
 
         Args:
-            tensor: A tensor of this replica, of the same shape in all of them.
+            tensor: A tensor of this replica, of the same shape in all replicas.
         """
         return self.all_gather(tensor[None])
-
-    def own_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance of the replica's own rows; None if Keras's operations do best.
-
-        Args:
-            inputs: Float tensor with at least one row.
-            axes: The axes to average over.
-
-        Returns:
-            Two tensors with a value a channel, or None.
-        """
-        del inputs, axes
-        return None
 
     @abc.abstractmethod
     def apply_gradients(
@@ -177,12 +134,12 @@ class Collectives(abc.ABC):
     ) -> Any:
         """Sums gradients over the replicas, then updates the variables once, everywhere.
 
-        Where the one-device contract holds, each replica's gradients are weighted by its share of
-        the batch first. All replicas must call it.
+        In `fit` (contract C1), each replica's gradients are multiplied by its share of the batch
+        first. All replicas must call it.
 
         Args:
-            apply: Keras's own ``apply``, of an optimizer, gradients and variables.
+            apply: Keras's own ``apply``; takes an optimizer, gradients and variables.
             optimizer: A Keras optimizer.
-            gradients: This replica's gradients; None where there is none.
-            variables: The variables they belong to, or None for all that the optimizer knows.
+            gradients: This replica's gradients; None for a variable without a gradient.
+            variables: The gradients' variables; None: all that the optimizer was built for.
         """

@@ -1,8 +1,8 @@
-"""Whether all workers read the same from a source of which each of them reads every batch.
+"""Checks that workers which all read a whole dataset read the same batches.
 
-Each worker takes its own rows of every batch. Where a source is shuffled in another order on each
-worker, some rows are trained on twice and others never. So workers compare the first batch of each
-iteration, at the step that it is for.
+Each worker takes its own rows of every batch. If workers shuffle the dataset in different orders,
+some rows are trained on twice and others never. So workers compare the first batch of each
+iteration, at the step that uses it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
 from kerasdist.structures import flatten
@@ -23,23 +23,23 @@ from kerasdist.user_warnings import warn_user
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
-# How many rows of an array are looked at, and how many elements of each.
+# How many rows of an array are compared, and how many elements of each.
 ROWS, ELEMENTS = 16, 1024
 
-# How many of its first elements a message shows.
+# How many of an array's first elements a message shows.
 SHOWN = 4
 
 _MEMBERS = ("x", "y", "sample_weight")
 
 
 class Beginning(NamedTuple):
-    """What a worker says of an array of a batch.
+    """The beginning of an array of a batch, which workers compare.
 
     Attributes:
         name: Which array of the batch it is, such as ``y``.
-        digest: A digest of its first rows.
+        digest: A digest of the array's first rows.
         has_order: Whether these rows differ, so that another order of them has another digest.
-        shown: Its first elements.
+        shown: The array's first elements, as text.
     """
 
     name: str
@@ -53,22 +53,13 @@ class FirstBatches:
     """The first batch of the last iteration, which workers have not compared yet."""
 
     def __init__(self, job: Job | None, *, wanted: bool) -> None:
-        """Starts without any.
-
-        Args:
-            job: The job of this process, None if there are no other workers.
-            wanted: Whether to compare at all; all workers must want it.
-        """
+        """Starts without a batch."""
         self._job = job
         self._wanted = wanted
         self._waiting: list[Beginning] | None = None
 
-    def noted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Returns the batches of an iteration, the first of which is noted when it is read.
-
-        Args:
-            batches: Global batches, which every worker reads.
-        """
+    def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns the batches of an iteration; the first one is recorded when it is read."""
         if self._job is None:
             return batches
         return itertools.chain(self._first_of(batches), batches)
@@ -79,32 +70,23 @@ class FirstBatches:
             yield batch
 
     def clear(self) -> None:
-        """Forgets what was noted, as a new call begins."""
+        """Forgets the recorded batch, since a new call begins."""
         self._waiting = None
 
     def compare(self) -> None:
-        """Compares what was noted, if it is new. All workers must call it, before a step.
-
-        Raises:
-            DisagreementError: If a worker has read something else; on all workers alike.
-        """
+        """Compares a new first batch over the workers. All workers must call it, before a step."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self.require_equal(waiting)
 
     def require_equal(self, beginning: Sequence[Beginning]) -> None:
-        """Makes sure that all workers have read the same batch. All workers must call it.
-
-        Args:
-            beginning: What this worker has read.
-
-        Raises:
-            DisagreementError: If a worker has read something else; on all workers alike.
-        """
+        """Makes sure that all workers have read the same batch. All workers must call it."""
         job = self._job
         if job is None:
             return
-        everyone = job.exchange("first batch of a dataset", beginning if self._wanted else None)
+        everyone = job.all_gather_object(
+            "first batch of a dataset", beginning if self._wanted else None
+        )
         if None in everyone or all(one == everyone[0] for one in everyone):
             return
         columns = [
@@ -142,16 +124,12 @@ _OTHER_VALUES = (
 
 
 def _shows_one_order(column: Sequence[Beginning]) -> bool:
-    """Whether an array is the same on all workers, and would not be in another order."""
+    """Whether an array is equal on all workers, which it would not be in different orders."""
     return column[0].has_order and all(one == column[0] for one in column)
 
 
 def names_of(batch: Any) -> list[str]:
-    """Returns a name for each leaf of a batch, as Keras's arguments are called.
-
-    Args:
-        batch: Arrays in any structure.
-    """
+    """Returns a name for each leaf of a batch, after Keras's arguments, such as ``x``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []
@@ -162,11 +140,7 @@ def names_of(batch: Any) -> list[str]:
 
 
 def beginnings(batch: Any) -> list[Beginning]:
-    """Returns what to say of the arrays of a batch; of what is no dense array nothing.
-
-    Args:
-        batch: Arrays or tensors in any structure.
-    """
+    """Returns the `Beginning` of each dense array of a batch."""
     found: list[Beginning] = []
     for name, leaf in zip(names_of(batch), flatten(batch), strict=False):
         if len(getattr(leaf, "shape", ())) == 0:
@@ -179,7 +153,7 @@ def beginnings(batch: Any) -> list[Beginning]:
 
 
 def _beginning(name: str, leaf: Any) -> Beginning:
-    rows = np.asarray(keras_seam.ops.convert_to_numpy(leaf[:ROWS]))
+    rows = np.asarray(keras_compat.ops.convert_to_numpy(leaf[:ROWS]))
     rows = rows.reshape(len(rows), -1)[:, :ELEMENTS] if rows.size else rows.reshape(0, 0)
     data = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()
     has_order = bool((rows != rows[:1]).any())

@@ -1,4 +1,4 @@
-"""Which backend is in use: Keras's own choice decides, and only that one is imported."""
+"""Selects the backend for the framework that Keras runs on, and imports only that one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.base import Backend
 from kerasdist.errors import UnsupportedError
 from kerasdist.values import Mirrored, PerReplica
@@ -25,12 +25,8 @@ _TORCH_STATES = "kerasdist.backends.torch.states"
 
 @cache
 def current() -> Backend:
-    """Returns the backend that Keras runs on, importing Keras and this one framework.
-
-    Raises:
-        UnsupportedError: If Keras runs on a backend that kerasdist has no engine for.
-    """
-    name = keras_seam.backend_name()
+    """Returns the backend that Keras runs on, importing Keras and this one framework."""
+    name = keras_compat.backend_name()
     if name not in _MODULES:
         raise UnsupportedError(
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
@@ -40,13 +36,13 @@ def current() -> Backend:
 
 
 def torch_states() -> Any | None:
-    """Returns how to keep PyTorch's generators, None where the script does not use PyTorch.
+    """Returns the module that saves PyTorch's random states; None if PyTorch is not imported.
 
-    Its ``DataLoader`` is a source of data on every backend.
+    It may be in use on every backend, since Keras reads its ``DataLoader`` on every backend.
     """
     return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None
 
 
-# Here, since whoever has distributed values has asked for a backend.
+# Registered here, since this module is imported before any distributed value can exist.
 for _kind in (PerReplica, Mirrored):
-    keras_seam.register_tree_node(_kind, attrgetter("values"))
+    keras_compat.register_tree_node(_kind, attrgetter("values"))

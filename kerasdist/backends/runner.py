@@ -1,4 +1,4 @@
-"""The part of the waist that custom loops need: user functions, once a replica."""
+"""The interface of runners, which call user functions once per replica, for custom loops."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.collectives import CommunicationOptions, ReduceOp
-from kerasdist.input.dividing import divided
+from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
-    from kerasdist.input.options import InputOptions
     from kerasdist.strategy import Strategy
 
 
 class Runner(abc.ABC):
-    """How user functions run once a replica, and how values cross over (contract C2).
+    """Runs user functions once per replica, and moves values in and out of them (contract C2).
 
-    The meaning of every method is that of the method of ``tf.distribute.Strategy``, or of its
-    ``extended``, that it serves. All of them are called in cross-replica context: in a scope, or in
-    the function that `ReplicaContext.merge_call` runs.
+    Each method implements one of ``tf.distribute.Strategy``, or of its ``extended``, with the same
+    meaning. All are called in cross-replica context: in a scope, or in the function that
+    `ReplicaContext.merge_call` runs.
 
     Attributes:
-        places_ahead: Whether a batch is worth placing while the one before it is used. In the
-            memory of the host it is not: there it would only be out of the caches again.
+        places_ahead: Whether to place a batch on the devices while the one before it is used. That
+            does not pay on CPUs: the batch would have left the caches when it is used.
     """
 
     places_ahead = True
@@ -36,39 +35,39 @@ class Runner(abc.ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function once a replica, each with its component of every distributed value.
+        """Calls a function once per replica, each with its component of every distributed value.
 
         Args:
             strategy: The strategy, whose scope is open.
-            function: The function; in it `context.replica` is its replica.
+            function: The function; in it, `context.replica()` returns its replica's context.
             args: Positional arguments.
             kwargs: Keyword arguments.
 
         Returns:
-            What it returns, each leaf a `PerReplica`, or the leaf itself where it is one object in
-            all replicas.
+            The function's results as one structure: each leaf is a `PerReplica`, or the leaf itself
+            if all replicas return the same object.
         """
 
     @abc.abstractmethod
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        """Returns the sum or mean of a distributed value, and along an axis of its components.
+        """Returns the sum or mean over a value's components, and also along an axis of each.
 
         Args:
             op: The operation.
             value: A distributed value, or a tensor that stands for equal components.
-            axis: None, or the axis along which components are reduced too; a mean counts elements.
+            axis: The axis of each component along which elements are also summed or averaged;
+                None: the sum or mean keeps the components' shape.
         """
 
     @abc.abstractmethod
     def gather(self, value: Any, axis: int) -> Any:
-        """Returns the components one after another.
+        """Concatenates the components of a value along an axis.
 
         Args:
             value: A distributed value; its components may differ in size along `axis`.
             axis: The axis.
         """
 
-    @abc.abstractmethod
     def reduce_to(
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
     ) -> list[Any]:
@@ -79,6 +78,8 @@ class Runner(abc.ABC):
             values: Distributed values.
             options: How to communicate.
         """
+        del options
+        return [self.broadcast(self.reduce(op, value, None)) for value in values]
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any) -> Any:
@@ -100,12 +101,12 @@ class Runner(abc.ABC):
 
         Args:
             variable: A variable of the strategy.
-            function: What to do with it.
-            args: Positional arguments; of a distributed value the component of that copy.
+            function: What to do with each copy.
+            args: Positional arguments; of a distributed value, the component of the copy's replica.
             kwargs: Keyword arguments, likewise.
 
         Returns:
-            What it returned for each copy.
+            The function's result for each copy.
         """
 
     @abc.abstractmethod
@@ -113,7 +114,7 @@ class Runner(abc.ABC):
         """Returns a value with these components, each on its replica's device.
 
         Args:
-            values: One structure of arrays, or of other objects, a replica.
+            values: One structure of arrays, or of other objects, per replica.
         """
 
     def divide(self, batch: Any, replicas: int) -> Any:
@@ -121,16 +122,16 @@ class Runner(abc.ABC):
 
         Args:
             batch: Arrays with the examples along axis 0, in any structure.
-            replicas: How many pieces.
+            replicas: Into how many pieces to cut it.
 
         Raises:
             InputError: If the arrays differ in their number of examples.
         """
-        return self.per_replica(divided(batch, replicas))
+        return self.per_replica(split_batch(batch, replicas))
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of one value; of anything else a tuple of one.
+        """Returns the components of a distributed value; for any other value, a tuple of it.
 
         Args:
             value: A distributed value, a variable, or anything else.
@@ -151,34 +152,3 @@ class Runner(abc.ABC):
         Args:
             variable: A Keras variable, or the framework's.
         """
-
-    def distribute(self, dataset: Any, options: InputOptions) -> Any | None:
-        """Returns the framework's own distributed dataset for one of its own, else None.
-
-        Args:
-            dataset: What the user wants distributed.
-            options: How.
-        """
-        del dataset, options
-        return None
-
-    def distribute_own(self, dataset: Any, pieces: int, options: InputOptions) -> Any | None:
-        """Returns the framework's own distributed dataset of a worker's own batches, else None.
-
-        Args:
-            dataset: What this worker reads.
-            pieces: In how many each batch is cut; a step takes one for each replica here.
-            options: How.
-        """
-        del dataset, pieces, options
-        return None
-
-    def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
-        """Returns the framework's own dataset of replicas' batches for its own datasets, else None.
-
-        Args:
-            pipelines: One for all replicas, or one each.
-            options: How.
-        """
-        del pipelines, options
-        return None

@@ -1,4 +1,4 @@
-"""Taking a training step to see what it computes, and putting everything back."""
+"""A trial takes a training step to see what it computes, and undoes all its effects."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import keras
 
 from kerasdist.input import sharding
-from kerasdist.input.dividing import has_rows
 
-# Called where code draws random numbers: gets the name of the function, a function that draws, and
-# what is returned as it is where the draw would only change the order or the size of a tensor.
+# Called in place of a random function: takes its name, a function that draws, and its first
+# argument, which is the result where the draw would only drop, scale or reorder that argument.
 Draw = Callable[[str, Callable[[], Any], Any], Any]
 
 
@@ -44,48 +43,31 @@ class TriedBatch:
 
 
 def examples(batch: Any) -> int:
-    """Returns how many examples a global batch has, 0 if no array says it.
-
-    Args:
-        batch: Tensors or NumPy arrays in any structure.
-    """
-    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if has_rows(leaf)]
+    """Returns how many examples a global batch has, 0 if it has no array with rows."""
+    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if sharding.has_rows(leaf)]
     return int(sizes[0] or 0) if sizes else 0
 
 
 class Trial(abc.ABC):
-    """One model's training step on one batch, alone and divided over the replicas.
+    """Takes a model's training step on one device, and divided over the replicas.
 
-    Used as a context manager: what steps write inside is put back by `restore`, and at the end.
+    It is a context manager: `restore`, and its end, undo what the steps inside have written.
     """
 
-    # Whether what a step computes can be seen while it does, and its draws replaced.
+    # Whether code can record a step's intermediate results and replace its random draws.
     sees_inside = True
 
     def __init__(self, model: Any) -> None:
-        """Prepares a trial.
-
-        Args:
-            model: A model with a trainer of ours, built.
-        """
         self._model = model
 
     def take(self, batch: Any) -> Any:
-        """Takes the model's own training step.
-
-        Args:
-            batch: What the step gets.
-        """
+        """Takes the model's own training step."""
         return self._model.train_step(batch)
 
     def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the examples of all replicas, in their order.
 
         All workers must call it.
-
-        Args:
-            batch: What the trainer's step takes.
-            spares: Whether to leave examples out where there are many (see `sharding.spared`).
         """
         sizes = sharding.piece_sizes(examples(batch), self._model.replica_set.num_replicas)
         chosen = sharding.spared(sizes) if spares else sizes
@@ -95,20 +77,15 @@ class Trial(abc.ABC):
 
     @abc.abstractmethod
     def first_rows(self, batch: Any, count: int) -> Any:
-        """Returns the first examples of a batch.
-
-        Args:
-            batch: Tensors with the examples along axis 0, in any structure.
-            count: How many.
-        """
+        """Returns the first examples of a batch."""
 
     @abc.abstractmethod
     def draw_alike(self) -> None:
-        """Lets the framework's random generators go on from the same state on all workers."""
+        """Sets the framework's random generators to the same state on all workers."""
 
     @abc.abstractmethod
     def __enter__(self) -> Trial:
-        """Begins: remembers the state of the random generators."""
+        """Saves the state of the random generators."""
 
     @abc.abstractmethod
     def __exit__(self, *error: object) -> None:
@@ -116,24 +93,15 @@ class Trial(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, variables: Iterable[Any]) -> None:
-        """Remembers the values of variables, those that it does not know yet.
-
-        Args:
-            variables: Keras variables.
-        """
+        """Saves the values of those variables that are not saved yet."""
 
     @abc.abstractmethod
     def restore(self) -> None:
-        """Gives the variables the values that they had."""
+        """Gives the variables their saved values."""
 
     @abc.abstractmethod
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Sees to it that an optimizer can be used: builds it as the strategy's first step would.
-
-        Args:
-            optimizer: A Keras optimizer.
-            variables: What it is to update; None: all that it knows.
-        """
+        """Builds an optimizer as the strategy's first step would."""
 
     @abc.abstractmethod
     def alone(
@@ -141,14 +109,8 @@ class Trial(abc.ABC):
     ) -> tuple[Any, Any]:
         """Takes a step as plain Keras does, on one device with the whole batch.
 
-        Args:
-            step: Takes the batch.
-            batch: The global batch.
-            look: Called after the step, while its results can be read.
-            change: By what part of itself each trainable value is changed before, at most.
-
-        Returns:
-            What `step` and `look` returned.
+        First multiplies the trainable variables by random factors, ``1 - change`` to
+        ``1 + change``. Returns the results of `step` and, after it, of `look`.
         """
 
     @abc.abstractmethod
@@ -157,27 +119,13 @@ class Trial(abc.ABC):
     ) -> tuple[Any, Any]:
         """Takes a step as the strategy does. All workers must call it.
 
-        Args:
-            step: Takes a replica's piece of the batch.
-            batch: The global batch.
-            look: Called after the step.
-
-        Returns:
-            The logs of the step, of all replicas together, and what `look` returned.
+        Returns the step's logs for all replicas together, and the result of `look`.
         """
 
     @abc.abstractmethod
     def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
-        """Has a function called in place of the framework's own draws, in the calling thread.
-
-        Args:
-            draw: See `Draw`.
-        """
+        """Calls `draw` in place of the framework's random functions, in the calling thread."""
 
     @abc.abstractmethod
     def as_array(self, value: Any) -> Any:
-        """Returns a tensor or a gradient as a NumPy array, sparse ones made dense.
-
-        Args:
-            value: A tensor, a gradient, or a distributed value with equal components.
-        """
+        """Returns a tensor or a gradient as a NumPy array, sparse ones made dense."""

@@ -1,4 +1,4 @@
-"""Callbacks for `fit` on many workers; in a job of one they do what they can do there.
+"""Callbacks for `fit` on many workers; on one worker each does what makes sense there.
 
 A public name is loaded when it is first used.
 """

@@ -1,4 +1,4 @@
-"""Backups of a training run, from which a new process goes on."""
+"""Backups of a training run, from which a new process continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Literal, NoReturn, final
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
+from kerasdist.backends import random_states
 from kerasdist.binding import binding_of
 from kerasdist.callbacks import training_state
 from kerasdist.callbacks.backup_file import Backup
@@ -104,58 +105,39 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def asked_to_leave(self) -> bool:
-        """Whether it was."""
+        """Whether this process was asked to leave."""
         return self._asked
 
     def listen(self) -> None:
-        """Notes that this process may be asked to leave."""
+        """Lets this process be asked to leave."""
         self._listens = True
 
     def ask_to_leave(self) -> bool:
-        """Asks for a backup after the next batch, and the end of the script.
+        """Asks for a backup after the next batch, and then for the end of the script.
 
-        Returns:
-            Whether that will happen: not outside of training, and not if it was asked before.
+        Returns False outside of training, and if it was asked before.
         """
         heard, self._asked = self._in_training and not self._asked, True
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
-        """Backs up and ends the script. All workers must call it.
-
-        Args:
-            epoch: The epoch in which a run is to go on.
-            batches: How many of its batches have passed.
-
-        Raises:
-            SystemExit: With the exit code for it.
-        """
+        """Backs up, and ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
         self.save(epoch, batches)
         raise SystemExit(ExitCode.PREEMPTED)
 
     def beside(self, others: Sequence[Any], listed: Sequence[Any]) -> None:
-        """Notes the other callbacks of the call, to keep what they remember.
+        """Takes the other callbacks of the call, whose state each backup keeps.
 
-        Args:
-            others: The callbacks, as the caller gave them.
-            listed: The same, as Keras calls them.
+        ``others`` are the callbacks that the user passed, ``listed`` those that Keras calls.
         """
         self._others, self._listed = others, listed
 
     def reads(self, position: Position) -> None:
-        """Notes the data of the call, to come back to the place where a run was interrupted.
-
-        Args:
-            position: Where the run is in them.
-        """
+        """Takes the position in the data of the call, which each backup keeps."""
         self._position = position
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the newest backup that fits. All workers must call it.
-
-        Raises:
-            BackupError: If the model is not built.
-        """
+        """Restores the newest backup that fits. All workers must call it."""
         del logs
         self._in_training = True
         model: Any = self.model
@@ -166,14 +148,14 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         job = current()
         variables = training_state.variables_of(self.model)
-        self._remembering = Remembering(self._callbacks(), keras_seam.parts_of(model))
+        self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         found = None
         self._files = RunFiles(self.backup_dir, self._keep)
         if job is None or job.is_chief:
             found = self._files.newest(training_state.forms(self.model, variables))
         facts = None if found is None else dict(found.facts)
         if job is not None:
-            facts = job.exchange("backup", facts)[0]
+            facts = job.all_gather_object("backup", facts)[0]
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False
         if facts is None:
@@ -189,30 +171,25 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._begin(kept)
 
     def _begin(self, kept: Backup) -> None:
-        """Puts back what must be there before the epoch begins."""
+        """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         if facts["stopping"] and not facts["batches"]:
-            # An epoch more would not have been.
+            # The uninterrupted run would not have had another epoch.
             epochs = max((self.params or {}).get("epochs") or 0, facts["epoch"])
-            keras_seam.set_initial_epoch(model, epochs)
+            keras_compat.set_initial_epoch(model, epochs)
             return
-        keras_seam.set_initial_epoch(model, facts["epoch"])
+        keras_compat.set_initial_epoch(model, facts["epoch"])
         if facts["batches"]:
             self._resumed = kept
         else:
-            # The callbacks begin the epoch by what they remember, as they would have.
-            training_state.set_random_states(facts["random"])
-            self._set_own_random_states(facts)
+            # The callbacks begin the epoch with their restored state.
+            random_states.put_back(facts["random"])
+            self._put_back_random_states_of_gpus(facts)
             self._position.go_to(facts["position"], kept.arrays, within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts back what an epoch's begin has changed, where a run goes on within an epoch.
-
-        Args:
-            epoch: The epoch.
-            logs: Not used.
-        """
+        """Restores the rest of a backup that was made within the epoch."""
         del logs
         self._epoch, self._last_saved, self._skipped = epoch, 0, 0
         if self._resumed is not None:
@@ -221,23 +198,18 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._position.epoch_begins()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes where the data are, before the first batch of an epoch is read."""
+        """Keeps the position in the data before the first batch of an epoch is read."""
         del batch, logs
         self._position.batch_begins()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Backs up, if so many batches have passed.
-
-        Args:
-            batch: The batch's number in the epoch.
-            logs: What Keras reports of the epoch so far.
-        """
+        """Backs up after each ``save_freq`` batches."""
         done = batch + 1
         self._logs = logs
         if done == self._skipped:
             self._unmute.close()
             if self._stops:
-                keras_seam.model_of(self).stop_training = True
+                keras_compat.model_of(self).stop_training = True
         if done <= self._skipped:
             return
         self._position.batches_passed(done)
@@ -249,12 +221,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self.save(self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Backs up.
-
-        Args:
-            epoch: The epoch.
-            logs: Not used.
-        """
+        """Backs up."""
         del logs
         if self._asked and current() is None:
             self.leave(epoch + 1, 0)
@@ -265,19 +232,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         del logs
         self._in_training = False
         self._unmute.close()
-        keras_seam.set_initial_epoch(self.model, None)
+        keras_compat.set_initial_epoch(self.model, None)
         job = current()
         self._files.training_ended(removes=self._delete and (job is None or job.is_chief))
 
     def save(self, epoch: int, batches: int) -> None:
-        """Writes a backup. All workers must call it; the chief writes.
+        """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
 
-        Args:
-            epoch: The epoch in which a run is to go on.
-            batches: How many of its batches have passed.
-
-        Raises:
-            DisagreementError: If workers have other weights.
+        All workers must call it; the chief writes.
         """
         self._last_saved = batches
         self._files.number += 1
@@ -288,8 +250,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if batches:
             training_state.add_up_anew(variables, arrays)
         job = current()
-        stopping = bool(keras_seam.model_of(self).stop_training)
-        of_gpus = training_state.own_random_states(job)
+        stopping = bool(keras_compat.model_of(self).stop_training)
+        of_gpus = training_state.random_states_of_gpus(job)
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
         if job is not None and not job.is_chief:
@@ -307,7 +269,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "stopping": stopping,
             "keras": keras.__version__,
             "forms": training_state.forms(self.model, variables),
-            "random": training_state.random_states(),
+            "random": random_states.kept(),
             "random of gpus": of_gpus,
             "position": position,
             "callbacks": own,
@@ -317,7 +279,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._files.write(Backup(facts, arrays))
 
     def _say_what_is_lost(self, job: Job | None) -> None:
-        """Warns at the first writing of what a restart would not bring back."""
+        """Warns, at the first backup, of what a restart would not bring back."""
         if self._has_said:
             return
         self._has_said = True
@@ -336,7 +298,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _go_on(self, kept: Backup) -> None:
-        facts, model = kept.facts, keras_seam.model_of(self)
+        facts, model = kept.facts, keras_compat.model_of(self)
         training_state.put_back(training_state.variables_of(model), kept)
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
@@ -347,14 +309,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         logs = decode(facts["logs"], kept.arrays)
 
         def then() -> None:
-            self._position.settle(facts["random"])
-            self._set_own_random_states(facts)
+            self._position.restore_random_states(facts["random"])
+            self._put_back_random_states_of_gpus(facts)
 
-        keras_seam.skip_batches(model, self._skipped, logs, then)
+        keras_compat.skip_batches(model, self._skipped, logs, then)
 
-    def _set_own_random_states(self, facts: Mapping[str, Any]) -> None:
+    def _put_back_random_states_of_gpus(self, facts: Mapping[str, Any]) -> None:
         job = current()
-        training_state.set_own_random_states(facts["random of gpus"], job.rank if job else 0)
+        rank = 0 if job is None else job.rank
+        training_state.put_back_random_states_of_gpus(facts["random of gpus"], rank)
 
     def _callbacks(self) -> list[Any]:
         model: Any = self.model
@@ -364,7 +327,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def _hearing_nothing_of_batches(callback: Any) -> Iterator[None]:
-    """Keeps from a callback what it has heard before the backup."""
+    """Keeps batch events from a callback that got them before the backup."""
     kept = dict(vars(callback))
     vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
     try:

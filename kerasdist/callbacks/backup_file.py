@@ -1,8 +1,8 @@
-"""Backups on disk: whole or not there.
+"""Backups on disk: a file is complete or absent.
 
-A file is a line that says what it is, a header of JSON behind its length, the bytes of the arrays,
-and a SHA-256 over all of that. It is written under another name, flushed to the disk, and then
-renamed, which replaces a file at once or not at all.
+A file is a line that identifies it, the length of a JSON header, the header, the bytes of the
+arrays, and a SHA-256 over all of that. It is written under another name, flushed to the disk, and
+then renamed, which replaces a file at once or not at all.
 """
 
 from __future__ import annotations
@@ -43,13 +43,7 @@ class Backup:
 
 
 def write(folder: Path, number: int, backup: Backup) -> Path:
-    """Writes a backup.
-
-    Args:
-        folder: Where; it is made if need be.
-        number: Of two backups the one with the larger number is the newer.
-        backup: What to write.
-    """
+    """Writes a backup."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"backup-{number:012d}.kdb"
     unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
@@ -70,14 +64,7 @@ def write(folder: Path, number: int, backup: Backup) -> Path:
 
 
 def read(path: Path) -> Backup:
-    """Reads a backup.
-
-    Args:
-        path: The file.
-
-    Raises:
-        BackupError: If it is no backup, or not whole.
-    """
+    """Reads a backup."""
     content = path.read_bytes()
     if not content.startswith(_MAGIC):
         found = content[: len(_MAGIC)]
@@ -95,41 +82,25 @@ def read(path: Path) -> Backup:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """Returns the backups of a folder.
-
-    Args:
-        folder: The folder; it need not exist.
-    """
+    """Returns the backups of a folder."""
     if not folder.is_dir():
         return []
     return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """Removes backups.
-
-    Args:
-        paths: The files.
-    """
+    """Removes backups."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what a process that was killed while it wrote has left.
-
-    Args:
-        folder: The folder; no process may be writing in it. It need not exist.
-    """
+    """Removes the files of a process that was killed while it wrote."""
     remove(list(folder.glob(f"backup-*{_UNFINISHED}")))
 
 
 def number_of(path: Path) -> int:
-    """Returns a backup's number.
-
-    Args:
-        path: The file.
-    """
+    """Returns a backup's number."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
@@ -156,11 +127,7 @@ def _arrays(forms: Sequence[Any], data: memoryview) -> Iterator[np.ndarray[Any, 
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Returns NumPy's type of a name; those of bfloat16 and float8 come from ml_dtypes.
-
-    Args:
-        name: As ``dtype.name`` says it.
-    """
+    """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -168,7 +135,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes the new name survive a loss of power."""
+    """Makes a renamed file survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

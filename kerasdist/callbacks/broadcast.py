@@ -1,4 +1,4 @@
-"""Equal variables on all workers, when training begins."""
+"""The chief's variables for all workers, when training begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import dtype_of
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
 
 @final
@@ -46,16 +46,10 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 
 
 def broadcast(model: Any) -> None:
-    """Gives every worker the chief's variables of a model and its optimizer.
-
-    All workers must call it.
-
-    Args:
-        model: A model that is built.
-    """
+    """Gives every worker the chief's variables of a model and its optimizer. All must call it."""
     binding = binding_of(model)
     if binding is not None and binding.replicas.job is not None:
-        binding.replicas.equal_start.ensure()
+        binding.replicas.initial_broadcast.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables])
 
 
@@ -64,10 +58,7 @@ def broadcast_arrays(
 ) -> list[np.ndarray[Any, Any]]:
     """Returns the chief's arrays on every worker. All workers must call it.
 
-    Args:
-        model: A model that is built.
-        arrays: On the chief, the arrays.
-        forms: Type and shape of each, on every worker.
+    ``forms`` are type and shape of each array; the other workers pass no arrays.
     """
     binding = binding_of(model)
     if binding is None or binding.replicas.job is None or not forms:
@@ -82,7 +73,7 @@ def broadcast_arrays(
         raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
     with binding.strategy.scope():
         carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
-    binding.replicas.equal_start.ensure()
+    binding.replicas.initial_broadcast.ensure()
     binding.replicas.equalize([carrier])
     received = np.asarray(ops.convert_to_numpy(carrier))
     parts = np.split(received, np.cumsum(sizes)[:-1])

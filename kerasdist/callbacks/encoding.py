@@ -1,7 +1,7 @@
-"""Python values as JSON and arrays, without pickle: a backup that is read runs no code.
+"""Python values as JSON and arrays, without pickle: reading a backup runs no code.
 
-What is mutable is filled again where it is (a list, a generator of random numbers, an object), so
-that other objects that hold it see it, too.
+Mutable values (lists, random generators, objects) are filled in place, so that other objects that
+hold them see the restored value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from kerasdist.backends import registry
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
 _TAG = "kind"
 _DEPTH = 6
@@ -30,7 +30,7 @@ _DEPTH = 6
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
 
-# Code, and what the script makes again as it was: nothing to keep.
+# Code, and objects that the script makes again: nothing to keep.
 _CODE = (
     type,
     types.FunctionType,
@@ -47,39 +47,27 @@ SKIPPED = {_TAG: "skipped"}
 
 @runtime_checkable
 class HasStateDict(Protocol):
-    """An object that says itself what it must find again, as PyTorch's and Lightning's do."""
+    """An object that saves its own state, with the method names of PyTorch and Lightning."""
 
     def state_dict(self) -> Any:
-        """Returns its state: numbers, words, arrays, and structures of them."""
+        """Returns the state: numbers, strings, arrays, and structures of them."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Goes on from a state.
-
-        Args:
-            state: What `state_dict` returned.
-        """
+        """Continues from a state."""
 
 
 @final
 class Encoder:
-    """Turns values into what JSON can say and a list of arrays.
+    """Turns values into JSON forms and a list of arrays.
 
     Attributes:
         arrays: The arrays that the forms name by number.
-        lost: Where something was that cannot be kept, and of which type.
+        lost: Place and type of each value that cannot be kept.
     """
 
     def __init__(
         self, first: int = 0, leave_out: Sequence[Any] = (), *, digests: bool = False
     ) -> None:
-        """Begins.
-
-        Args:
-            first: The number of the first array.
-            leave_out: Objects that are kept elsewhere, such as the model.
-            digests: Whether checksums will do in place of arrays and of long lists: a form is then
-                good for nothing but to see whether a value has changed.
-        """
         self._digests = digests
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.lost: dict[str, str] = {}
@@ -88,13 +76,7 @@ class Encoder:
         self._keep_alive: list[Any] = list(leave_out)
 
     def encode(self, value: Any, where: str, depth: int = _DEPTH) -> Any:
-        """Returns the form of a value.
-
-        Args:
-            value: Anything.
-            where: What to call it in messages.
-            depth: How many objects within objects are looked into.
-        """
+        """Returns the form of a value."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, np.generic | np.ndarray):
@@ -147,13 +129,7 @@ class Encoder:
         return SKIPPED
 
     def attributes(self, value: Any, where: str, depth: int = _DEPTH) -> dict[str, Any]:
-        """Returns the forms of an object's attributes, by name.
-
-        Args:
-            value: The object.
-            where: What to call it in messages.
-            depth: How many objects within objects are looked into.
-        """
+        """Returns the forms of an object's attributes, by name."""
         return {
             name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
         }
@@ -176,12 +152,7 @@ class Encoder:
 
 
 def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, str]:
-    """Returns for each value what is equal for equal values, and is small.
-
-    Args:
-        values: By name.
-        leave_out: Objects that are not looked into.
-    """
+    """Returns for each value a short form that is equal for equal values."""
     return {
         name: json.dumps(Encoder(leave_out=leave_out, digests=True).encode(one, name))
         for name, one in values.items()
@@ -194,7 +165,7 @@ def _checksum(array: np.ndarray[Any, Any]) -> list[Any]:
 
 
 def _checksum_of_plain(value: Any) -> list[Any] | None:
-    """That of numbers, words, and lists of them, however long; None for anything else."""
+    """Returns a checksum of numbers, strings, and lists of them; None for anything else."""
     try:
         raw = marshal.dumps(value, 0)
     except ValueError:
@@ -203,12 +174,7 @@ def _checksum_of_plain(value: Any) -> list[Any] | None:
 
 
 def renumbered(form: Any, first: int) -> Any:
-    """Returns a form that names its arrays by other numbers.
-
-    Args:
-        form: What `Encoder.encode` returned, or a structure of such, with arrays from number 0.
-        first: The number of its first array from now on.
-    """
+    """Returns a form whose arrays are numbered from `first`."""
     if isinstance(form, list):
         return [renumbered(one, first) for one in form]
     if isinstance(form, dict):
@@ -220,13 +186,7 @@ def renumbered(form: Any, first: int) -> Any:
 
 
 def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
-    """Returns the value of a form; what is mutable is the current value, filled again.
-
-    Args:
-        form: What `Encoder.encode` returned.
-        arrays: All arrays of the backup.
-        current: What stands there now.
-    """
+    """Returns the value of a form; a mutable one is the current value, filled in place."""
     if not isinstance(form, dict):
         return form
     kind = form[_TAG]
@@ -304,13 +264,7 @@ def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], curr
 def set_attributes(
     value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray[Any, Any]]
 ) -> None:
-    """Gives an object the attributes that it had.
-
-    Args:
-        value: The object.
-        forms: What `Encoder.attributes` returned, or some of it.
-        arrays: All arrays of the backup.
-    """
+    """Restores the attributes of an object."""
     own = vars(value)
     for name, form in forms.items():
         if form != SKIPPED:
@@ -323,7 +277,7 @@ def _require(condition: bool, kind: str, current: Any) -> None:
 
 
 def _is_of_python(value: Any) -> bool:
-    """Whether an object's attributes are all that it holds; Python itself knows, for `copy`."""
+    """Returns whether an object is nothing but its attributes, as `copy` decides it."""
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
         return False
@@ -343,7 +297,7 @@ def _set_bit_generator(generator: Any, state: Any) -> None:
     generator.bit_generator.state = state
 
 
-# By name: the class, how to read the state, how to set it.
+# By name: the class, the function that reads the state, and the one that sets it.
 _GENERATORS: dict[str, tuple[Any, Any, Any]] = {
     "numpy.random.Generator": (
         np.random.Generator,

@@ -1,4 +1,4 @@
-"""Weights that are equal on all workers, epoch by epoch."""
+"""Compares the weights of all workers, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.agreement import weights
 from kerasdist.binding import binding_of
 
@@ -15,42 +15,28 @@ from kerasdist.binding import binding_of
 class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by a checksum.
 
-    Also the sizes of the batches that they have trained on. It stands behind the callbacks that may
-    change weights, and before those that back them up.
+    It compares the sizes of the batches too. It runs after the callbacks that may change weights,
+    and before those that back them up.
     """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Forgets batches that were not trained on in this call."""
+        """Forgets the batches before this call."""
         del logs
-        binding = binding_of(keras_seam.model_of(self))
-        if binding is not None:
-            binding.replicas.begin_training(keras_seam.model_of(self))
+        binding = binding_of(keras_compat.model_of(self))
+        if binding is not None and binding.replicas.job is not None:
+            history = binding.replicas.batch_history
+            history.clear()
+            binding.replicas.job.report_batches(history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares. All workers must call it.
-
-        Args:
-            epoch: The epoch.
-            logs: Not used.
-
-        Raises:
-            DisagreementError: If the weights differ.
-        """
+        """Compares batches and weights. All workers must call it."""
         del logs
         require_equal_weights(self.model, f"the end of epoch {epoch + 1}")
 
 
 def require_equal_weights(model: Any, when: str) -> None:
-    """Makes sure that a model has the same weights on all workers. All workers must call it.
-
-    Args:
-        model: A Keras model.
-        when: When that is, for messages.
-
-    Raises:
-        DisagreementError: If the weights differ.
-    """
+    """Raises DisagreementError if workers have different weights. All workers must call it."""
     binding = binding_of(model)
     if binding is not None:
-        weights.require_equal_batches(model, binding.replicas, when)
+        weights.require_equal_batches(binding.replicas, when)
         weights.require_equal(model, binding.replicas, when)

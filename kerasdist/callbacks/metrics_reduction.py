@@ -1,4 +1,4 @@
-"""Logs that workers computed by themselves, made one."""
+"""Reduces logs that each worker computed by itself."""
 
 from __future__ import annotations
 
@@ -49,18 +49,13 @@ class MetricsReduction(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reduces the logs in place. All workers must call it.
-
-        Args:
-            epoch: The epoch.
-            logs: Its logs, by name; the names must be equal on all workers.
-        """
+        """Reduces the logs in place. All workers must call it, with logs of the same names."""
         job = current()
         if job is None or not logs:
             return
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         label = f"logs of epoch {epoch + 1}: {sorted(own)}"
-        everyone: Sequence[dict[str, float]] = job.exchange(label, own)
+        everyone: Sequence[dict[str, float]] = job.all_gather_object(label, own)
         for name in own:
             values = [theirs[name] for theirs in everyone]
             if any(value != values[0] for value in values):

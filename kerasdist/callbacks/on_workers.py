@@ -1,7 +1,7 @@
-"""Keras's callbacks in `fit` on many workers: what writes acts on the chief, what decides on all.
+"""Keras's callbacks in `fit` on many workers: writers act on the chief, deciders on all.
 
-The logs are those of the global batch on every worker, so that callbacks which decide by them
-decide alike. What a worker decides by itself, ``stop_training``, is voted on.
+The logs are those of the global batch on every worker, so callbacks that decide by them decide
+alike. ``stop_training``, which a worker may set by itself, is voted on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import keras_seam, whole_files
+from kerasdist import keras_compat, whole_files
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
@@ -42,12 +42,7 @@ _WRITERS = (
 
 
 def prepared(callbacks: Any, job: Job | None) -> Any:
-    """Returns the callbacks of a call of `fit` as this worker is to have them.
-
-    Args:
-        callbacks: None, one, or a structure of several, or a Keras ``CallbackList``.
-        job: The job, None for a process that is alone.
-    """
+    """Returns the callbacks of a call of `fit`, wrapped for this worker."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = _ordered(callbacks.callbacks, job)
         return callbacks
@@ -55,11 +50,7 @@ def prepared(callbacks: Any, job: Job | None) -> Any:
 
 
 def position_of(given: Mapping[str, Any]) -> Position | None:
-    """Returns where a call of `fit` is in its data, None if nothing backs it up.
-
-    Args:
-        given: The arguments of the call.
-    """
+    """Returns the position in the data that a backup keeps, None if there is no backup."""
     callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -77,7 +68,7 @@ def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:
     backups = [one for one in given if isinstance(one, BackupAndRestore)]
     others = [one for one in given if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
-        # Keras would add its own behind the backups, which would lack the last epoch.
+        # Keras would add its History after the backups, which would then lack the last epoch.
         others = [*others, keras.callbacks.History()]
     listed = others if job is None else [_on_worker(one, job) for one in others]
     for backup in backups:
@@ -99,7 +90,7 @@ def _on_worker(callback: Any, job: Job) -> Any:
 
 @final
 class _SavesOnChief(DelegatingCallback):
-    """Lets ModelCheckpoint decide on every worker, and the chief alone write, whole files only."""
+    """Lets ModelCheckpoint decide on every worker, and write on the chief alone."""
 
     def __init__(self, inner: Any, job: Job) -> None:
         super().__init__(inner)
@@ -111,7 +102,7 @@ class _SavesOnChief(DelegatingCallback):
 
 @final
 class _Saving:
-    """A model that is saved in another way."""
+    """A model with another way to save."""
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
         self._model = model
@@ -147,8 +138,10 @@ class _RestoresAll(DelegatingCallback):
 
     def _send(self, logs: Any = None) -> None:
         del logs
-        keras_seam.set_initial_epoch(
+        keras_compat.set_initial_epoch(
             self.model,
-            self._job.exchange("restored epoch", keras_seam.initial_epoch(self.model))[0],
+            self._job.all_gather_object("restored epoch", keras_compat.initial_epoch(self.model))[
+                0
+            ],
         )
         broadcast(self.model)

@@ -1,10 +1,10 @@
-"""Where a run is in its data, and how another process comes back to that place.
+"""The position of a run in its data, and how another process returns to it.
 
-Before an epoch, or before the first one where `fit` has ``steps_per_epoch`` and the data go on from
-epoch to epoch, the states of all random generators are noted, and what has changed of the source's
-own attributes. From there a source that is read again yields the same batches; those that have been
-trained on are passed over. A ``tf.data`` pipeline need not be read from its beginning: its iterator
-says where it is.
+Before an epoch (or before the first one, where `fit` has ``steps_per_epoch`` and the data go on
+from epoch to epoch), the states of all random generators are kept, with the attributes of the
+source that have changed. A source that is read again from there yields the same batches, and those
+that were trained on are skipped. The iterator of a ``tf.data`` pipeline has a position of its own,
+so such a pipeline is not read from its beginning.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any, final
 
 import numpy as np
 
-from kerasdist import keras_seam
-from kerasdist.backends import registry
-from kerasdist.callbacks import training_state
+from kerasdist import keras_compat
+from kerasdist.backends import random_states
 from kerasdist.callbacks.encoding import renumbered
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
-from kerasdist.input.sharded import ShardedAdapter
+from kerasdist.input.worker_batches import ShardedAdapter
 
 
 @final
@@ -32,11 +31,11 @@ class _Resume:
     """How the next iteration begins.
 
     Attributes:
-        passed: How many batches it passes over.
+        passed: How many batches it skips.
         random: The states of the random generators that it begins with.
-        returns: Whether those of now are in force again afterwards.
-        is_late: Whether they are put back when the iteration has been made: Keras had made it
-            before the epoch began.
+        returns: Whether the present states are restored afterwards.
+        is_late: Whether the states are set after the iterator was made: Keras had made it before
+            the epoch began.
     """
 
     passed: int
@@ -48,11 +47,11 @@ class _Resume:
 @final
 @dataclass(frozen=True)
 class _Begin:
-    """What an iteration over the data begins with.
+    """The state before an iteration over the data.
 
     Attributes:
         random: The states of the random generators; None for those that the backup has anyway.
-        source: What has changed of the source, in forms.
+        source: The changed attributes of the source, as forms.
         arrays: The arrays that the forms name, from number 0.
     """
 
@@ -63,20 +62,13 @@ class _Begin:
 
 @final
 class Position:
-    """Where a run is in the data of its `fit`."""
+    """The position of a run in the data of its `fit`."""
 
     def __init__(self, source: Any = None, steps_per_epoch: int | None = None) -> None:
-        """Begins at the data's beginning.
-
-        Args:
-            source: What the caller gave to `fit`, None where that is not known.
-            steps_per_epoch: As `fit` got it. With it, an epoch goes on where the one before it has
-                ended, until the data's end, after which Keras begins them again.
-        """
         self._source = Remembering(_objects_of(source))
         self._steps = steps_per_epoch
         self._goes_on = steps_per_epoch is not None
-        self._iterations: keras_seam.FollowedIterations | None = None
+        self._iterations: keras_compat.FollowedIterations | None = None
         self._lost = _lost_of(source)
         self._begin: _Begin | None = None
         self._place: bytes | None = None
@@ -86,53 +78,48 @@ class Position:
         self._epochs = 0
         self._batches: int | None = None
         self._is_made = self._is_late = False
-        self._is_heard_later = isinstance(source, keras_seam.PyDataset)
+        self._is_heard_later = isinstance(source, keras_compat.PyDataset)
         self._pass_epochs: Callable[[int], None] | None = None
 
-    def follow(self, adapter: Any) -> None:
-        """Notes the adapter that Keras made, and follows the iterations of a ``tf.data`` pipeline.
-
-        Args:
-            adapter: One of Keras's data adapters.
-        """
-        if keras_seam.shuffles_without_seed(adapter):
+    def follow(self, adapter: Any, *, reads_ahead: bool) -> None:
+        """Takes the adapter that Keras made, and follows its ``tf.data`` iterators."""
+        if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
                 "the order of the arrays, which TensorFlow shuffles without a seed (call "
                 "keras.utils.set_random_seed)"
             )
         if isinstance(adapter, ShardedAdapter):
             self._follow_own(adapter.batches.source)
-        self._reads_aside = keras_seam.reads_aside(adapter)
+        self._reads_aside = keras_compat.reads_aside(adapter)
         self._batches = adapter.num_batches if self._goes_on else None
         if self._batches is not None and self._batches != self._steps:
             self._lost.append(
                 f"the place in {self._batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
             )
-        dataset = keras_seam.dataset_of(adapter)
+        dataset = keras_compat.dataset_of(adapter)
         if dataset is None:
             return
-        facts = keras_seam.facts_of(dataset)
+        facts = keras_compat.facts_of(dataset)
         self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
         if self._batches is not None:
             self._lost.append(
                 f"the place in a tf.data pipeline with an end, with steps_per_epoch={self._steps} "
                 "(repeat it, or leave steps_per_epoch out)"
             )
-        ahead = registry.current().reads_ahead
-        if facts.calls_python or (self._goes_on and (facts.draws or ahead)):
+        if facts.calls_python or (self._goes_on and (facts.draws or reads_ahead)):
             return  # it is read again, from its beginning
-        self._iterations = keras_seam.FollowedIterations(self._note_place)
-        if not keras_seam.is_native_dataset(dataset):
-            followed = keras_seam.FollowedDataset(dataset, self._iterations)
-            keras_seam.replace_dataset(adapter, followed)
+        self._iterations = keras_compat.FollowedIterations(self._record_place)
+        if not keras_compat.is_native_dataset(dataset):
+            followed = keras_compat.FollowedDataset(dataset, self._iterations)
+            keras_compat.replace_dataset(adapter, followed)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Notes what this worker alone reads; what it remembers, the chief cannot write down."""
+        """Takes data that this worker alone reads; the chief cannot keep their state."""
         self._pass_epochs = source.pass_epochs
         if source.pass_epochs is None:
             self._lost.append("the place in pipelines that a function makes for each worker")
-        elif isinstance(source.dataset, keras_seam.PyDataset):
+        elif isinstance(source.dataset, keras_compat.PyDataset):
             self._lost.append("what a PyDataset remembers of which each worker reads a part")
 
     def lost(self) -> list[str]:
@@ -140,100 +127,81 @@ class Position:
         return [*self._lost, *self._source.lost()]
 
     def begun(self, make: Callable[[], Any]) -> Any:
-        """Returns an iteration over the data, which begins where it is to go on.
-
-        Args:
-            make: Begins one.
-        """
+        """Returns an iterator over the data, at the position where the run continues."""
         resume, self._resume = self._resume, None
         if resume is None:
             if self._is_over():
-                # On some backends Keras does so at once, before callbacks hear of the epoch's end.
-                self._begin = self._now(training_state.random_states())
+                # On some backends Keras restarts the data before it calls `on_epoch_end`.
+                self._begin = self._now(random_states.kept())
                 self._passed_before = -self._passed
                 self._is_made = True
             return make()
-        now = training_state.random_states()
+        now = random_states.kept()
         if not resume.is_late:
-            training_state.set_random_states(resume.random)
+            random_states.put_back(resume.random)
         iterator = make()
         if resume.is_late:
-            training_state.set_random_states(resume.random)
+            random_states.put_back(resume.random)
         for _ in range(resume.passed):
             next(iterator, None)
         if resume.returns:
-            self.settle(now, resume.random)
+            self.restore_random_states(now, resume.random)
         return iterator
 
-    def settle(self, states: Mapping[str, Any], begin: Mapping[str, Any] | None = None) -> None:
-        """Lets the random generators go on from the states of a backup, once batches are read.
+    def restore_random_states(
+        self, states: Mapping[str, Any], begin: Mapping[str, Any] | None = None
+    ) -> None:
+        """Sets the random generators to the states of a backup, once batches are read.
 
-        TensorFlow reads what is Python's ahead, in another thread. If that draws from the global
-        generators, they are where they must be.
-
-        Args:
-            states: The states.
-            begin: Those before the batches were read; None: those of the epoch's begin.
+        TensorFlow reads Python sources ahead, in another thread. If that thread draws from the
+        global generators, they have the right states already.
         """
         if self._reads_aside:
             before = begin or (self._begin.random if self._begin is not None else None)
-            if before is not None and training_state.random_states() != before:
+            if before is not None and random_states.kept() != before:
                 return
-        training_state.set_random_states(states)
+        random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Returns an iteration over a pipeline of the framework's own, likewise.
-
-        Args:
-            make: Begins one.
-        """
+        """Returns an iterator over a framework's own pipeline, likewise."""
         following = self._iterations
         return self.begun(make if following is None else lambda: following.begun(make))
 
     def epoch_begins(self) -> None:
-        """Notes the place from which an epoch can be read again."""
+        """Keeps the state from which the epoch can be read again."""
         if self._is_over():
             self._begin, self._passed_before = None, -self._passed
             self._is_late = False
         self._passed_before, self._passed = self._passed_before + self._passed, 0
         if self._begin is None or not self._goes_on:
-            self._begin = self._now(training_state.random_states())
+            self._begin = self._now(random_states.kept())
         elif self._is_made:
-            self._begin = self._since(self._begin, training_state.random_states())
+            self._begin = self._since(self._begin, random_states.kept())
             self._is_made, self._is_late = False, True
         self._epochs += 1
         self._is_due = True
 
     def _is_over(self) -> bool:
-        """Whether epochs that go on have come to the data's end: Keras begins them again."""
+        """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
         passed = self._passed_before + self._passed
         return self._goes_on and self._batches is not None and passed >= self._batches > 0
 
     def batch_begins(self) -> None:
-        """Notes where a pipeline is, before the first batch of an epoch is read."""
+        """Keeps the position in a pipeline before the first batch of an epoch is read."""
         if self._is_due and self._goes_on and self._is_read and self._iterations is not None:
-            self._note_place(self._iterations.place())
+            self._record_place(self._iterations.place())
 
-    def _note_place(self, place: bytes | None) -> None:
-        """Notes the place of the iterator of this epoch; Keras makes others, to see a batch."""
+    def _record_place(self, place: bytes | None) -> None:
+        """Keeps the position of this epoch's iterator; Keras makes others to look at a batch."""
         if self._is_due:
             self._place, self._is_due, self._is_read = place, False, True
 
     def batches_passed(self, count: int) -> None:
-        """Notes how many batches of the epoch have been trained on.
-
-        Args:
-            count: The number.
-        """
+        """Keeps how many batches of the epoch were trained on."""
         self._passed = count
 
     def kept(self, batches: int, arrays: list[np.ndarray[Any, Any]]) -> dict[str, Any]:
-        """Returns what to keep of the place.
-
-        Args:
-            batches: How many batches of the epoch have passed; 0 at its end.
-            arrays: Those of the backup, to which this one's are added.
-        """
+        """Returns the position in the form that a backup keeps."""
         begin, place = self._begin, self._place
         assert begin is not None  # since `epoch_begins`
         goes_on = self._goes_on and not (self._is_over() and not batches)
@@ -263,13 +231,7 @@ class Position:
     def go_to(
         self, form: Mapping[str, Any], arrays: Sequence[np.ndarray[Any, Any]], *, within: bool
     ) -> None:
-        """Lets the data go on at a place.
-
-        Args:
-            form: What `kept` returned.
-            arrays: All arrays of the backup.
-            within: Whether that is within an epoch, of which Keras's loop passes over the batches.
-        """
+        """Continues from a position that a backup kept."""
         self._source.put_back(form["source"], arrays)
         self._passed_before, self._passed = form["passed"], 0
         self._epochs = form["epochs"]
@@ -288,10 +250,10 @@ class Position:
             self._resume = _Resume(passed, random, returns=not within, is_late=is_late)
             self._is_late = is_late
         else:
-            training_state.set_random_states(random)
+            random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, Any] | None) -> _Begin:
-        """The begin of an iteration that Keras made as an epoch ended."""
+        """Returns the state before an iteration that Keras began when an epoch ended."""
         return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
     def _now(self, random: Mapping[str, Any] | None) -> _Begin:
@@ -301,19 +263,11 @@ class Position:
 
 @final
 class PositionedAdapter(WrappedAdapter):
-    """Hands the data to Keras's loop from the place where a run goes on."""
+    """Passes the data to Keras's loop from the position where the run continues."""
 
-    def __init__(self, inner: Any, position: Position, follow: Callable[..., Any]) -> None:
-        """Wraps an adapter.
-
-        Args:
-            inner: The adapter of the call's data.
-            position: Where the run is in them.
-            follow: Lets a function begin the iterations of what TensorFlow's loop takes.
-        """
+    def __init__(self, inner: Any, position: Position) -> None:
         super().__init__(inner)
         self._position = position
-        self._follow = follow
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
@@ -325,7 +279,7 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches."""
-        return self._follow(self._inner.get_tf_dataset(), self._position.begun_pipeline)
+        return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
     def get_torch_dataloader(self) -> Any:
         """Returns the inner adapter's batches."""
@@ -333,20 +287,20 @@ class PositionedAdapter(WrappedAdapter):
 
     @property
     def builtin_prefetch(self) -> bool:
-        """As the inner adapter says."""
+        """As of the inner adapter."""
         return self._inner.builtin_prefetch
 
 
 @final
 class _Loader:
-    """What Keras's loop iterates over on PyTorch, where it reads a batch before it says so."""
+    """The batches for Keras's loop on PyTorch, which reads a batch before `on_batch_begin`."""
 
     def __init__(self, make: Callable[[], Any], position: Position) -> None:
         self._make = make
         self._position = position
 
     def __iter__(self) -> Iterator[Any]:
-        # At once: the iterator of a DataLoader draws a number when it is made.
+        # Made at once, since the iterator of a DataLoader draws a random number.
         return self._read(self._position.begun(lambda: iter(self._make())))
 
     def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -360,10 +314,10 @@ class _Loader:
 
 
 def _objects_of(source: Any) -> list[Any]:
-    """The objects that may change while a source is read."""
-    if isinstance(source, keras_seam.PyDataset):
+    """Returns the objects that may change while a source is read."""
+    if isinstance(source, keras_compat.PyDataset):
         return [source]
-    if keras_seam.is_torch_dataloader(source):
+    if keras_compat.is_torch_dataloader(source):
         batches = source.batch_sampler
         within = None if batches is None else getattr(batches, "sampler", None)
         objects = [source.dataset, source.sampler, batches, within]
@@ -373,6 +327,6 @@ def _objects_of(source: Any) -> list[Any]:
 
 
 def _lost_of(source: Any) -> list[str]:
-    if keras_seam.is_torch_dataloader(source) and source.persistent_workers:
+    if keras_compat.is_torch_dataloader(source) and source.persistent_workers:
         return ["what workers of a DataLoader draw (persistent_workers=False brings it back)"]
     return []

@@ -1,4 +1,4 @@
-"""What the callbacks and the data of a run remember, and must find again when it goes on."""
+"""The state of callbacks and data sources that a restarted run needs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, final
 import keras
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.encoding import Encoder, HasStateDict, decode, digests, set_attributes
 
 _MUTABLE = (list, dict, set, bytearray, np.ndarray, np.random.Generator, np.random.RandomState)
 
-# What Keras, and every callback's base class, sets by itself.
+# Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Of Keras's own callbacks: what follows from the arguments as an epoch ends for the first time
-# (`_set_monitor_op` changes the sign of `min_delta`), and handles of what is open.
+# Attributes of Keras's callbacks that follow from their arguments at the first epoch's end
+# (`_set_monitor_op` changes the sign of `min_delta`), and handles of open files.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = (
@@ -32,19 +32,14 @@ _COUNTS_OF_TENSORBOARD = (
 
 @final
 class Remembering:
-    """Knows which attributes of some objects have changed since the call of `fit` began.
+    """Keeps the attributes of some objects that have changed since `fit` began.
 
-    What has not, the script sets again. So what is kept is little, and an object that notes what
-    differs in each process, such as the time, keeps its own.
+    The script sets all others again. So little is kept, and attributes that differ by process, such
+    as a start time, stay those of the new process.
     """
 
     def __init__(self, objects: Sequence[Any], elsewhere: Sequence[Any] = ()) -> None:
-        """Notes how the objects are, before anything is put back.
-
-        Args:
-            objects: Callbacks, as the caller gave them, or what data are read from.
-            elsewhere: What is kept elsewhere, such as the model.
-        """
+        """Takes the objects before anything is restored."""
         self._objects = [
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
         ]
@@ -52,29 +47,20 @@ class Remembering:
         self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
 
     def state(self, first_array: int) -> tuple[list[Any], list[np.ndarray[Any, Any]]]:
-        """Returns what to keep: a form for each object, and the arrays that the forms name.
-
-        Args:
-            first_array: The number of the first of these arrays in the backup.
-        """
+        """Returns a form for each object, and the arrays that the forms name."""
         encoder = Encoder(first_array, self._elsewhere)
         forms = []
         for one, begin in zip(self._objects, self._at_begin, strict=True):
             name, values = type(one).__name__, _values(one)
             now = digests(values, self._elsewhere)
-            # A file is not as the script makes it: it has lines of the process before.
+            # The file has lines of the process before, which the script does not write again.
             changed = [key for key in values if key == _CONTENT or begin.get(key) != now[key]]
             own = {key: encoder.encode(values[key], f"{name}.{key}") for key in changed}
             forms.append([name, own])
         return forms, encoder.arrays
 
     def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Lets the objects remember again.
-
-        Args:
-            forms: What `state` returned.
-            arrays: All arrays of the backup.
-        """
+        """Restores the attributes of the objects."""
         left = list(forms)
         for one in self._objects:
             kept = next((form for form in left if form[0] == type(one).__name__), None)
@@ -87,7 +73,7 @@ class Remembering:
         lines = []
         for one in self._objects:
             lines += _closures(one)
-            if keras_seam.is_kerass_own(type(one)):
+            if keras_compat.is_builtin(type(one)):
                 lines += _lines_elsewhere(one)
                 continue
             name, encoder = type(one).__name__, Encoder(leave_out=self._elsewhere)
@@ -101,7 +87,7 @@ _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
 def _values(callback: Any) -> Mapping[str, Any]:
-    """What a callback remembers, by name."""
+    """Returns the attributes of a callback, by name."""
     if isinstance(callback, HasStateDict):
         return {_STATE_DICT: callback.state_dict()}
     try:
@@ -113,7 +99,7 @@ def _values(callback: Any) -> Mapping[str, Any]:
     left_out = set(_OF_THE_CALL)
     if isinstance(callback, keras.callbacks.TensorBoard):
         return {name: own[name] for name in _COUNTS_OF_TENSORBOARD}
-    if keras_seam.is_kerass_own(type(callback)):
+    if keras_compat.is_builtin(type(callback)):
         left_out |= set(inspect.signature(type(callback).__init__).parameters)
     if "monitor_op" in own:
         left_out |= _OF_MONITOR
@@ -138,7 +124,7 @@ def _put_back(callback: Any, forms: dict[str, Any], arrays: Sequence[Any]) -> No
 
 
 def _write_again(logger: Any, content: bytes) -> None:
-    """Gives a CSVLogger's file the lines that it had, whatever has been written since."""
+    """Rewrites a CSVLogger's file with the lines of the backup."""
     logger.csv_file.close()
     file = Path(logger.filename)
     file.write_bytes(content)
@@ -147,7 +133,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: Any) -> list[str]:
-    """The file of a CSVLogger that is not on this machine."""
+    """Returns the file of a CSVLogger that is not on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()
@@ -155,7 +141,7 @@ def _lines_elsewhere(callback: Any) -> list[str]:
 
 
 def _closures(callback: Any) -> list[str]:
-    """What the functions of a LambdaCallback keep outside of it."""
+    """Returns the variables that the functions of a LambdaCallback close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
@@ -163,7 +149,7 @@ def _closures(callback: Any) -> list[str]:
         function: Callable[..., Any] = hook
         if not inspect.isfunction(function) or function.__closure__ is None:
             continue
-        if keras_seam.is_kerass_own(function):
+        if keras_compat.is_builtin(function):
             continue
         for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
             try:

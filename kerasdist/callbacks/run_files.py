@@ -1,4 +1,4 @@
-"""The files of one run in the folder of its backups."""
+"""The backup files of one run."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from kerasdist.callbacks.backup_file import Backup
 from kerasdist.errors import BackupError
 from kerasdist.user_warnings import warn_user
 
-# How many calls of `fit` of this process have come to their end, by folder.
+# How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()
 
 
 @final
 class RunFiles:
-    """Finds the newest backup of a run, writes new ones, and removes those that are not needed.
+    """Finds the newest backup of a run, writes new ones, and removes old ones.
 
-    A script may call `fit` twice with one folder. Started again while the second call runs, its
-    first call must leave the second one's backups alone.
+    A script may call `fit` twice with one folder. If it is restarted during the second call, the
+    first call must not touch the second one's backups.
 
     Attributes:
-        number: That of the newest backup.
+        number: The number of the newest backup.
         fit: How many calls of `fit` with this folder have ended before in this process.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Looks at the folder.
-
-        Args:
-            folder: Where the backups are; it need not exist.
-            keep: How many of them stay.
-        """
         self._folder = folder
         self._keep = keep
         self._place = folder.resolve()
@@ -43,12 +37,9 @@ class RunFiles:
         self.number = max(map(backup_file.number_of, self._all()), default=0)
 
     def newest(self, forms: Mapping[str, Any]) -> Backup | None:
-        """Returns the newest backup that is whole and fits, None if there is none.
+        """Returns the newest backup that is complete and fits, None if there is none.
 
-        It says which it refuses, and why.
-
-        Args:
-            forms: What must be equal for the values to fit the model.
+        It prints which backups it refuses, and why.
         """
         backup_file.remove_unfinished(self._folder)
         found = None
@@ -75,20 +66,12 @@ class RunFiles:
         return found
 
     def write(self, backup: Backup) -> None:
-        """Writes a backup, and removes those that are too old.
-
-        Args:
-            backup: What to write, under the number of this object.
-        """
+        """Writes a backup, and removes those that are too old."""
         backup_file.write(self._folder, self.number, backup)
         backup_file.remove(self._own()[self._keep :])
 
     def training_ended(self, *, removes: bool) -> None:
-        """Notes that the call of `fit` has come to its end.
-
-        Args:
-            removes: Whether its backups go.
-        """
+        """Counts a call of `fit` that has ended."""
         _ENDED[self._place] += 1
         if removes:
             backup_file.remove(self._own())

@@ -1,28 +1,22 @@
-"""What a training run must find again to go on as if nothing had happened."""
+"""The state of a training run that a restarted run needs."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from kerasdist import keras_seam
-from kerasdist.backends import registry
+from kerasdist.backends import random_states
+from kerasdist.backends.variable_rules import is_sum_on_read
 from kerasdist.callbacks.backup_file import Backup
 from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Returns all variables of a training run: weights, seeds, optimizer, metrics.
-
-    Args:
-        model: A model that is built and compiled.
-    """
+    """Returns all variables of a training run: weights, seeds, optimizer, metrics."""
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     seen: dict[int, Any] = {}
@@ -32,13 +26,9 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def forms(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns what must be equal for the values of a backup to fit.
+    """Returns what the model must have in common with a backup that fits.
 
-    Not the names of layers, which count up with each model that a process makes.
-
-    Args:
-        model: The model.
-        variables: Its variables, those of the optimizer and of the metrics among them.
+    Layer names are left out: they count up with each model that a process makes.
     """
     return {
         "optimizer": type(model.optimizer).__name__,
@@ -51,50 +41,29 @@ def forms(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def values(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Returns the variables' values. All workers must call it.
-
-    Args:
-        variables: Keras variables.
-    """
+    """Returns the variables' values. All workers must call it."""
     return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def put_back(variables: Sequence[Any], backup: Backup) -> None:
-    """Gives variables the values of a backup.
-
-    Args:
-        variables: Keras variables, of the forms that the backup has.
-        backup: The backup.
-    """
+    """Gives variables the values of a backup."""
     for variable, value in zip(variables, backup.arrays[: len(variables)], strict=True):
         variable.assign(value)
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Gives replicas the sums that they add up together, as a run that is restored gets them.
+    """Sets the replicas' parts of the metrics' sums to those of a restored run.
 
-    It then goes on with the same parts, adds the same numbers in the same order, and comes to the
-    same results to the last bit. All workers must call it.
-
-    Args:
-        variables: Keras variables.
-        arrays: Their `values`.
+    The run then adds the same numbers in the same order as the uninterrupted run, and has the same
+    results to the last bit. All workers must call it.
     """
     for variable, value in zip(variables, arrays, strict=True):
-        if variable.synchronization == "on_read" and variable.aggregation == "sum":
+        if is_sum_on_read(variable):
             variable.assign(value)
 
 
 def require_same(own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuses a backup of another model.
-
-    Args:
-        own: The forms of this model.
-        expected: The forms that the backup has.
-
-    Raises:
-        BackupError: If they differ.
-    """
+    """Refuses a backup of another model."""
     for name, form in expected.items():
         if own.get(name) != form:
             raise BackupError(
@@ -102,57 +71,13 @@ def require_same(own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
             )
 
 
-def random_states() -> dict[str, Any]:
-    """Returns the states of the generators that shuffle data and make seeds."""
-    version, state, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    generator = keras_seam.global_seed_generator()
-    torch = registry.torch_states()  # from which a DataLoader draws, on every backend
-    return {
-        "python": [version, list(state), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "framework": registry.current().random_state(),
-        "torch": None if torch is None else torch.random_state(),
-        "keras": None if generator is None else ops.convert_to_numpy(generator.state).tolist(),
-    }
+def random_states_of_gpus(job: Job | None) -> list[list[str]]:
+    """Returns each worker's states of its GPUs' generators. All workers must call it."""
+    own = random_states.of_gpus()
+    return [own] if job is None else job.all_gather_object("random states of GPUs", own)
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Lets the generators go on from kept states.
-
-    Args:
-        states: What `random_states` returned.
-    """
-    version, state, gauss = states["python"]
-    random.setstate((version, tuple(state), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    registry.current().set_random_state(states["framework"])
-    torch = registry.torch_states()
-    if torch is not None and states["torch"] is not None:
-        torch.set_random_state(states["torch"])
-    if states["keras"] is not None:
-        generator = keras_seam.global_seed_generator() or keras.random.SeedGenerator(0)
-        generator.state.assign(np.array(states["keras"]))
-        keras_seam.set_global_seed_generator(generator)
-
-
-def own_random_states(job: Job | None) -> list[Any]:
-    """Returns the states of generators that differ by worker. All workers must call it.
-
-    Args:
-        job: The job, None for a process that is alone.
-    """
-    own = registry.current().own_random_states()
-    return [own] if job is None or not own else job.exchange("random states of GPUs", own)
-
-
-def set_own_random_states(states: Sequence[Any], rank: int) -> None:
-    """Lets these generators go on, if this run has as many workers as that of the backup had.
-
-    Args:
-        states: What `own_random_states` returned.
-        rank: Which worker this is.
-    """
+def put_back_random_states_of_gpus(states: Sequence[list[str]], rank: int) -> None:
+    """Sets these generators, if the run has as many workers as the backup."""
     if rank < len(states):
-        registry.current().set_own_random_states(states[rank])
+        random_states.put_back_gpus(states[rank])

@@ -1,4 +1,4 @@
-"""One decision of all workers, where each may have made its own."""
+"""A common decision of all workers to stop training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.job.job import Job
 
@@ -16,36 +16,29 @@ from kerasdist.job.job import Job
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step, if one of them wants to stop.
 
-    It is the last of the callbacks. Workers vote after each batch if one of them has a user-defined
-    callback that acts on batches, or may be preempted. Otherwise they vote after each epoch:
-    Keras's own callbacks decide by the logs, which are equal.
+    It is the last callback. Workers vote after each batch if one of them has a user-defined
+    callback that acts on batches, or may be preempted; otherwise after each epoch, since Keras's
+    own callbacks decide by the logs, which are equal.
     """
 
     def __init__(
         self, job: Job, others: Sequence[Any], backups: Sequence[BackupAndRestore]
     ) -> None:
-        """Makes the callback. All workers must call it.
-
-        Args:
-            job: The job.
-            others: The callbacks of the call.
-            backups: Those among them that back up, as many on every worker.
-
-        Raises:
-            DisagreementError: If they are not.
-        """
+        """Makes the callback. All workers must call it."""
         super().__init__()
         self._job = job
         self._epoch = 0
         self._backups = [one for one in backups if one.listens]
-        job.agree("callbacks", {"number of BackupAndRestore that listen": len(self._backups)})
+        job.assert_equal(
+            "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
+        )
         looks = bool(self._backups) or any(map(_acts_on_batches, others))
-        if any(job.exchange("callbacks that look at batches", looks)):
-            # On the object: Keras runs callbacks beside the training if none looks at batches.
+        if any(job.all_gather_object("callbacks that look at batches", looks)):
+            # Set on the instance: Keras runs callbacks in another thread if none acts on batches.
             self.on_train_batch_end = self._after_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch."""
+        """Keeps the number of the epoch."""
         del logs
         self._epoch = epoch
 
@@ -59,9 +52,9 @@ class Vote(keras.callbacks.Callback):
         self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
 
     def _vote(self, label: str, epoch: int, batches: int) -> None:
-        model = keras_seam.model_of(self)
+        model = keras_compat.model_of(self)
         asked = [backup.asked_to_leave for backup in self._backups]
-        votes = self._job.exchange(label, [bool(model.stop_training), *asked])
+        votes = self._job.all_gather_object(label, [bool(model.stop_training), *asked])
         stop, *leave = map(any, zip(*votes, strict=True))
         for backup, leaves in zip(self._backups, leave, strict=True):
             if leaves:
@@ -71,5 +64,5 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: Any) -> bool:
-    own = keras_seam.is_kerass_own(type(callback))
-    return not own and keras_seam.hears_of(callback, keras_seam.TRAIN_BATCH_EVENTS)
+    own = keras_compat.is_builtin(type(callback))
+    return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)

@@ -1,4 +1,4 @@
-"""A learning rate that grows at the start."""
+"""A learning rate that grows in the first epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, final
 import keras
 
 from kerasdist.binding import binding_of
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
 
 @final
@@ -53,11 +53,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Reads the learning rate.
-
-        Raises:
-            ValueError: If the number of batches is not known.
-        """
+        """Reads the learning rate that training begins with."""
         del logs
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if steps is None:
@@ -75,24 +71,14 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = math.ceil(self._epochs * steps)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the epoch.
-
-        Args:
-            epoch: The epoch.
-            logs: Not used.
-        """
+        """Keeps the number of the epoch, which the learning rate depends on."""
         del logs
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the learning rate of a batch.
-
-        Args:
-            batch: Its number in the epoch.
-            logs: Not used.
-        """
+        """Sets the learning rate of a batch."""
         del logs
-        assert self._steps_per_epoch is not None  # since `on_train_begin`
+        assert self._steps_per_epoch is not None  # `on_train_begin` has set it
         step = self._epoch * self._steps_per_epoch + batch
         if step > self._warm_up_steps:
             return

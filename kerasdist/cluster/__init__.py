@@ -1,4 +1,4 @@
-"""Who else takes part in the job: resolvers of the cluster, in the manner of ``tf.distribute``.
+"""Resolvers of the cluster, in the manner of ``tf.distribute.cluster_resolver``.
 
 A public name is loaded when it is first used.
 """
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from kerasdist.cluster.cloud_tpu import CloudTPUClusterResolver
     from kerasdist.cluster.detection import detect
     from kerasdist.cluster.keras_variables import KerasClusterResolver
+    from kerasdist.cluster.kerasdist_variables import KerasdistClusterResolver
     from kerasdist.cluster.kubernetes import KubernetesClusterResolver
     from kerasdist.cluster.membership import Membership
     from kerasdist.cluster.openmpi import OpenMPIClusterResolver
-    from kerasdist.cluster.own import KerasdistClusterResolver
     from kerasdist.cluster.pmi import PMIClusterResolver
     from kerasdist.cluster.resolver import ClusterResolver, SimpleClusterResolver
     from kerasdist.cluster.slurm import SlurmClusterResolver
@@ -46,7 +46,7 @@ _HOMES = {
     "ClusterResolver": "resolver",
     "ClusterSpec": "spec",
     "KerasClusterResolver": "keras_variables",
-    "KerasdistClusterResolver": "own",
+    "KerasdistClusterResolver": "kerasdist_variables",
     "KubernetesClusterResolver": "kubernetes",
     "Membership": "membership",
     "OpenMPIClusterResolver": "openmpi",

@@ -1,13 +1,12 @@
-"""Cloud TPU: a slice of several hosts, or several slices, with one process a host."""
+"""Cloud TPU: one or several slices of hosts, with one process per host."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 
@@ -23,7 +22,7 @@ def read(variables: Variables) -> Membership | Absent:
         return Absent("This TPU slice has one host.")
     index = variables.optional_integer("MEGASCALE_SLICE_ID") or 0
     rank = index * len(hosts) + variables.integer("TPU_WORKER_ID")
-    # libtpu's own coordinator listens at the port that is told here, if one is.
+    # libtpu's own coordinator listens at this port, if it is set.
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]
@@ -55,7 +54,7 @@ SOURCE = Source(
 
 
 @final
-class CloudTPUClusterResolver(ClusterResolver):
+class CloudTPUClusterResolver(EnvironmentResolver):
     """The cluster that the hosts of a Cloud TPU make.
 
     Args:
@@ -65,9 +64,4 @@ class CloudTPUClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

@@ -1,9 +1,9 @@
-"""Finds out from the environment variables who takes part in the job.
+"""Finds the cluster in the environment variables.
 
-The sources are asked in the order of `SOURCES`, and the first that tells of a cluster is believed.
-The others must agree with it. One kind need not: Slurm, Kubernetes and Cloud TPU speak of a task or
-a pod, in which a launcher may have started several workers. Where they differ from a source that
-speaks of the process itself, the latter is right.
+`SOURCES` is the order of precedence: the first source that describes a cluster counts, and the
+others must agree with it. One kind need not: Slurm, Kubernetes and Cloud TPU describe a task or a
+pod, in which a launcher may have started several workers. Where they differ from a source that
+describes the process itself, the latter counts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import final
 from kerasdist.cluster import (
     cloud_tpu,
     keras_variables,
+    kerasdist_variables,
     kubernetes,
     openmpi,
-    own,
     pmi,
     slurm,
     tf_config,
@@ -29,7 +29,7 @@ from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
-    own.SOURCE: own.KerasdistClusterResolver,
+    kerasdist_variables.SOURCE: kerasdist_variables.KerasdistClusterResolver,
     tf_config.SOURCE: tf_config.TFConfigClusterResolver,
     torchrun.SOURCE: torchrun.TorchrunClusterResolver,
     keras_variables.SOURCE: keras_variables.KerasClusterResolver,
@@ -49,7 +49,7 @@ class Finding:
 
     Attributes:
         source: The source.
-        answer: This process's place by it, why it does not tell, or what is wrong with it.
+        answer: This process's place, or why the source describes none, or what is wrong with it.
     """
 
     source: Source
@@ -57,11 +57,7 @@ class Finding:
 
 
 def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
-    """Asks every source, and keeps what is wrong as an answer.
-
-    Args:
-        environ: The variables; None for this process's own.
-    """
+    """Returns what every source says of the environment, an error included."""
     found: list[Finding] = []
     for source in SOURCES:
         try:
@@ -72,18 +68,11 @@ def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
 
 
 def choose(found: tuple[Finding, ...]) -> Source | None:
-    """Returns the source that is believed, or None if no source tells of a cluster.
-
-    Args:
-        found: What the sources say, in their order.
-
-    Raises:
-        ClusterError: If two of them contradict each other, or the variables of one are wrong.
-    """
+    """Returns the source that counts, None if no source describes a cluster."""
     told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
     of_process = [each for each in told if each[0].kind is Kind.PROCESS]
     _raise_first_error(of_process)
-    # A task or a pod that differs from the process is where a launcher has run.
+    # A launcher ran in this task or pod, which so differs from the process.
     trusted = [
         (source, answer)
         for source, answer in told
@@ -116,14 +105,14 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         ClusterError: If two sources contradict each other, or the variables of one are wrong.
         UnsupportedError: If this process is to be a parameter server or an evaluator.
     """
-    if own.is_independent(environ):
+    if kerasdist_variables.is_independent(environ):
         return None
     source = choose(findings(environ))
     if source is None:
-        own.refuse_half_a_cluster(environ)
+        kerasdist_variables.refuse_half_a_cluster(environ)
         return None
     resolver = SOURCES[source](environ)
-    own.refuse_another_number(environ, resolver.num_workers, source.name)
+    kerasdist_variables.refuse_another_number(environ, resolver.num_workers, source.name)
     return resolver if resolver.num_workers > 1 else None
 
 
@@ -134,12 +123,12 @@ def _raise_first_error(told: list[tuple[Source, Membership | KerasdistError]]) -
 
 
 def _differ(one: Membership | KerasdistError, other: Membership | KerasdistError) -> bool:
-    """Whether two sources speak of different clusters; one that is in error differs from all."""
+    """Returns whether two sources describe different clusters, or one of them has an error."""
     if isinstance(one, KerasdistError) or isinstance(other, KerasdistError):
         return True
     return (one.rank, one.num_workers) != (other.rank, other.num_workers)
 
 
 def _described(source: Source, answer: Membership | KerasdistError) -> str:
-    assert isinstance(answer, Membership)  # errors have been raised before
+    assert isinstance(answer, Membership)  # `choose` has raised the errors
     return f"{source.name} says rank={answer.rank}, num_workers={answer.num_workers}"

@@ -16,13 +16,6 @@ def expand(text: str, name: str) -> list[str]:
 
     Numbers keep their leading zeros, and an entry may have several ranges:
     ``rack[0-1]n[08-10]`` is six hosts.
-
-    Args:
-        text: The list.
-        name: Where it comes from, for the message.
-
-    Raises:
-        ClusterError: If it cannot be read.
     """
     entries = _ENTRY.findall(text)
     if not entries or ",".join(entries) != text:
@@ -38,15 +31,7 @@ def expand(text: str, name: str) -> list[str]:
 
 
 def counts(text: str, name: str) -> list[int]:
-    """Returns numbers by node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
-
-    Args:
-        text: The short form.
-        name: Where it comes from, for the message.
-
-    Raises:
-        ClusterError: If it cannot be read.
-    """
+    """Returns numbers by node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1."""
     numbers: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())

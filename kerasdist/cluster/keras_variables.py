@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.spec import ClusterSpec
 from kerasdist.cluster.tasks import place_of
@@ -22,13 +21,13 @@ _RANK = "KERAS_DISTRIBUTION_PROCESS_ID"
 def read(variables: Variables) -> Membership | Absent:
     """Reads Keras's variables.
 
-    The addresses may be those of all processes, or that of the first alone, as JAX is content with.
-    A framework listens there, so kerasdist takes a port of its own.
+    The addresses are those of all processes, or of the first alone, which is enough for JAX. A
+    framework listens there, so kerasdist uses another port.
     """
     if not variables.has(_RANK):
         return Absent(f"{_RANK} is not set.")
     rank = variables.integer(_RANK)
-    # A job address may be absent on Cloud TPU, whose own variables then tell.
+    # On Cloud TPU the address may be absent: TPU's own variables have it.
     if not variables.has(_ADDRESSES):
         return Absent(f"{_RANK} is set, but not {_ADDRESSES}.")
     entries = [entry.strip() for entry in variables.text(_ADDRESSES).split(",")]
@@ -60,7 +59,7 @@ SOURCE = Source(
 
 
 @final
-class KerasClusterResolver(ClusterResolver):
+class KerasClusterResolver(EnvironmentResolver):
     """The cluster that ``KERAS_DISTRIBUTION_*`` describes.
 
     Args:
@@ -70,9 +69,4 @@ class KerasClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
-from kerasdist.cluster import own, ports
+from kerasdist.cluster import kerasdist_variables, ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 from kerasdist.errors import ClusterError
@@ -19,16 +18,20 @@ _SERVICE = "KERASDIST_SERVICE"
 def read(variables: Variables) -> Membership | Absent:
     """Reads the pod's index, and what the Job's manifest says of the others.
 
-    Kubernetes tells a pod its index, but not how many pods there are: ``KERASDIST_WORKERS`` does.
-    A Job without it is one whose pods have nothing to do with each other.
+    Kubernetes gives a pod its index, but not the number of pods: ``KERASDIST_WORKERS`` has it.
+    Without it the pods of a Job are independent.
     """
     if not variables.has(_INDEX):
         return Absent(f"{_INDEX} is not set.")
-    if not variables.has(own.WORKERS):
-        return Absent(f"{_INDEX} is set, but {own.WORKERS}, the number of pods, is not.")
+    if not variables.has(kerasdist_variables.WORKERS):
+        return Absent(
+            f"{_INDEX} is set, but {kerasdist_variables.WORKERS}, the number of pods, is not."
+        )
     rank = variables.integer(_INDEX)
-    count, addresses, coordinator = own.workers(variables.text(own.WORKERS))
-    if variables.has(own.COORDINATOR):
+    count, addresses, coordinator = kerasdist_variables.workers(
+        variables.text(kerasdist_variables.WORKERS)
+    )
+    if variables.has(kerasdist_variables.COORDINATOR):
         coordinator = variables.coordinator(None)
     elif coordinator is None and count > 1:
         coordinator = _first_pod(variables, rank)
@@ -54,7 +57,7 @@ def _first_pod(variables: Variables, rank: int) -> str:
             f"Expected {_SERVICE}, the headless service that is the Job's subdomain, and a "
             f"HOSTNAME that ends with the pod's index. Received: {_SERVICE}="
             f"{variables.optional_text(_SERVICE)!r}, HOSTNAME={host!r}, {_INDEX}={rank}. Set it in "
-            f"the manifest, or {own.COORDINATOR} to host:port of pod 0."
+            f"the manifest, or {kerasdist_variables.COORDINATOR} to host:port of pod 0."
         )
     return ports.join(f"{job}-0.{variables.text(_SERVICE)}", ports.DEFAULT_PORT)
 
@@ -62,13 +65,13 @@ def _first_pod(variables: Variables, rank: int) -> str:
 SOURCE = Source(
     name="Kubernetes",
     kind=Kind.PLACE,
-    variables=(_INDEX, own.WORKERS, _SERVICE, "HOSTNAME"),
+    variables=(_INDEX, kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
     read=read,
 )
 
 
 @final
-class KubernetesClusterResolver(ClusterResolver):
+class KubernetesClusterResolver(EnvironmentResolver):
     """The cluster that the pods of an indexed Kubernetes Job make.
 
     Args:
@@ -78,9 +81,4 @@ class KubernetesClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

@@ -37,11 +37,6 @@ class Membership:
     local_workers: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the numbers fit each other.
-
-        Raises:
-            ClusterError: If they do not.
-        """
         if not 0 <= self.rank < self.num_workers:
             raise ClusterError(
                 f"Expected a rank from 0 to {self.num_workers - 1}, in a job of "

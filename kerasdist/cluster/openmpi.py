@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 
@@ -20,7 +19,7 @@ _URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: <job>.0;tcp://<addresses of mpirun
 def read(variables: Variables) -> Membership | Absent:
     """Reads Open MPI's variables.
 
-    Rank 0 is looked for on the machine of ``mpirun``. That is right unless a list of hosts leaves
+    Rank 0 is taken to be on the machine of ``mpirun``. That is right unless a list of hosts leaves
     that machine out.
     """
     if not variables.has("OMPI_COMM_WORLD_RANK"):
@@ -44,7 +43,7 @@ def read(variables: Variables) -> Membership | Absent:
 
 def _coordinator(variables: Variables, one_machine: bool) -> str | None:
     told = variables.optional_text(_URI, _NAMESPACE)
-    # The same text on every rank, and another in every job.
+    # Equal on every rank of a job, and different in every job.
     port = ports.DEFAULT_PORT if told is None else ports.of_job(zlib.crc32(told.encode()))
     host = "127.0.0.1" if one_machine else _machine_of_mpirun(told or "")
     return None if host is None else ports.join(host, port)
@@ -75,7 +74,7 @@ SOURCE = Source(
 
 
 @final
-class OpenMPIClusterResolver(ClusterResolver):
+class OpenMPIClusterResolver(EnvironmentResolver):
     """The cluster that Open MPI's ``mpirun`` has started.
 
     Args:
@@ -85,9 +84,4 @@ class OpenMPIClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

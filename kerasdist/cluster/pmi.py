@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 
@@ -20,7 +19,7 @@ _JOB = ("I_MPI_HYDRA_UUID", "PALS_APID", "PMI_JOBID")
 def read(variables: Variables) -> Membership | Absent:
     """Reads the variables.
 
-    They do not tell a machine. If all ranks are on one it needs no name.
+    They name no machine. None is needed if all ranks are on one.
     """
     if not variables.has("PMI_RANK", "PMI_SIZE"):
         return Absent("PMI_RANK and PMI_SIZE are not both set.")
@@ -54,7 +53,7 @@ SOURCE = Source(
 
 
 @final
-class PMIClusterResolver(ClusterResolver):
+class PMIClusterResolver(EnvironmentResolver):
     """The cluster that the ``mpirun`` of MPICH or one of its family has started.
 
     Args:
@@ -64,9 +63,4 @@ class PMIClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

@@ -1,10 +1,10 @@
-"""Addresses, and which port kerasdist takes where the environment names another's.
+"""Addresses, and the port of kerasdist where the environment names another program's.
 
 Workers find each other at the *coordinator*: a port on the machine of rank 0 that is kerasdist's
 own. Where an environment names a port, another program listens there: torchrun's agent at
 ``MASTER_PORT``, TensorFlow's server at each address of ``TF_CONFIG``. The rule for all of them is
-`beside`: 1000 further up, and again as long as that is another worker's own. Where it names none,
-`of_job` makes one of the job's number, so that two jobs on a machine do not meet.
+`beside`: 1000 further up, and again while that is another worker's port. Where it names none,
+`of_job` derives a port from the job's number, so that two jobs on a machine have different ones.
 ``KERASDIST_COORDINATOR`` overrides both.
 """
 
@@ -28,17 +28,12 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port where another's is `port`: 1000 more, and round at the end."""
+    """Returns kerasdist's port beside another program's: 1000 more, wrapping around at the end."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
-    """Returns a port for a numbered job, from 20000 to 32767.
-
-    Args:
-        job: The scheduler's number.
-        step: The number of a part of it that runs at the same time as others.
-    """
+    """Returns a port for a numbered job, from 20000 to 32767."""
     # Steps of one job, and jobs that follow each other, are to be far apart. 7919 is prime, and so
     # has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
@@ -50,15 +45,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str, name: str) -> tuple[str, int]:
-    """Takes ``host:port`` apart.
-
-    Args:
-        address: What to take apart. An IPv6 address stands in brackets.
-        name: Where it comes from, for the message.
-
-    Raises:
-        ClusterError: If it has no host, or no port from 1 to 65535.
-    """
+    """Splits ``host:port``."""
     host, _, port = address.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal():
@@ -74,15 +61,7 @@ def split(address: str, name: str) -> tuple[str, int]:
 
 
 def coordinator_of(addresses: Sequence[str], name: str) -> str:
-    """Returns the coordinator where other programs listen at `addresses`.
-
-    Args:
-        addresses: ``host:port`` of rank 0, and of the others as far as they are known.
-        name: Where they come from, for the message.
-
-    Raises:
-        ClusterError: If an address cannot be read.
-    """
+    """Returns the coordinator where other programs listen at `addresses`."""
     (host, port), *others = [split(address, name) for address in addresses]
     taken = {taken for _, taken in others}
     port = beside(port)

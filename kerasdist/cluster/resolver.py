@@ -1,24 +1,24 @@
-"""What every resolver of the cluster offers, whatever its source is."""
+"""The base of all cluster resolvers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.source import Source
 from kerasdist.cluster.spec import ClusterSpec
 from kerasdist.cluster.tasks import place_of
 from kerasdist.cluster.variables import Variables
 
 
 class ClusterResolver(ABC):
-    """Tells a process who else takes part in its job, and which of them it is.
+    """Tells a process which workers its job has, and which of them it is.
 
     In the manner of ``tf.distribute.cluster_resolver.ClusterResolver``, for every backend. Without
-    an argument a strategy for several workers asks `detect`; one of these is for those who know
-    better.
+    an argument a strategy for several workers calls `detect`; pass a resolver to override it.
 
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/ClusterResolver
@@ -50,7 +50,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str:
-        """Empty, as TensorFlow has it everywhere but inside Google."""
+        """Empty, as in TensorFlow everywhere but inside Google."""
         return ""
 
     @property
@@ -62,8 +62,8 @@ class ClusterResolver(ABC):
         """Returns the tasks and their addresses, None for an address that is not known."""
         place = self.membership()
         tasks = place.addresses or (None,) * place.num_workers
-        # Rank 0 may be a chief beside the workers, or the first of the workers: its own task says
-        # so, and any other's number, which leaves the chief out.
+        # Rank 0 may be a chief beside the workers, or the first worker. Its own task tells which,
+        # and so does any other's number, which does not count the chief.
         if place.task_type == "chief" or place.task_id != place.rank:
             return ClusterSpec({"chief": tasks[:1], "worker": tasks[1:]})
         return ClusterSpec({"worker": tasks})
@@ -110,7 +110,7 @@ class ClusterResolver(ABC):
         Raises:
             ValueError: If another task is meant.
         """
-        from kerasdist.backends import registry  # here: it imports Keras
+        from kerasdist.backends import registry  # imported here, since it imports Keras
 
         del config_proto
         place = self.membership()
@@ -129,6 +129,26 @@ class ClusterResolver(ABC):
     def __repr__(self) -> str:
         place = self.membership()
         return f"{type(self).__name__}(rank={place.rank}, num_workers={place.num_workers})"
+
+
+class EnvironmentResolver(ClusterResolver):
+    """The cluster that one source describes in environment variables.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If they are missing or wrong.
+    """
+
+    _source: ClassVar[Source]
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._membership = self._source.membership(environ)
+
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+        return self._membership
 
 
 @final

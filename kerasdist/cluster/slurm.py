@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import hosts, ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 
@@ -19,8 +18,8 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 def read(variables: Variables) -> Membership | Absent:
     """Reads Slurm's variables.
 
-    Rank 0 is on the first node of the step, as with every distribution of tasks but ``arbitrary``.
-    Which rank is on which of the others depends on it, so no addresses are told.
+    Rank 0 is on the first node of the step, with every distribution of tasks but ``arbitrary``. The
+    nodes of the other ranks depend on the distribution, so no addresses are given.
     """
     if not variables.has("SLURM_JOB_ID"):
         return Absent("SLURM_JOB_ID is not set.")
@@ -30,7 +29,7 @@ def read(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # SLURM_NTASKS is the step's in a step, unless a script has set it for its own purposes.
+    # In a step SLURM_NTASKS is the step's, unless a script has overwritten it.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:
@@ -81,7 +80,7 @@ SOURCE = Source(
 
 
 @final
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(EnvironmentResolver):
     """The cluster that is a Slurm step of several tasks.
 
     Source:
@@ -94,9 +93,4 @@ class SlurmClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

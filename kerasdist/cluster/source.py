@@ -14,7 +14,7 @@ from kerasdist.errors import ClusterError
 
 
 class Kind(enum.Enum):
-    """What a source speaks of."""
+    """What a source describes."""
 
     PROCESS = "process"
     """Of this very process: the program that set the variables started it, or gave it its rank."""
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
 @final
 @dataclass(frozen=True)
 class Absent:
-    """A source that does not tell of a cluster.
+    """A source that describes no cluster.
 
     Attributes:
         reason: Why, for people.
@@ -38,14 +38,14 @@ class Absent:
 @final
 @dataclass(frozen=True)
 class Source:
-    """A source of a cluster.
+    """A program that describes a cluster in environment variables.
 
     Attributes:
         name: Its name, for messages.
-        kind: What it speaks of.
+        kind: What it describes.
         variables: The environment variables that it is read from.
         read: Reads them.
-        hint: How to tell it the coordinator, where it may not know.
+        hint: How to set the coordinator, where the source may not know it.
     """
 
     name: str
@@ -55,25 +55,11 @@ class Source:
     hint: str = f"Set {ports.COORDINATOR_VARIABLE}=host:port on every worker."
 
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
-        """Returns this process's place by this source, or why it does not tell.
-
-        Args:
-            environ: The variables; None for this process's own.
-
-        Raises:
-            ClusterError: If the variables are there, and wrong.
-        """
+        """Returns this process's place, or why the source describes none."""
         return self.read(Variables(environ, self.name))
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
-        """Returns this process's place by this source, which must tell it, and where rank 0 is.
-
-        Args:
-            environ: The variables; None for this process's own.
-
-        Raises:
-            ClusterError: If it does not.
-        """
+        """Returns this process's place; raises if the source has none, or no address of rank 0."""
         answer = self.ask(environ)
         if isinstance(answer, Absent):
             raise ClusterError(

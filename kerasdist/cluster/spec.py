@@ -1,4 +1,4 @@
-"""Which tasks a cluster has, and where they are."""
+"""The tasks of a cluster, and their addresses."""
 
 from __future__ import annotations
 

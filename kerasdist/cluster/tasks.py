@@ -1,4 +1,4 @@
-"""Which rank a task of a cluster has, as ``TF_CONFIG`` counts them."""
+"""The rank of a task of a cluster, as ``TF_CONFIG`` counts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,7 @@ class Place:
 
 
 def place_of(cluster: ClusterSpec, task_type: str, task_id: int, source: str) -> Place:
-    """Returns where a task stands among the workers: the chief first, then the workers.
-
-    Args:
-        cluster: The cluster. An evaluator in it does not count, as in TensorFlow.
-        task_type: The task's type.
-        task_id: Its number within the type.
-        source: Where this comes from, for messages.
-
-    Raises:
-        ClusterError: If the task is not in the cluster, or the addresses are not as they must be.
-        UnsupportedError: If the task is no chief and no worker, or the cluster has parameter
-            servers.
-    """
+    """Returns the rank of a task: the chief first, then the workers."""
     refused = task_type if task_type in _INSTEAD else "ps" if "ps" in cluster.jobs else None
     if refused is not None:
         raise UnsupportedError(

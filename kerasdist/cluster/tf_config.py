@@ -8,7 +8,7 @@ from typing import Any, cast, final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.spec import ClusterSpec
 from kerasdist.cluster.tasks import place_of
@@ -24,7 +24,7 @@ _EXAMPLE = (
 def read(variables: Variables) -> Membership | Absent:
     """Reads ``TF_CONFIG``.
 
-    Its addresses are where TensorFlow's servers listen, so kerasdist takes a port of its own.
+    TensorFlow's servers listen at its addresses, so kerasdist uses another port.
     """
     if not variables.has(_VARIABLE):
         return Absent(f"{_VARIABLE} is not set.")
@@ -63,7 +63,7 @@ def _parsed(text: str) -> Any:
 
 def _task(task: Mapping[str, Any]) -> tuple[str, int]:
     task_type, index = task.get("type"), task.get("index")
-    # Orchestrators write the number as a string, too, and TensorFlow takes it.
+    # Some orchestrators write the number as a string, which TensorFlow accepts.
     if isinstance(index, str) and index.isdecimal():
         index = int(index)
     if not isinstance(task_type, str) or not isinstance(index, int) or isinstance(index, bool):
@@ -87,7 +87,7 @@ SOURCE = Source(name=_VARIABLE, kind=Kind.PROCESS, variables=(_VARIABLE,), read=
 
 
 @final
-class TFConfigClusterResolver(ClusterResolver):
+class TFConfigClusterResolver(EnvironmentResolver):
     """The cluster that ``TF_CONFIG`` describes.
 
     Source:
@@ -101,9 +101,4 @@ class TFConfigClusterResolver(ClusterResolver):
         UnsupportedError: If the task is a parameter server or an evaluator.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

@@ -1,13 +1,12 @@
-"""torchrun, and others that set torch's variables, such as Kubeflow's PyTorchJob."""
+"""torchrun, and other launchers that set torch's variables, such as Kubeflow's PyTorchJob."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.resolver import EnvironmentResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.cluster.variables import Variables
 
@@ -15,7 +14,7 @@ from kerasdist.cluster.variables import Variables
 def read(variables: Variables) -> Membership | Absent:
     """Reads torch's variables.
 
-    torchrun's agent itself listens at ``MASTER_PORT``, so kerasdist takes a port of its own.
+    torchrun's agent listens at ``MASTER_PORT``, so kerasdist uses another port.
     """
     # RANK alone is a common name; the four together are torch's.
     if not variables.has("RANK", "WORLD_SIZE"):
@@ -56,7 +55,7 @@ SOURCE = Source(
 
 
 @final
-class TorchrunClusterResolver(ClusterResolver):
+class TorchrunClusterResolver(EnvironmentResolver):
     """The cluster that torchrun's variables describe.
 
     Args:
@@ -66,9 +65,4 @@ class TorchrunClusterResolver(ClusterResolver):
         ClusterError: If they are missing or wrong.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = SOURCE.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
+    _source = SOURCE

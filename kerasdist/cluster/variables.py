@@ -1,4 +1,4 @@
-"""Reads environment variables, and says well what is wrong with them."""
+"""Reads environment variables, with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -12,27 +12,18 @@ from kerasdist.errors import ClusterError
 
 @final
 class Variables:
-    """The environment variables, as one source of a cluster reads them.
-
-    Args:
-        environ: The variables; None for this process's own.
-        source: The source's name, for messages.
-    """
+    """The environment variables, as one source of a cluster reads them."""
 
     def __init__(self, environ: Mapping[str, str] | None, source: str) -> None:
         self._environ = os.environ if environ is None else environ
         self._source = source
 
     def has(self, *names: str) -> bool:
-        """Whether all of `names` are set, to something."""
+        """Returns whether all of `names` are set and not empty."""
         return all(self._environ.get(name) for name in names)
 
     def text(self, name: str) -> str:
-        """Returns a variable that must be there.
-
-        Raises:
-            ClusterError: If it is not set, or empty.
-        """
+        """Returns a required variable."""
         text = self._environ.get(name, "").strip()
         if not text:
             raise ClusterError(
@@ -42,11 +33,7 @@ class Variables:
         return text
 
     def integer(self, name: str) -> int:
-        """Returns a whole number, 0 or more, that must be there.
-
-        Raises:
-            ClusterError: If it is not set, or no such number.
-        """
+        """Returns a required whole number, 0 or more."""
         text = self.text(name)
         if not text.isdecimal():
             raise ClusterError(
@@ -60,19 +47,11 @@ class Variables:
         return next((self.text(name) for name in names if self.has(name)), None)
 
     def optional_integer(self, *names: str) -> int | None:
-        """Returns the first of `names` that is set, as a whole number, or None.
-
-        Raises:
-            ClusterError: If it is set, and is no whole number.
-        """
+        """Returns the first of `names` that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def coordinator(self, otherwise: str | None) -> str | None:
-        """Returns ``KERASDIST_COORDINATOR`` if it is set, else `otherwise`.
-
-        Raises:
-            ClusterError: If it is no address.
-        """
+        """Returns ``KERASDIST_COORDINATOR`` if it is set, else `otherwise`."""
         if not self.has(ports.COORDINATOR_VARIABLE):
             return otherwise
         text = self.text(ports.COORDINATOR_VARIABLE)

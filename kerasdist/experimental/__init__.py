@@ -1,4 +1,4 @@
-"""What may still change its name or its shape."""
+"""Features whose names and arguments may still change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving in good order when the machine is needed for something else."""
+"""Backing up and leaving when the machine is preempted."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a global batch reaches the replicas."""
+"""Reads datasets, and divides their global batches among workers and replicas."""

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 
 
-class WrappedAdapter(keras_seam.DataAdapter):
-    """Hands on everything that the inner adapter says; a backend's subclass changes one method."""
+class WrappedAdapter(keras_compat.DataAdapter):
+    """Passes every call on to the inner adapter; a backend's subclass overrides one method."""
 
     def __init__(self, inner: Any) -> None:
-        """Wraps an adapter.
-
-        Args:
-            inner: The adapter that Keras made for the data of the call.
-        """
         self._inner = inner
 
     def get_numpy_iterator(self) -> Any:
@@ -56,13 +51,13 @@ class WrappedAdapter(keras_seam.DataAdapter):
 
     @property
     def partial_batch_size(self) -> int | None:
-        """The size of that last batch."""
+        """The size of the last batch, if it is smaller."""
         return self._inner.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        """Tells the inner adapter."""
+        """Passes the event on to the inner adapter."""
         self._inner.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tells the inner adapter."""
+        """Passes the event on to the inner adapter."""
         self._inner.on_epoch_end()

@@ -1,4 +1,4 @@
-"""Which batches a worker reads, where the workers do not all read the same."""
+"""Selects the batches that a worker reads, where each worker reads its own shard."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.dividing import examples, rows
 from kerasdist.input.loaders import EveryNthBatch, every_nth_of_loader, tell_epoch
 from kerasdist.input.options import AutoShardPolicy
-from kerasdist.input.sharding import piece_bounds
+from kerasdist.input.sharding import examples, piece_bounds, rows
 from kerasdist.input.sources import batches_of
 
 if TYPE_CHECKING:
@@ -23,18 +22,17 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class OwnSource:
-    """What a worker reads.
+    """The part of a dataset that this worker reads.
 
     Attributes:
-        dataset: Its batches, for a backend that reads them by other means than `start`.
+        dataset: The part's batches, for a backend that reads them by other means than `start`.
         start: Starts an iteration over the worker's rows, step by step.
-        length: How many steps they last, None if that is not known.
+        length: How many steps the part lasts, None if that is not known.
         steps_a_batch: How many steps a batch lasts.
-        everything: Starts an iteration over what it has them from; for the form of a batch, where
-            the worker has none.
-        serves_once: Whether there is one iteration only.
-        pass_epochs: Lets the next iteration be the one after so many more; None where the source
-            cannot be told.
+        everything: Starts an iteration over the whole dataset, for the types and shapes of a batch
+            where the worker has none.
+        serves_once: Whether the source can be iterated only once.
+        pass_epochs: Skips epochs before the next iteration; None where the source cannot do that.
     """
 
     dataset: Any
@@ -47,18 +45,10 @@ class OwnSource:
 
 
 def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
-    """Returns how a dataset is sharded.
-
-    Args:
-        dataset: Anything.
-        said: What the user's `InputOptions` say.
-
-    Raises:
-        UnsupportedError: If the dataset's own ``tf.data.Options`` say something else.
-    """
+    """Returns the policy by which to shard a dataset: the user's, else the dataset's own."""
     if said is not None:
         return said
-    own = keras_seam.auto_shard_policy(dataset)
+    own = keras_compat.auto_shard_policy(dataset)
     if own is None:
         return AutoShardPolicy.AUTO
     if own not in AutoShardPolicy.__members__:
@@ -71,16 +61,7 @@ def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
 
 
 def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
-    """Returns what this worker reads of a dataset. All workers must call it.
-
-    Args:
-        dataset: What `batches_of` takes.
-        policy: `DATA`, `FILE` or `OFF`.
-        job: The job of this process.
-
-    Raises:
-        InputError: If it cannot be sharded that way.
-    """
+    """Returns the part of a dataset that this worker reads. All workers must call it."""
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     if policy is AutoShardPolicy.OFF:
         epochs = _Epochs(dataset, dataset)
@@ -102,11 +83,11 @@ def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
 
 def _by_batch(dataset: Any, job: Job) -> Any:
     step, first = job.num_workers, job.rank
-    if keras_seam.is_tf_dataset(dataset):
+    if keras_compat.is_tf_dataset(dataset):
         return dataset.shard(step, first)
-    if isinstance(dataset, keras_seam.PyDataset):
+    if isinstance(dataset, keras_compat.PyDataset):
         return EveryNthBatch(dataset, step, first)
-    if keras_seam.is_torch_dataloader(dataset):
+    if keras_compat.is_torch_dataloader(dataset):
         own = every_nth_of_loader(dataset, step, first)
         if own is not None:
             return own
@@ -114,12 +95,12 @@ def _by_batch(dataset: Any, job: Job) -> Any:
 
 
 def _by_file(dataset: Any, job: Job) -> Any:
-    if keras_seam.is_tf_dataset(dataset):
-        own, why = keras_seam.every_nth_file(dataset, job.num_workers, job.rank)
+    if keras_compat.is_tf_dataset(dataset):
+        own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
         own, why = None, "it is none"
-    # A worker whose file is there does not see that another's is not.
-    reasons = [one for one in job.exchange("files of a dataset", why) if one is not None]
+    # A worker that finds its files does not know whether another worker finds any.
+    reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
             f"[worker {job.rank}/{job.num_workers}] Expected a tf.data pipeline that reads at "
@@ -132,7 +113,7 @@ def _by_file(dataset: Any, job: Job) -> Any:
 
 @final
 class _EveryNth:
-    """Some batches of something that can only be read one after another."""
+    """Every n-th batch of a source that can only be read one after another."""
 
     def __init__(self, dataset: Any, step: int, first: int) -> None:
         self._dataset = dataset
@@ -150,7 +131,7 @@ class _EveryNth:
 
 @final
 class _Epochs:
-    """Starts iterations over what a worker reads, each one an epoch of its own."""
+    """Starts iterations over the part of this worker, each one a new epoch."""
 
     def __init__(self, own: Any, dataset: Any) -> None:
         self._own, self._dataset = own, dataset
@@ -158,22 +139,22 @@ class _Epochs:
 
     def start(self) -> Iterator[Any]:
         epoch, self._number = self._number, self._number + 1
-        if keras_seam.is_torch_dataloader(self._dataset):
+        if keras_compat.is_torch_dataloader(self._dataset):
             tell_epoch(self._dataset, epoch)
-        known = keras_seam.is_dataset(self._own)
-        return iter(keras_seam.own_batches(self._own) if known else self._own)
+        known = keras_compat.is_dataset(self._own)
+        return iter(keras_compat.own_batches(self._own) if known else self._own)
 
     def pass_over(self, epochs: int) -> None:
-        """Lets epochs be over that another process has read."""
+        """Skips epochs that another process has read."""
         self._number += epochs
-        if keras_seam.is_tf_dataset(self._own):
+        if keras_compat.is_tf_dataset(self._own):
             for _ in range(epochs):
-                iter(self._own)  # it draws the seeds of an epoch's shuffles as it begins
+                iter(self._own)  # an iterator draws the seeds of its shuffles when it begins
 
 
 def _length(dataset: Any) -> int | None:
-    if keras_seam.is_dataset(dataset):
-        return keras_seam.get_data_adapter(dataset).num_batches
+    if keras_compat.is_dataset(dataset):
+        return keras_compat.get_data_adapter(dataset).num_batches
     try:
         return len(dataset)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What global batches a worker has trained on: their forms, step by step."""
+"""The shapes of the global batches that a worker has trained on, step by step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Any, final
 
 
 def first_difference(everyone: Sequence[Sequence[Sequence[Any]]]) -> tuple[int, list[Any]]:
-    """Returns the first step at which workers had other forms, from 1, and what each had there.
-
-    Args:
-        everyone: The `Course.runs` of each worker, by rank; they are not all equal.
-    """
+    """Returns the first step, from 1, at which batches differed, and the form on each worker."""
     forms = [
         itertools.chain.from_iterable(itertools.repeat(form, count) for count, form in runs)
         for runs in everyone
@@ -24,23 +20,18 @@ def first_difference(everyone: Sequence[Sequence[Sequence[Any]]]) -> tuple[int, 
 
 
 @final
-class Course:
-    """The forms of the batches since the workers have compared them last.
+class BatchHistory:
+    """The forms of the batches since workers last compared them.
 
-    A step costs a comparison with the form of the step before. Another thread may ask for a report
-    at any time.
+    `add` only compares with the form of the step before. Another thread may call `report` at any
+    time.
     """
 
     def __init__(self) -> None:
-        """Starts without a step."""
         self._stretch = _Stretch(0)
 
-    def note(self, form: Hashable) -> None:
-        """Notes a step.
-
-        Args:
-            form: The shapes of the global batch, or its number of rows.
-        """
+    def add(self, form: Hashable) -> None:
+        """Adds the form of one step."""
         stretch = self._stretch
         if form != stretch.form or not stretch.steps:
             stretch.form = form
@@ -48,7 +39,7 @@ class Course:
         stretch.steps += 1  # last, so that a report never lacks the form of a step it counts
 
     def runs(self) -> list[list[Any]]:
-        """Returns the forms, each with the number of steps in a row that had it."""
+        """Returns the forms, each with the number of consecutive steps that had it."""
         stretch = self._stretch
         begins = [at for at, _ in stretch.changes]
         ends = [*begins[1:], stretch.steps]
@@ -57,8 +48,14 @@ class Course:
             for begin, end, (_, form) in zip(begins, ends, stretch.changes, strict=False)
         ]
 
+    def take_runs(self) -> list[list[Any]]:
+        """Returns the forms, as `runs`, and forgets them."""
+        runs = self.runs()
+        self.clear()
+        return runs
+
     def report(self) -> dict[str, Any]:
-        """Returns the same as JSON, with the number of stretches that are over."""
+        """Returns the forms as JSON, with the number of calls of `clear` before."""
         stretch = self._stretch
         steps, changes = stretch.steps, stretch.changes[:]
         return {"stretch": stretch.number, "steps": steps, "changes": changes}
@@ -76,5 +73,5 @@ class _Stretch:
         self.number = number
         self.steps = 0
         self.form: Hashable = None
-        # The number of each step that had another form than the one before, from 0, and the form.
+        # For each step with another form than the step before: its number, from 0, and its form.
         self.changes: list[tuple[int, str]] = []

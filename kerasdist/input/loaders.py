@@ -1,4 +1,4 @@
-"""One worker's part of a dataset that can be asked for single batches: the others are not read."""
+"""Every n-th batch of a dataset with random access: the other batches are not read."""
 
 from __future__ import annotations
 
@@ -8,33 +8,22 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Protocol, final, runtime_checkable
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 
 
 @runtime_checkable
 class KnowsEpoch(Protocol):
-    """A sampler whose order follows from the number of the epoch, as `DistributedSampler`'s."""
+    """A sampler whose order depends on the epoch, such as `DistributedSampler`."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Notes the epoch.
-
-        Args:
-            epoch: Its number, from 0.
-        """
+        """Sets the epoch."""
 
 
 @final
-class EveryNth:
-    """Some elements of a torch sampler, or of a batch sampler."""
+class StridedSampler:
+    """Every n-th element of a torch sampler, or of a batch sampler."""
 
     def __init__(self, sampler: Any, step: int, first: int) -> None:
-        """Notes which.
-
-        Args:
-            sampler: All elements.
-            step: Of how many elements one is taken.
-            first: The first of them.
-        """
         self._sampler = sampler
         self._step, self._first = step, first
 
@@ -42,29 +31,21 @@ class EveryNth:
         return itertools.islice(self._sampler, self._first, None, self._step)
 
     def __len__(self) -> int:
-        """Returns how many they are."""
         return len(range(self._first, len(self._sampler), self._step))
 
 
 @final
-class EveryNthBatch(keras_seam.PyDataset):
-    """Some batches of a `PyDataset`."""
+class EveryNthBatch(keras_compat.PyDataset):
+    """Every n-th batch of a `PyDataset`."""
 
     def __init__(self, dataset: Any, step: int, first: int) -> None:
-        """Notes which.
-
-        Args:
-            dataset: All batches.
-            step: Of how many batches one is taken.
-            first: The first of them.
-        """
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self._dataset = dataset
         self._step, self._first = step, first
 
     @property
     def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """How many they are, None if they do not end."""
+        """The number of these batches, None if they do not end."""
         count = self._dataset.num_batches
         return None if count is None else len(range(self._first, count, self._step))
 
@@ -72,42 +53,28 @@ class EveryNthBatch(keras_seam.PyDataset):
         return self._dataset[self._first + index * self._step]
 
     def on_epoch_begin(self) -> None:
-        """Tells the dataset."""
+        """Passes the event on to the dataset."""
         self._dataset.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tells the dataset."""
+        """Passes the event on to the dataset."""
         self._dataset.on_epoch_end()
 
 
 def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
-    """Returns a torch ``DataLoader`` of some of another one's batches.
-
-    Args:
-        loader: All batches.
-        step: Of how many batches one is taken.
-        first: The first of them.
-
-    Returns:
-        The loader; None if its dataset can only be read from the beginning.
-    """
+    """Returns a torch ``DataLoader`` of every n-th batch; None for an ``IterableDataset``."""
     if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # torch refuses to set it, since a loader that has begun would not notice; this one has not.
-    object.__setattr__(own, name, EveryNth(getattr(loader, name), step, first))
-    object.__setattr__(own, "_iterator", None)  # of workers that stay from epoch to epoch
+    # torch refuses to set this attribute, since a running loader would ignore it; this one is new.
+    object.__setattr__(own, name, StridedSampler(getattr(loader, name), step, first))
+    object.__setattr__(own, "_iterator", None)  # the other loader's, if its workers persist
     return own
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Tells the samplers of a torch ``DataLoader`` that know epochs which one begins.
-
-    Args:
-        loader: The loader.
-        epoch: Its number, from 0.
-    """
+    """Sets the epoch of a ``DataLoader``'s samplers that know one."""
     batches = loader.batch_sampler
     within = None if batches is None else getattr(batches, "sampler", None)
     for sampler in {id(one): one for one in (loader.sampler, batches, within)}.values():

@@ -1,4 +1,4 @@
-"""How a dataset is distributed, and what a function that makes data is told."""
+"""Options for distributing a dataset, and the contexts that user functions get."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist.enumerations import member_of
+from kerasdist.enumerations import member_of, options_of
 
 
 class InputReplicationMode(enum.Enum):
-    """For whom `Strategy.distribute_datasets_from_function` calls its function.
+    """How often `Strategy.distribute_datasets_from_function` calls its function.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputReplicationMode
     """
@@ -27,13 +27,13 @@ class AutoShardPolicy(enum.Enum):
     Attributes:
         AUTO: The workers read one dataset in one order, and each takes its rows of every global
             batch. The batches are those of one device.
-        BATCH: The same.
+        BATCH: The same as AUTO.
         DATA: Each worker takes every W-th batch of the dataset, W the number of workers, and works
             on it for W steps.
         FILE: Each worker reads every W-th file of a ``tf.data`` pipeline, and works on each of its
             batches for W steps.
-        OFF: Each worker's dataset is its own part: a global batch is what all workers' batches are
-            together.
+        OFF: Each worker's dataset is its own part: a global batch consists of one batch of each
+            worker.
     """
 
     AUTO = "AUTO"
@@ -57,7 +57,7 @@ class InputOptions:
     Attributes:
         experimental_fetch_to_device: Whether batches go to their replica's device before they are
             asked for.
-        experimental_replication_mode: For whom the dataset function is called.
+        experimental_replication_mode: Whether the dataset function is called per worker or replica.
         experimental_place_dataset_on_device: On TensorFlow, whether the dataset itself lives on the
             device.
         experimental_per_replica_buffer_size: How many batches are fetched ahead, at least 1; none
@@ -74,11 +74,6 @@ class InputOptions:
     auto_shard_policy: AutoShardPolicy | None = None
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-            ValueError: If a value is none of its choices, or the buffer is smaller than 1.
-        """
         size: Any = self.experimental_per_replica_buffer_size
         if not isinstance(size, int) or size < 1:
             raise ValueError(
@@ -103,33 +98,19 @@ class InputOptions:
 
     @classmethod
     def of(cls, options: Any) -> InputOptions:
-        """Returns the options that are given, or the defaults for None.
-
-        Args:
-            options: An argument `options` of a strategy's method.
-
-        Raises:
-            TypeError: If they are something else.
-        """
-        if options is None:
-            return cls()
-        if not isinstance(options, cls):
-            raise TypeError(
-                "Expected options to be kerasdist.InputOptions or None. Received: "
-                f"options={options!r:.200} of type {type(options).__name__}."
-            )
-        return options
+        """Returns the given options, the defaults for None."""
+        return options_of(cls, options, "options")
 
 
 @dataclass(frozen=True)
 class InputContext:
-    """For which input pipeline a dataset function is called.
+    """Tells a dataset function for which input pipeline it is called.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputContext
 
     Attributes:
-        num_input_pipelines: How many there are.
-        input_pipeline_id: Which one this is, from 0.
+        num_input_pipelines: How many input pipelines there are.
+        input_pipeline_id: The number of this input pipeline, from 0.
         num_replicas_in_sync: How many replicas there are.
     """
 
@@ -144,7 +125,7 @@ class InputContext:
             global_batch_size: Number of examples in a global batch.
 
         Raises:
-            ValueError: If it is not a multiple of the number of replicas.
+            ValueError: If `global_batch_size` is not a multiple of the number of replicas.
         """
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
@@ -157,7 +138,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """For which replica a value function is called.
+    """Tells a value function for which replica it is called.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/ValueContext
 

@@ -1,17 +1,22 @@
-"""The arithmetic of dividing a global batch: pure functions of integers, written once.
+"""Divides a global batch: computes the sizes of the pieces, and cuts the arrays.
 
-A batch of ``total`` examples is cut into consecutive pieces, one a replica, as equal as can be, the
-longer ones first. The order of the examples is kept, none is dropped, none appears twice, and when
-there are fewer examples than replicas, the replicas without one are the last.
+A batch of ``total`` examples is cut into consecutive pieces, one per replica, as equal as can be,
+the longer ones first. The order of the examples is kept, none is dropped, none appears twice, and
+when there are fewer examples than replicas, the last replicas are empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import NoneType
+from typing import Any
 
-# One device computes at most so many times what a replica does.
+from kerasdist.errors import InputError
+from kerasdist.structures import flatten, map_leaves
+
+# In a trial, one device gets at most this many times the examples of a replica.
 _TIMES = 4
-# As many examples of each replica show well whether code mixes them.
+# In a trial, this many examples per replica are enough to show whether code mixes them.
 _ENOUGH = 8
 
 
@@ -23,7 +28,7 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One size a replica. They sum to `total`, differ by at most 1, and never increase.
+        One size per replica. They sum to `total`, differ by at most 1, and never increase.
 
     Raises:
         ValueError: If `total` is negative or `replicas` is less than 1.
@@ -44,7 +49,7 @@ def piece_bounds(total: int, replicas: int) -> tuple[tuple[int, int], ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One pair ``(begin, end)`` a replica, ``end`` not included.
+        One pair ``(begin, end)`` per replica, ``end`` not included.
     """
     bounds: list[tuple[int, int]] = []
     begin = 0
@@ -62,17 +67,74 @@ def weights(total: int, replicas: int) -> tuple[float, ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One share a replica; they sum to 1, or are all 0 when the batch is empty.
+        One share per replica; they sum to 1, or are all 0 when the batch is empty.
     """
     return tuple(size / total if total else 0.0 for size in piece_sizes(total, replicas))
 
 
 def spared(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns how many examples of each replica are tried where one device may not hold all.
+    """Returns how many of each replica's examples a trial uses, as one device may not hold all.
 
     Args:
-        sizes: How many each replica has.
+        sizes: How many examples each replica has.
     """
     largest, replicas = max(sizes), len(sizes)
     most = max(largest, min(_ENOUGH * replicas, _TIMES * largest))
     return tuple(min(size, max(1, most // replicas)) for size in sizes)
+
+
+def split_batch(batch: Any, replicas: int) -> list[Any]:
+    """Cuts a batch into one structure per replica; None and scalars go to all."""
+    return [rows(batch, *bounds) for bounds in piece_bounds(examples(batch), replicas)]
+
+
+def examples(batch: Any) -> int:
+    """Returns how many examples a batch has, 0 where it has no array."""
+    sizes = {leaf.shape[0] for leaf in arrays(batch)}
+    if len(sizes) > 1:
+        raise InputError(
+            "Expected all arrays of a batch to have as many rows, one an example. "
+            f"Received: shapes={[tuple(leaf.shape) for leaf in arrays(batch)]}. Hand a table that "
+            "is not part of the batch to the model itself, or repeat it a row an example."
+        )
+    return next(iter(sizes), 0)
+
+
+def rows(batch: Any, begin: int, end: int, taken: Callable[[Any], Any] = lambda rows: rows) -> Any:
+    """Returns a batch with its examples from `begin` to `end` only."""
+    return map_leaves(lambda leaf: taken(leaf[begin:end]) if has_rows(leaf) else leaf, batch)
+
+
+def arrays(batch: Any) -> Iterator[Any]:
+    """Yields the arrays of a batch."""
+    return filter(has_rows, flatten(batch))
+
+
+def lists_weights(sample_weight: Any, y: Any) -> bool:
+    """Returns whether sample weights are a list with one number per row.
+
+    Such a list must be divided; as a structure of scalars, all replicas would get it whole. A list
+    of one entry per output, like the targets, does not count.
+    """
+    if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
+        return False
+    return not any(
+        _is_list(one) or isinstance(one, dict | str | NoneType) or has_rows(one)
+        for one in sample_weight
+    )
+
+
+def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
+    """Returns a batch whose sample weights are an array, if they were a list of numbers."""
+    if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
+        return batch
+    return (batch[0], batch[1], stacked(batch[2]))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def has_rows(leaf: Any) -> bool:
+    """Returns whether a leaf is an array with an axis of examples."""
+    return len(getattr(leaf, "shape", ())) > 0

@@ -1,28 +1,19 @@
-"""Whatever holds batches, as something that yields them again and again."""
+"""Reads batches from any dataset, list or iterable, repeatedly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.errors import InputError
 from kerasdist.structures import map_leaves
 
 
 def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
-    """Returns a function that starts an iteration over the batches of a source.
-
-    Args:
-        source: What `fit` takes, but for bare arrays: ``tf.data.Dataset``, torch ``DataLoader``,
-            ``keras.utils.PyDataset``, a grain dataset, a generator (which serves once); or anything
-            that ``iter`` takes again and again, whose elements are batches.
-
-    Raises:
-        InputError: If the source is none of these.
-    """
-    if keras_seam.is_dataset(source):
-        return lambda: iter(keras_seam.batches(source))
+    """Returns a function that starts an iteration over the batches of a source."""
+    if keras_compat.is_dataset(source):
+        return lambda: iter(keras_compat.batches(source))
     if _is_of_arrays(source):
         raise InputError(
             "Expected a dataset, or a list of batches. Received: arrays, dataset="
@@ -40,44 +31,33 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
 
 
 def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
-    """Returns the same, of batches that stay as they are when the source goes on to the next one.
+    """Returns the same as `batches_of`, with batches that the source does not overwrite later.
 
-    A generator may fill one array again for each batch, and the next batch may be fetched before
-    this one is used.
-
-    Args:
-        source: As for `batches_of`.
+    A generator may reuse one array for each batch, and the next batch may be fetched before this
+    one is used.
     """
     start = batches_of(source)
     return start if is_lasting(source) else lambda: map(copied, start())
 
 
 def is_lasting(source: Any) -> bool:
-    """Returns whether the arrays of a batch stay as they are when a source goes on.
-
-    Args:
-        source: As for `batches_of`.
-    """
-    return isinstance(source, list | tuple) or keras_seam.yields_new_arrays(source)
+    """Returns whether a source does not overwrite a batch's arrays when it yields the next one."""
+    return isinstance(source, list | tuple) or keras_compat.yields_new_arrays(source)
 
 
 def copied(batch: Any) -> Any:
-    """Returns a batch of copies of its arrays and tensors.
-
-    Args:
-        batch: The batch.
-    """
-    return map_leaves(keras_seam.copied, batch)
+    """Returns a batch of copies of its arrays and tensors."""
+    return map_leaves(keras_compat.copied, batch)
 
 
 def _is_of_arrays(source: Any) -> bool:
-    """Whether this is an array, or a tuple of arrays as `fit` takes them."""
+    """Returns whether a source is an array, or a tuple of arrays as `fit` takes them."""
     parts = cast("tuple[Any, ...]", source) if isinstance(source, tuple) else (source,)
-    return any(map(keras_seam.is_array, parts))
+    return any(map(keras_compat.is_array, parts))
 
 
 def _shown(leaf: Any) -> str:
-    return f"array of shape {tuple(leaf.shape)}" if keras_seam.is_array(leaf) else repr(leaf)[:50]
+    return f"array of shape {tuple(leaf.shape)}" if keras_compat.is_array(leaf) else repr(leaf)[:50]
 
 
 def _is_iterable(source: Any) -> bool:

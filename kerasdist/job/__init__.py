@@ -1,1 +1,1 @@
-"""The processes of one job: how they find each other, and learn of each other's end."""
+"""The processes of one job: how they find each other, and learn that another one has ended."""

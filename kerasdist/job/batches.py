@@ -1,6 +1,6 @@
-"""Workers that train on batches of other sizes, found while an epoch runs.
+"""Finds workers that train on batches of other sizes, while an epoch runs.
 
-No step waits for that: each sign of life says what batches a worker has had.
+No step waits for that: each sign of life tells the chief the batches of a worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS_BEYOND = 20
 MAX_CHANGES = 64
 
 
-# What to do, at the end of a message.
+# Advice at the end of a message.
 ADVICE = (
     "All workers read the same data, and each takes its rows of every batch. If each worker has "
     "data of its own, pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)"
@@ -26,11 +26,7 @@ ADVICE = (
 
 
 def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
-    """Returns in words where workers had batches of other forms, None where they had not.
-
-    Args:
-        reports: What each worker says, by rank (see `kerasdist.input.batch_forms.Course.report`).
-    """
+    """Returns in words where workers had different batches, None if they had the same."""
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None

@@ -19,11 +19,7 @@ _NOTHING = "nothing"
 
 
 def digest(facts: Any) -> str:
-    """Returns a digest that is equal for equal facts, whatever the order of their names.
-
-    Args:
-        facts: What JSON can say.
-    """
+    """Returns a digest that is equal for equal facts, whatever the order of their names."""
     return hashlib.sha256(_text(facts).encode()).hexdigest()
 
 
@@ -31,9 +27,6 @@ def described_difference(everyone: Sequence[Any]) -> str:
     """Returns in words where the facts of workers differ first, and who has what there.
 
     With three workers or more the value that most of them have comes last, after the others'.
-
-    Args:
-        everyone: The facts of each worker, by rank; they are not all equal.
     """
     flat = [dict(_leaves(facts)) for facts in everyone]
     names = dict.fromkeys(name for facts in flat for name in facts)

@@ -1,4 +1,4 @@
-"""The one job of this process."""
+"""The job of this process; there is at most one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kerasdist.errors import JobError
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
 
-# What a step that is compiled, and called by nothing else of ours, is called in messages.
+# The name in messages of a compiled step outside of `fit` and `strategy.run`.
 FUNCTION = "kerasdist.function"
 
 _current: list[Job] = []
@@ -20,16 +20,9 @@ _ALONE = nullcontext()
 
 
 def join(membership: Membership, facts: Mapping[str, Any]) -> tuple[Job, bool]:
-    """Returns the job of this process, and whether it has just been joined.
+    """Returns the job of this process, and whether it was joined just now.
 
     All workers must call it. A second strategy gets the job that the first one joined.
-
-    Args:
-        membership: This process's place.
-        facts: What must be equal on all workers, such as versions.
-
-    Raises:
-        JobError: If the others cannot be reached, or this process is in another job already.
     """
     if _current:
         if _current[0].membership != membership:
@@ -48,10 +41,6 @@ def current() -> Job | None:
     return _current[0] if _current else None
 
 
-def explaining(place: str) -> AbstractContextManager[None]:
-    """Returns a context that says in our words what a lost worker did to the work inside.
-
-    Args:
-        place: What to call the work in messages.
-    """
-    return _current[0].explaining(place) if _current else _ALONE
+def translating_failures(place: str) -> AbstractContextManager[None]:
+    """Returns a context that turns errors of the work inside into the loss that caused them."""
+    return _current[0].translating_failures(place) if _current else _ALONE

@@ -1,4 +1,4 @@
-"""What a worker says by its exit code, beyond success and failure."""
+"""Exit codes of a worker that mean more than success or failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chief's door: admits peers that prove their membership, and reports those that do not."""
+"""Admits peers that prove that they belong to the job, and reports the others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 from typing import final
 
-from kerasdist.job import handshake, wire
+from kerasdist.job import handshake, protocol
 from kerasdist.job.handshake import RefusedError
 from kerasdist.job.secret import Credentials
 
-# The network is open to connections that never finish; the oldest of them makes room.
+# Anyone can open connections and prove nothing; the oldest of those is closed for a new one.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -20,12 +20,7 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 
 @final
 class Gate:
-    """Lets peers through that know the job's secret.
-
-    Args:
-        credentials: What the chief knows.
-        workers: The number of workers, for messages.
-    """
+    """Admits peers that know the secret of the job."""
 
     def __init__(self, credentials: Credentials, workers: int) -> None:
         self._credentials = credentials
@@ -52,7 +47,7 @@ class Gate:
                 await self._check(reader, writer)
         except RefusedError as error:
             if error.peer_speaks:
-                writer.write(wire.packed({"type": "refused", "why": str(error)}))
+                writer.write(protocol.packed({"type": "refused", "why": str(error)}))
             self._report(writer, str(error))
         except TimeoutError:
             self._report(writer, f"it proved nothing within {handshake.SECONDS:g} s")
@@ -68,12 +63,12 @@ class Gate:
 
     async def _check(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = handshake.challenge(self._credentials)
-        writer.write(wire.packed(asked))
+        writer.write(protocol.packed(asked))
         answered = await read(reader, handshake.MAX_BYTES)
-        writer.write(wire.packed(handshake.reply(asked, answered, self._credentials)))
+        writer.write(protocol.packed(handshake.reply(asked, answered, self._credentials)))
 
     def _report(self, writer: asyncio.StreamWriter, why: str) -> None:
-        """Says on standard error which peer was refused; a flood of them in few lines."""
+        """Prints which peer was refused; many refusals in few lines."""
         self._refused += 1
         self._unreported += 1
         now = time.monotonic()
@@ -88,15 +83,10 @@ class Gate:
         self._unreported, self._reported_at = 0, now
 
 
-async def read(reader: asyncio.StreamReader, most: int = wire.MAX_BYTES) -> object:
-    """Returns the next message of a connection.
-
-    Raises:
-        ConnectionError: If it is larger than `most` bytes, or not a message of a worker.
-        IncompleteReadError: If the connection ends.
-    """
-    size = wire.body_size(await reader.readexactly(wire.HEADER_BYTES), most)
-    return wire.unpacked(await reader.readexactly(size))
+async def read(reader: asyncio.StreamReader, most: int = protocol.MAX_BYTES) -> object:
+    """Returns the next message of a connection."""
+    size = protocol.body_size(await reader.readexactly(protocol.HEADER_BYTES), most)
+    return protocol.unpacked(await reader.readexactly(size))
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

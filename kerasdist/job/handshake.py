@@ -14,7 +14,7 @@ import secrets
 from typing import Any
 
 from kerasdist.errors import JobError
-from kerasdist.job import wire
+from kerasdist.job import protocol
 from kerasdist.job.secret import SECRET, Credentials
 
 MAX_BYTES = 4096
@@ -28,16 +28,11 @@ _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
 class OtherJobError(ConnectionError):
-    """At the chief's address answers the chief of another job."""
+    """The chief of another job answers at the chief's address."""
 
 
 class RefusedError(Exception):
-    """The chief does not let a peer in; the message is the reason.
-
-    Args:
-        why: The reason.
-        peer_speaks: Whether the peer follows the protocol, so that it is told the reason.
-    """
+    """The chief refuses a peer; the message is the reason."""
 
     def __init__(self, why: str, *, peer_speaks: bool = True) -> None:
         super().__init__(why)
@@ -48,7 +43,7 @@ def challenge(mine: Credentials) -> dict[str, Any]:
     """Returns the chief's first message on a connection."""
     return {
         "type": "challenge",
-        "protocol": wire.VERSION,
+        "protocol": protocol.VERSION,
         "job": mine.job_id,
         "secret": mine.secret is not None,
         "nonce": secrets.token_hex(_NONCE_BYTES),
@@ -56,22 +51,12 @@ def challenge(mine: Credentials) -> dict[str, Any]:
 
 
 def answer(asked: Any, mine: Credentials) -> dict[str, Any]:
-    """Returns the worker's answer to a challenge.
-
-    Args:
-        asked: The chief's first message.
-        mine: What this worker knows.
-
-    Raises:
-        OtherJobError: If the chief is that of another job.
-        JobError: If only one of the two has a secret, or they run different versions.
-        ConnectionError: If the message is not a challenge.
-    """
+    """Returns the worker's answer to a challenge."""
     asked = _checked(asked, "challenge", {"job": str, "secret": bool, "nonce": str})
-    if asked.get("protocol") != wire.VERSION:
+    if asked.get("protocol") != protocol.VERSION:
         raise JobError(
             "Expected the same kerasdist on all workers. Received: protocol "
-            f"{wire.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
+            f"{protocol.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
         )
     if asked["job"] != mine.job_id:
         raise OtherJobError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
@@ -90,18 +75,9 @@ def answer(asked: Any, mine: Credentials) -> dict[str, Any]:
 
 
 def reply(asked: dict[str, Any], answered: Any, mine: Credentials) -> dict[str, Any]:
-    """Returns the chief's reply to a worker's answer.
-
-    Args:
-        asked: The chief's challenge on this connection.
-        answered: What came back.
-        mine: What the chief knows.
-
-    Raises:
-        RefusedError: If the answer does not prove that the peer is a worker of this job.
-    """
+    """Returns the chief's reply to a worker's answer."""
     if isinstance(answered, dict) and answered.get("type") == "hello":
-        raise RefusedError(f"it runs another kerasdist, not protocol {wire.VERSION}")
+        raise RefusedError(f"it runs another kerasdist, not protocol {protocol.VERSION}")
     try:
         answered = _checked(answered, "answer", {"nonce": str, "digest": str})
     except ConnectionError as error:
@@ -115,12 +91,7 @@ def reply(asked: dict[str, Any], answered: Any, mine: Credentials) -> dict[str, 
 def check_proof(
     asked: dict[str, Any], answered: dict[str, Any], proof: Any, mine: Credentials
 ) -> None:
-    """Checks the chief's reply, on the worker.
-
-    Raises:
-        JobError: If the chief refuses this worker.
-        ConnectionError: If the reply does not prove that the peer is the chief of this job.
-    """
+    """Checks the chief's reply, on the worker."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
     proof = _checked(proof, "proof", {"digest": str})
@@ -140,7 +111,7 @@ def _equal(received: str, expected: str) -> bool:
 
 
 def _checked(message: Any, kind: str, fields: dict[str, type]) -> dict[str, Any]:
-    """Returns a message that has a type and fields; anything else comes from a stranger."""
+    """Returns a message that has a type and fields; raises for any other."""
     if not isinstance(message, dict) or message.get("type") != kind:
         raise ConnectionError("not a kerasdist worker: its first message is of another kind")
     for name, kind_of_value in fields.items():

@@ -1,8 +1,8 @@
-"""How a worker ends when it is interrupted by Ctrl-C: with one line, and soon.
+"""How a worker ends that is interrupted by Ctrl-C: with one line, and soon.
 
-Most of the time goes into the end of the interpreter, which takes the framework's modules apart:
-1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers).
-No thread of Python's runs then that could end it, so a timer of the kernel's does.
+Most of the time goes into the end of the interpreter, which unloads the framework's modules: 1 to
+2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers). No
+Python thread runs then that could end the process, so a timer of the kernel does.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import sys
 import sysconfig
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import final
 
 from kerasdist.errors import JobError
 
-# With what a worker that was interrupted says goodbye.
+# The reason with which an interrupted worker leaves the job.
 CTRL_C = "Ctrl-C"
 
 # How long a worker may take to end after it was interrupted, and how long the interpreter alone.
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
-# How long the code that has dropped an interrupt may take to end.
-_AGAIN_SECONDS = 0.05
-
-# Where no line of a user's script is.
+# Paths that begin so are not the user's script.
+_PACKAGE = str(Path(__file__).parents[1])
 _ELSEWHERE = (
-    str(Path(__file__).parents[1]),
+    _PACKAGE,
     sysconfig.get_path("stdlib"),
     sysconfig.get_path("purelib"),
     sysconfig.get_path("platlib"),
@@ -40,35 +40,58 @@ _ELSEWHERE = (
 )
 
 
-def hear_what_is_dropped() -> None:
-    """Interrupts the main thread again where an interrupt came in code that drops errors.
+@final
+class DroppedInterrupts:
+    """Raises an interrupt again that came while the main thread was in code that drops errors.
 
-    A callback of the garbage collector is such code. JAX has one, and Keras imports JAX.
+    Callbacks of the garbage collector drop errors (JAX has one, and Keras imports JAX), and so do
+    conversions in the C++ of JAX and NumPy. An interrupt was dropped if it came in a call of Keras
+    or kerasdist, and that call goes on or returns. If it came in user code inside that call, that
+    code may have caught it.
     """
-    shown_by = sys.unraisablehook
 
-    def hook(dropped: sys.UnraisableHookArgs) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            shown_by(dropped)
-            return
-        again = threading.Timer(_AGAIN_SECONDS, _interrupt)
-        again.daemon = True
-        again.start()
+    def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
+        """Listens in the main thread, unless the script handles Ctrl-C itself."""
+        self._is_in_a_call = is_in_a_call
+        self._dropped = False
+        self._shown_by = sys.unraisablehook
+        sys.unraisablehook = self._hear_what_python_drops
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
 
-    sys.unraisablehook = hook
+    def raise_again(self) -> None:
+        """Raises an interrupt that was dropped. The main thread calls it, in a call or after it."""
+        if self._dropped:
+            self._dropped = False
+            raise KeyboardInterrupt
+
+    def forget(self) -> None:
+        """Forgets the interrupt, as the call has ended, perhaps by it."""
+        self._dropped = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._dropped = self._is_in_a_call() and not _is_in_users_code(frame)
+        signal.default_int_handler(number, frame)
+
+    def _hear_what_python_drops(self, dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._dropped = True
+        else:
+            self._shown_by(dropped)
 
 
-def _interrupt() -> None:
-    # To this very thread, since it may be waiting in a call of the system's.
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+def _is_in_users_code(frame: FrameType | None) -> bool:
+    """Returns whether a frame is in user code that this package has called."""
+    while frame is not None and frame.f_code.co_filename.startswith(_ELSEWHERE):
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Returns the interrupt that an error is, or that it has come from; None if there is none.
-
-    Args:
-        error: An error that the script did not catch.
-    """
+    """Returns the interrupt that an error is or was caused by, None if there is none."""
     seen: set[int] = set()
     behind: BaseException | None = error
     while behind is not None and id(behind) not in seen:
@@ -80,26 +103,19 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
-    """Returns one line about an interrupt.
-
-    Args:
-        interrupt: The interrupt.
-        error: With what the script ends: the interrupt, or what a framework made of it.
-    """
+    """Returns one line about an interrupt."""
     said = "interrupted (Ctrl-C)"
-    said += _place(traceback.extract_tb(interrupt.__traceback__))
+    # An interrupt that a framework catches, to raise another error, has not come through user code.
+    said += _place(traceback.extract_tb(interrupt.__traceback__)) or _place(
+        traceback.extract_tb(error.__traceback__)
+    )
     if error is not interrupt:
         said += f"; then {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     return said
 
 
 def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
-    """Returns one line about a worker that waited for one that was interrupted.
-
-    Args:
-        why: What has become of the other worker.
-        at: Where this one's main thread is, or was.
-    """
+    """Returns one line about a worker that waited for one that was interrupted."""
     if isinstance(at, TracebackType):
         frames = traceback.extract_tb(at)
     else:
@@ -107,21 +123,25 @@ def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
     return f"{why} This worker was waiting{_place(frames)}.\n"
 
 
-def limit(seconds: float = SECONDS) -> None:
-    """Ends this process in some seconds, whatever it is doing then. For the main thread.
+def ignore_more() -> None:
+    """Ignores further interrupts while the process ends. The main thread calls it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    Args:
-        seconds: How long it still has.
-    """
+
+def limit(seconds: float = SECONDS) -> None:
+    """Ends this process after some seconds, whatever it does then. The main thread calls it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def limit_interpreter() -> None:
-    """Gives the end of the interpreter its time; files that the script left open are written."""
+    """Limits the end of the interpreter, after writing files that the script left open."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(OSError, ValueError):  # it is closed, or a broken pipe
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # a stream is closed, or its reader is gone
                 thing.flush()
     limit(_INTERPRETER_SECONDS)
 

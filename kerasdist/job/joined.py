@@ -1,4 +1,4 @@
-"""How a launcher learns that a worker has joined its job, and has not trained by itself."""
+"""Tells the launcher that a worker has joined its job, and does not train by itself."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 FILE = "KERASDIST_JOINED_FILE"
-"""The variable with the path of a file that a worker makes; `kerasdist.launch.guard` sets it."""
+"""The path of a file that a worker makes; `kerasdist.launch.supervisor` sets it."""
 
 
-def note() -> None:
-    """Tells the launcher, if there is one, that this process has joined the job."""
+def tell_launcher() -> None:
+    """Makes the file that tells the launcher that this process has joined the job."""
     path = os.environ.get(FILE)
     if path:
-        # A launcher that has gone, or that cannot be told, must not stop the job.
+        # A launcher that is gone must not stop the job.
         with contextlib.suppress(OSError):
             Path(path).touch()

@@ -1,4 +1,4 @@
-"""Ports of this process: where it listens, and how a port is held until a framework listens."""
+"""The ports of this process: listening, and holding a port until a framework listens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BACKLOG = 1024
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a name or address of a host is one that only this machine reaches."""
+    """Returns whether only this machine reaches a host name or address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name
@@ -27,15 +27,8 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int) -> socket.socket:
     """Returns the socket on which the chief listens for workers.
 
-    It is the one that the launcher opened, where there is one: then no other process could take the
-    port between its choice and its use.
-
-    Args:
-        host: The name under which the workers reach this machine.
-        port: The port; 0: one that the system chooses.
-
-    Raises:
-        JobError: If another process has the port.
+    It is the socket that the launcher opened, if it did: so no other process can take the port
+    between its choice and its use.
     """
     inherited = _inherited(port)
     if inherited is not None:
@@ -74,32 +67,23 @@ class HeldPort:
     """A port of this machine that no other process can take, until a framework listens on it.
 
     It is bound, not listening, and shared by SO_REUSEPORT with this user's processes alone: the
-    framework's server, which sets the same option, takes over without a moment in between.
+    framework's server, which sets the same option, takes over without a gap.
 
     Attributes:
         number: The port.
     """
 
     def __init__(self, *, loopback: bool, port: int = 0) -> None:
-        """Takes the port.
-
-        Args:
-            loopback: Whether only this machine is to reach it.
-            port: The port; 0: one that the system chooses.
-
-        Raises:
-            JobError: If another process has it.
-        """
         self._socket = _bound(loopback=loopback, port=port)
         self.number: int = self._socket.getsockname()[1]
 
     def listening(self) -> int:
-        """Returns the file descriptor of the port as a socket that listens; the caller owns it."""
+        """Returns the file descriptor of a listening socket on the port; the caller owns it."""
         self._socket.listen(_BACKLOG)
         return self._socket.detach()
 
     def release(self) -> None:
-        """Gives the port up."""
+        """Frees the port."""
         self._socket.close()
 
 

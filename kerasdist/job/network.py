@@ -1,4 +1,4 @@
-"""By which of its addresses the other workers reach a machine.
+"""The address by which other workers reach this machine.
 
 Gloo, with which PyTorch and JAX sum on CPUs, gives the others the address that this machine's name
 resolves to. On Debian and Ubuntu that is a loopback address, which other machines cannot reach.
@@ -11,22 +11,13 @@ import socket
 import struct
 from collections.abc import Sequence
 
-# Linux's request for the address of an interface, and where the answer stands (netdevice(7)).
+# Linux's request for the address of an interface, and the offset of the answer (netdevice(7)).
 _SIOCGIFADDR = 0x8915
 _ADDRESS = slice(20, 24)
 
 
 def misleads(addresses: Sequence[str], rank: int) -> str | None:
-    """Returns the address by which this machine should be offered to others, if its name misleads.
-
-    Args:
-        addresses: ``host:port`` of each worker, by rank.
-        rank: The number of this worker.
-
-    Returns:
-        The address on the way to another machine; None if the name is as good, if all workers are
-        on this machine, or if the address cannot be found out.
-    """
+    """Returns the address to give to other machines, if that of this machine's name is wrong."""
     if not _is_loopback(socket.gethostname()):
         return None
     hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
@@ -35,11 +26,7 @@ def misleads(addresses: Sequence[str], rank: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface with an address, None if it is not known.
-
-    Args:
-        address: An IPv4 address of this machine.
-    """
+    """Returns the name of the network interface with an address, None if it is not known."""
     try:
         import fcntl
     except ImportError:  # Windows has none, and nothing else here that it lacks
@@ -64,7 +51,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _way_to(host: str) -> str | None:
-    """Returns the address of this machine that its packets to a host carry; sends none."""
+    """Returns the address of this machine on its route to a host; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as packet:
         try:
             packet.connect((host, 9))  # any port

@@ -1,7 +1,7 @@
 """Files that all workers save: the chief writes, the others wait until it has written.
 
 A worker cannot know whether the chief saves too: a script may let one worker save alone. So the
-hub, which knows how far the chief is, answers a worker that waits.
+coordinator, which knows the chief's step, answers the workers that wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 CHANNEL = "saves"
-"""Of the hub's answers."""
+"""Of the coordinator's answers."""
 
 _KEPT = 1000
 
@@ -24,9 +24,9 @@ class Save:
 
     Attributes:
         rank: The worker.
-        number: Which of its questions this is.
+        number: The number of its question.
         step: How many steps it had begun.
-        path: Where to.
+        path: The path of the file.
         occurrence: How often it has saved to that path in that step before.
         index: How often it has saved to any path in that step before.
         since: When it began to wait.
@@ -43,7 +43,7 @@ class Save:
 
 @final
 class Saves:
-    """What the chief has written, and who waits for what."""
+    """The files that the chief has written, and the workers that wait for one."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[int, str, int], Mapping[str, Any]] = {}
@@ -52,13 +52,7 @@ class Saves:
         self._waiting: list[Save] = []
 
     def wrote(self, step: int, path: str, outcome: Mapping[str, Any]) -> None:
-        """Notes that the chief has written a file, or could not.
-
-        Args:
-            step: How many steps it had begun.
-            path: Where to.
-            outcome: What the others are to know of the file.
-        """
+        """Adds a file that the chief has written, or could not write."""
         self._written[step, path, self._of_path[step, path]] = outcome
         self._of_step[step] += 1
         self._of_path[step, path] += 1
@@ -66,23 +60,13 @@ class Saves:
             del self._written[next(iter(self._written))]
 
     def wait(self, save: Save) -> None:
-        """Notes a worker that waits.
-
-        Args:
-            save: What it is about to save.
-        """
+        """Adds a worker that waits."""
         self._waiting.append(save)
 
     def answers(
         self, chief_step: int, chief_waits_for: frozenset[int]
     ) -> Iterator[tuple[Save, Mapping[str, Any]]]:
-        """Yields the answers that are known now, each once: an outcome; empty: write it yourself.
-
-        Args:
-            chief_step: How many steps the chief has begun.
-            chief_waits_for: The workers that the chief waits for, so that it will not save before
-                they go on.
-        """
+        """Yields each answer once it is known; after an empty one the worker writes the file."""
         waiting, self._waiting = self._waiting, []
         for save in waiting:
             outcome = self._written.get((save.step, save.path, save.occurrence))
@@ -98,17 +82,13 @@ class Saves:
                 self._waiting.append(save)
 
     def overdue(self, before: float) -> Save | None:
-        """Returns one that has waited for too long.
-
-        Args:
-            before: When it began, at the latest.
-        """
+        """Returns a worker that has waited for too long."""
         return next((save for save in self._waiting if save.since < before), None)
 
 
 @final
 class OwnSaves:
-    """A worker's side: what it asks the hub about its saves."""
+    """A worker's questions to the coordinator about its saves."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -116,12 +96,7 @@ class OwnSaves:
         self._of_path: Counter[tuple[int, str]] = Counter()
 
     def question(self, step: int, path: str) -> dict[str, Any]:
-        """Returns the next question: whether the chief has written this file.
-
-        Args:
-            step: How many steps this worker has begun.
-            path: Where it is about to save to.
-        """
+        """Returns the next question: whether the chief has written this file."""
         self._number += 1
         asked = {
             "number": self._number,

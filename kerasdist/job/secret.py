@@ -26,7 +26,7 @@ _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 @final
 @dataclass(frozen=True)
 class Credentials:
-    """By what the workers of one job recognize each other.
+    """The credentials by which workers of one job recognize each other.
 
     Attributes:
         secret: The job's secret; None: the job has none.
@@ -38,14 +38,7 @@ class Credentials:
 
 
 def credentials(environ: Mapping[str, str] | None = None) -> Credentials:
-    """Reads the job's secret and name.
-
-    Args:
-        environ: The variables; None: those of this process.
-
-    Raises:
-        JobError: If the secret's file cannot be read, is empty, or other users may read it.
-    """
+    """Reads the job's secret and name."""
     environ = os.environ if environ is None else environ
     secret = environ.get(SECRET, "").strip().encode()
     path = environ.get(SECRET_FILE)

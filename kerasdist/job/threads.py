@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def waiting_their_turn() -> Iterator[None]:
-    """Has threads that this thread starts inside the block not interrupt others when they wake.
+    """Threads started in this block do not interrupt others when they wake.
 
-    Where there is no such class, or it may not be chosen, threads start as always. So they do if
-    the user has chosen another class than the usual one.
+    Where the system has no such class, or forbids it, threads start as always. So they do if the
+    user has chosen another class than the usual one.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield

@@ -25,11 +25,6 @@ class Timeouts:
     meeting: float = 600.0
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-            ValueError: If one of them is not positive.
-        """
         for field in fields(self):
             if not getattr(self, field.name) > 0:
                 raise ValueError(
@@ -39,14 +34,7 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
-        """Reads ``KERASDIST_JOIN_TIMEOUT``, ``_HEARTBEAT_TIMEOUT`` and ``_MEETING_TIMEOUT``.
-
-        Args:
-            environ: The environment.
-
-        Raises:
-            JobError: If one of them is no positive number.
-        """
+        """Reads ``KERASDIST_JOIN_TIMEOUT``, ``_HEARTBEAT_TIMEOUT`` and ``_MEETING_TIMEOUT``."""
         given: dict[str, float] = {}
         for field in fields(cls):
             name = f"KERASDIST_{field.name.upper()}_TIMEOUT"

@@ -46,7 +46,7 @@ def kerasdist(
     del version
 
 
-# The script's own options are not ours: everything after its name is passed on.
+# Everything after the script's name is passed on to the script.
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
     context: typer.Context,
@@ -147,7 +147,7 @@ def info(
 def _warn_of_misplaced_options(
     context: typer.Context, script: str, arguments: Sequence[str]
 ) -> None:
-    """Warns where the script gets an option of ours that was not given to us.
+    """Warns where the script gets an option of kerasdist that kerasdist did not get.
 
     No error: a script may have a ``--workers`` of its own.
     """

@@ -1,4 +1,4 @@
-"""One start of a job: begins its workers, and sees to it that all end when one fails."""
+"""One start of a job: starts its workers, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Protocol, final
 
 from kerasdist.job.exit_codes import ExitCode
-from kerasdist.launch.spec import AttemptResult, Ending
+from kerasdist.launch.spec import AttemptResult, WorkerExit
 from kerasdist.launch.worker import Event, Exited, Signalled
 
 SETTLE_SECONDS = 0.5
@@ -20,7 +20,7 @@ LOST_SECONDS = 15.0
 """How long to wait for the worker whose loss another complains of.
 
 It tells the others first, and a framework may then keep it from its end for as long as
-`kerasdist.job.watch` lets it.
+`kerasdist.job.monitor` lets it.
 """
 
 KILL_SECONDS = 3.0
@@ -31,50 +31,43 @@ OUTPUT_SECONDS = 2.0
 
 
 class Held(Protocol):
-    """A worker that has begun, as an attempt holds it; `kerasdist.launch.worker.Worker` is one."""
+    """A worker that has started, as an attempt sees it; `kerasdist.launch.worker.Worker` is one."""
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The worker's number."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the worker has not ended yet."""
         ...
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, 128 + n if signal n ended it, once it has ended."""
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
         ...
 
     def stop(self, number: int) -> None:
-        """Passes a signal on."""
+        """Passes a signal on to the worker."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the worker at once."""
         ...
 
     def kill_guard(self) -> None:
-        """Ends what should have ended it."""
+        """Ends the worker's guard, which did not end it."""
         ...
 
-    def ending(self, deadline: float) -> Ending:
-        """Returns how it has ended; waits for the end of its output until `deadline`."""
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended; waits for its output until `deadline`."""
         ...
 
 
 @final
 class Attempt:
-    """One start of a job.
-
-    Args:
-        workers: Its workers by rank, each of which begins as it is taken, and puts an `Exited` into
-            `events` when it ends.
-        events: Where a `Signalled` is put to stop the job.
-        stop_seconds: How long workers have from SIGTERM to SIGKILL.
-    """
+    """One start of a job."""
 
     def __init__(
         self, workers: Iterable[Held], events: queue.SimpleQueue[Event], stop_seconds: float
@@ -85,15 +78,11 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # When to do what; never, as yet.
+        # When to send SIGTERM, to kill the workers, and to kill their guards.
         self._stop_at = self._kill_at = self._abandon_at = math.inf
 
     def run(self) -> AttemptResult:
-        """Runs the workers until all have ended.
-
-        Raises:
-            OSError: If one cannot be started; the others have been ended.
-        """
+        """Runs the workers until all have ended."""
         try:
             for worker in self._to_begin:
                 self._workers.append(worker)
@@ -110,16 +99,16 @@ class Attempt:
         return AttemptResult(endings, self._signal, self._stopped_twice)
 
     def _watch(self) -> None:
-        """Waits until all workers have ended, and sees to it that they do."""
+        """Waits until all workers have ended, and ends them when one fails."""
         running = {worker.rank for worker in self._workers}
         self._act()
         while running:
             event = self._next_event()
             if isinstance(event, Exited):
                 running.discard(event.rank)
-                self._note_exit(self._workers[event.rank])
+                self._on_exit(self._workers[event.rank])
             elif isinstance(event, Signalled):
-                self._note_signal(event.number)
+                self._on_signal(event.number)
             self._act()
 
     def _next_event(self) -> Event | None:
@@ -132,7 +121,7 @@ class Attempt:
         except queue.Empty:
             return None
 
-    def _note_exit(self, worker: Held) -> None:
+    def _on_exit(self, worker: Held) -> None:
         if worker.exit_code == 0 or self._stopping:
             return
         match worker.exit_code:
@@ -144,13 +133,13 @@ class Attempt:
                 seconds = SETTLE_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + seconds)
 
-    def _note_signal(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._signal is not None:  # the second time: at once
             self._stopped_twice = True
             self._kill_at = time.monotonic()
             return
         self._signal = number
-        # A terminal that was closed is no reason that scripts know; SIGTERM is.
+        # Scripts handle SIGTERM; a closed terminal (SIGHUP) means the same here.
         self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
 
     @property
@@ -158,7 +147,7 @@ class Attempt:
         return self._kill_at != math.inf or self._abandon_at != math.inf
 
     def _act(self) -> None:
-        """Does what is due."""
+        """Sends the signals whose time has come."""
         now = time.monotonic()
         if now >= self._stop_at:
             self._stop(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Begins the workers of one start of a job, here and through ssh."""
+"""Starts the workers of one attempt, on this machine and through ssh."""
 
 from __future__ import annotations
 
@@ -12,52 +12,41 @@ from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import SECRET
 from kerasdist.launch import commands, environment
 from kerasdist.launch.output import Screen
-from kerasdist.launch.placement import Seat, open_coordinator
+from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.worker import Event, Start, Worker
 
 
 def begin(
     spec: JobSpec,
-    seats: Sequence[Seat],
+    slots: Sequence[Slot],
     number: int,
     screen: Screen,
     events: queue.SimpleQueue[Event],
 ) -> Iterator[Worker]:
-    """Begins the workers one after another, and yields each.
-
-    Args:
-        spec: The job.
-        seats: Where its workers run.
-        number: How often it has been started before.
-        screen: This process's output.
-        events: Told when a worker ends.
-
-    Raises:
-        OSError: If a worker cannot be started.
-    """
-    coordinator, listener = open_coordinator(seats)
+    """Starts the workers one after another, and yields each."""
+    coordinator, listener = open_coordinator(slots)
     of_job = environment.of_job(spec, number)
     with listener or contextlib.nullcontext():
-        for seat in seats:
-            variables = environment.of_worker(spec, seat, len(seats), coordinator, number) | of_job
-            opened = listener if seat.rank == 0 else None
+        for slot in slots:
+            variables = environment.of_worker(spec, slot, len(slots), coordinator, number) | of_job
+            opened = listener if slot.rank == 0 else None
             if opened is not None:
                 variables[COORDINATOR_FD] = str(opened.fileno())
             # Another machine gets no variables of this process: ssh takes them as arguments, which
             # every user sees, and so the secret goes by standard input.
-            secret = None if seat.host is None else _secret(spec, variables)
-            if seat.host is None:
-                command = commands.here(spec, seat, opened)
+            secret = None if slot.host is None else _secret(spec, variables)
+            if slot.host is None:
+                command = commands.here(spec, slot, opened)
             else:
-                command = commands.there(spec, seat, variables)
+                command = commands.there(spec, slot, variables)
             start = Start(
-                rank=seat.rank,
-                name=f"worker {seat.rank}/{len(seats)}",
+                rank=slot.rank,
+                name=f"worker {slot.rank}/{len(slots)}",
                 command=command,
                 variables=variables,
                 directory=spec.directory,
-                log=log_file(spec.logs, number, seat.rank),
+                log=log_file(spec.logs, number, slot.rank),
                 secret=secret,
                 listener=opened,
             )
@@ -73,13 +62,7 @@ def _secret(spec: JobSpec, variables: Mapping[str, str]) -> str:
 
 
 def log_file(folder: Path | None, attempt: int, rank: int) -> Path | None:
-    """Returns a worker's log file, with its folder made.
-
-    Args:
-        folder: The folder; None: there are no logs.
-        attempt: How often the job has been started before.
-        rank: The worker's number.
-    """
+    """Returns a worker's log file, with its folder made."""
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The variables that a worker gets."""
+"""The environment variables of a worker."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from kerasdist.cluster import own
+from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
-from kerasdist.launch.placement import Seat
+from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec
 
-# What configures the frameworks and is not of one machine. Another machine has its own PATH, HOME
+# Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
 # and CUDA_VISIBLE_DEVICES.
 _PREFIXES = ("KERAS_", "KERASDIST_", "TF_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_")
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
 
 
 def of_job(spec: JobSpec, attempt: int) -> dict[str, str]:
-    """Returns the job's name and secret: one for every start, unless the user set a secret."""
+    """Returns the job's name and secret, new for every start unless the user set a secret."""
     variables = {JOB_ID: f"{secrets.token_hex(8)}-{attempt}"}
     given = {**os.environ, **spec.environment}
     if not given.get(SECRET) and not given.get(SECRET_FILE):
@@ -28,26 +28,18 @@ def of_job(spec: JobSpec, attempt: int) -> dict[str, str]:
 
 
 def of_worker(
-    spec: JobSpec, seat: Seat, workers: int, coordinator: str, attempt: int
+    spec: JobSpec, slot: Slot, workers: int, coordinator: str, attempt: int
 ) -> dict[str, str]:
-    """Returns what a worker's environment has beyond the launcher's own.
-
-    Args:
-        spec: The job.
-        seat: The worker's place.
-        workers: How many there are.
-        coordinator: Where they meet.
-        attempt: How often the job has been started before.
-    """
+    """Returns a worker's variables beyond the launcher's own."""
     variables = {
         "PYTHONUNBUFFERED": "1",  # what a worker has said is to be seen when it is killed
         **spec.environment,
-        own.WORKERS: str(workers),
-        own.RANK: str(seat.rank),
-        own.COORDINATOR: coordinator,
-        own.LOCAL_RANK: str(seat.local_rank),
-        own.LOCAL_WORKERS: str(seat.local_workers),
-        own.RESTART: str(attempt),
+        kerasdist_variables.WORKERS: str(workers),
+        kerasdist_variables.RANK: str(slot.rank),
+        kerasdist_variables.COORDINATOR: coordinator,
+        kerasdist_variables.LOCAL_RANK: str(slot.local_rank),
+        kerasdist_variables.LOCAL_WORKERS: str(slot.local_workers),
+        kerasdist_variables.RESTART: str(attempt),
     }
     if spec.devices_per_worker is not None:
         variables[CPU_DEVICES_VARIABLE] = str(spec.devices_per_worker)
@@ -55,11 +47,7 @@ def of_worker(
 
 
 def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of this process's variables that a worker on another machine gets.
-
-    Args:
-        environ: This process's variables.
-    """
+    """Returns those of this process's variables that a worker on another machine gets."""
     return {
         name: value
         for name, value in environ.items()

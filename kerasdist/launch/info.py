@@ -1,6 +1,6 @@
-"""What a script would find here: the cluster, and who says so; devices; versions.
+"""What a script would find here: the cluster and its source, devices, versions.
 
-Nothing is imported for it: neither Keras nor a framework.
+It imports neither Keras nor a framework.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 
 import kerasdist
 from kerasdist.backend_choice import backend_choice
-from kerasdist.cluster import detection, own
+from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Finding
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.source import Absent
@@ -76,11 +76,7 @@ class Facts:
 
 
 def gather(environ: Mapping[str, str] | None = None) -> Facts:
-    """Collects the facts.
-
-    Args:
-        environ: The environment variables; None for this process's own.
-    """
+    """Collects the facts."""
     environ = os.environ if environ is None else environ
     found = detection.findings(environ)
     error, believed, resolver = None, None, None
@@ -94,7 +90,7 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
     return Facts(
         membership=None if resolver is None else resolver.membership(),
         error=error,
-        independent=error is None and own.is_independent(environ),
+        independent=error is None and kerasdist_variables.is_independent(environ),
         sources=tuple(
             SourceFacts(
                 name=each.source.name,
@@ -118,21 +114,12 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
 
 
 def as_json(facts: Facts) -> str:
-    """Returns the facts as JSON.
-
-    Args:
-        facts: The facts.
-    """
+    """Returns the facts as JSON."""
     return json.dumps(asdict(facts), indent=2)
 
 
 def show(facts: Facts, console: Console | None = None) -> None:
-    """Prints the facts for people.
-
-    Args:
-        facts: The facts.
-        console: Where to; None: the standard output.
-    """
+    """Prints the facts for people."""
     console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
     table = Table(title="Sources, in the order in which they are asked", title_justify="left")
@@ -162,7 +149,9 @@ def _headline(facts: Facts) -> str:
     if facts.error is not None:
         return facts.error
     if facts.independent:
-        return f"No cluster: {own.CLUSTER}=none makes each process a job of its own."
+        return (
+            f"No cluster: {kerasdist_variables.CLUSTER}=none makes each process a job of its own."
+        )
     if place is None:
         return "No cluster: a script that is started here is a job of its own."
     local = "" if place.local_rank is None else f", number {place.local_rank} on this machine"

@@ -43,7 +43,7 @@ class Launcher:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._seats = place(spec.workers, spec.hosts)
+        self._slots = place(spec.workers, spec.hosts)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
 
@@ -56,10 +56,10 @@ class Launcher:
             OSError: If a worker cannot be started.
         """
         attempts: list[AttemptResult] = []
-        self._screen.say(report.of_start(self._spec, self._seats))
+        self._screen.say(report.of_start(self._spec, self._slots))
         with self._signals():
             while True:
-                workers = begin(self._spec, self._seats, len(attempts), self._screen, self._events)
+                workers = begin(self._spec, self._slots, len(attempts), self._screen, self._events)
                 attempts.append(Attempt(workers, self._events, self._spec.stop_seconds).run())
                 self._screen.say(report.of_attempt(attempts[-1], self._spec, len(attempts) - 1))
                 if not attempts[-1].failed or len(attempts) > self._spec.max_restarts:

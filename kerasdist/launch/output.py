@@ -1,4 +1,4 @@
-"""Where the workers' lines go: to this process's output under a prefix, or into files."""
+"""The workers' lines: on this process's output under a prefix, or in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TextIO, final
 
-from kerasdist.launch import guard
+from kerasdist.launch import supervisor
 
 LAST_LINES = 20
 """How many of a worker's lines are shown again if it fails."""
@@ -31,28 +31,17 @@ class Screen:
         self._lock = threading.Lock()
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
-        """Writes a worker's line.
-
-        Args:
-            prefix: What stands before it.
-            line: The line, without its end.
-            stream: Where to.
-            rank: The worker's number, for the colour.
-        """
+        """Writes a worker's line."""
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
 
     def say(self, text: str) -> None:
-        """Writes the launcher's own words, to the error output.
-
-        Args:
-            text: What to say; it may have several lines.
-        """
+        """Writes the launcher's own message to the error output."""
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # Neither a character that the reader's encoding lacks nor a reader that has gone away
+        # Neither a character that the reader's encoding lacks nor a reader that is gone
         # (`| head`) may end this thread: a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
@@ -63,13 +52,7 @@ class Screen:
 
 @final
 class Pump:
-    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
-
-    Args:
-        screen: Where the lines go.
-        prefix: What stands before each.
-        rank: The worker's number.
-    """
+    """Moves a worker's output, line by line, to the screen, and keeps the last lines."""
 
     def __init__(self, screen: Screen, prefix: str, rank: int) -> None:
         self._screen = screen
@@ -79,23 +62,13 @@ class Pump:
         self._threads: list[threading.Thread] = []
 
     def start(self, source: IO[bytes], stream: TextIO) -> None:
-        """Begins to read one of the worker's outputs.
-
-        Args:
-            source: The worker's end.
-            stream: Ours.
-        """
+        """Begins to read one of the worker's outputs."""
         thread = threading.Thread(target=self._move, args=(source, stream), daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def last_lines(self, deadline: float) -> tuple[str, ...]:
-        """Returns the last lines, once all have been read.
-
-        Args:
-            deadline: Until when, by the monotonic clock, to wait for that. A process that has left
-                the worker's group may hold the output open for ever.
-        """
+        """Returns the last lines, once all have been read."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return tuple(self._last)
@@ -123,7 +96,7 @@ class Pump:
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
-        if text == guard.APART:
+        if text == supervisor.APART:
             return  # the launcher says it once for all workers
         self._screen.write(self._prefix, text, stream, self._rank)
 
@@ -135,11 +108,7 @@ def _as_drawn(line: bytes) -> bytes:
 
 
 def last_lines_of(path: Path) -> tuple[str, ...]:
-    """Returns the end of a log file.
-
-    Args:
-        path: The file.
-    """
+    """Returns the end of a log file."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
         lines = file.read().decode(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""On which machine each worker runs, and where they meet."""
+"""The machine of each worker, and the address of the coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACKLOG = 1024
 
 @final
 @dataclass(frozen=True)
-class Seat:
+class Slot:
     """Where a worker runs.
 
     Attributes:
@@ -36,22 +36,13 @@ class Seat:
     local_workers: int
 
 
-def place(workers: int | None, hosts: Sequence[str]) -> tuple[Seat, ...]:
-    """Places the workers on hosts, filling each before the next.
-
-    Args:
-        workers: How many there are; None: as many as there are slots, one on a machine alone.
-        hosts: ``host`` or ``host:slots``. Hosts without slots share the workers equally; beside
-            hosts with slots, they have one. Empty: this machine.
-
-    Raises:
-        ClusterError: If a host cannot be read, or there are not enough slots.
-    """
+def place(workers: int | None, hosts: Sequence[str]) -> tuple[Slot, ...]:
+    """Places the workers on hosts, filling each before the next."""
     if workers is not None and workers < 1:
         raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
     if not hosts:
         count = workers or 1
-        return tuple(Seat(None, rank, rank, count) for rank in range(count))
+        return tuple(Slot(None, rank, rank, count) for rank in range(count))
     listed = [_parsed(entry) for text in hosts for entry in host_lists.expand(text, "hosts")]
     machines = [None if _is_here(name) else name for name, _ in listed]
     if len(set(machines)) < len(machines):
@@ -69,44 +60,36 @@ def place(workers: int | None, hosts: Sequence[str]) -> tuple[Seat, ...]:
                 f"Expected {workers} slots on the hosts. Received: hosts={list(hosts)}, with "
                 f"{sum(sizes)}. Write host:slots, or ask for fewer workers."
             )
-    seats: list[Seat] = []
+    slots: list[Slot] = []
     for host, size in zip(machines, sizes, strict=True):
-        taken = min(size, workers - len(seats))
-        seats += [Seat(host, len(seats) + local, local, taken) for local in range(taken)]
-    return tuple(seats)
+        taken = min(size, workers - len(slots))
+        slots += [Slot(host, len(slots) + local, local, taken) for local in range(taken)]
+    return tuple(slots)
 
 
-def open_coordinator(seats: Sequence[Seat]) -> tuple[str, socket.socket | None]:
-    """Chooses where the workers connect to the chief, on the machine of rank 0.
+def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
+    """Chooses the coordinator's address, on the machine of rank 0.
 
-    Returns:
-        ``host:port``, and the socket that listens there, for the chief to inherit. None where the
-        chief is on another machine: the port is drawn at random at every start.
-
-    Raises:
-        ClusterError: If this machine has no free port.
+    Returns ``host:port``, and the listening socket that the chief inherits. The socket is None
+    where the chief is on another machine: the port is drawn at random at every start.
     """
-    first = seats[0].host
+    first = slots[0].host
     if first is not None:
         return ports.join(first.rpartition("@")[2], ports.of_job(_draw())), None
-    alone = all(seat.host is None for seat in seats)
+    alone = all(slot.host is None for slot in slots)
     opened = _listening("127.0.0.1" if alone else "")
     host = "127.0.0.1" if alone else socket.gethostname()
     return ports.join(host, opened.getsockname()[1]), opened
 
 
 def free_port() -> int:
-    """Returns a port of this machine that was free a moment ago, from 20000 to 32767.
-
-    Raises:
-        ClusterError: If none is found.
-    """
+    """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
     with _listening("") as opened:
         return opened.getsockname()[1]
 
 
 def _listening(host: str) -> socket.socket:
-    """Returns a socket that listens on a port that is not one of outgoing connections."""
+    """Returns a socket that listens on a port which Linux gives to no outgoing connection."""
     for _ in range(_TRIES):
         try:
             return socket.create_server((host, ports.of_job(_draw())), backlog=_BACKLOG)
@@ -119,7 +102,7 @@ def _listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # Of its own: a script that seeds Python's generator must not get the same port every time.
+    # A generator of its own: a script that seeds Python's must not get the same port every time.
     return random.SystemRandom().randrange(1 << 16)
 
 

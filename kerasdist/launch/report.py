@@ -1,4 +1,4 @@
-"""What the launcher says of a job: at its start, and of what went wrong."""
+"""The messages of the launcher: at the start of a job, and about failures."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
-from kerasdist.cluster import own
+from kerasdist.cluster import kerasdist_variables
 from kerasdist.launch.beginning import log_file
-from kerasdist.launch.placement import Seat
-from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
+from kerasdist.launch.placement import Slot
+from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 
 _SSH_FAILED = 255
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns what is to be said: of a success only that no worker took part in the job.
-
-    Args:
-        result: How the attempt has ended.
-        spec: The job.
-        number: How often it was started before.
-    """
+    """Returns the message after an attempt; for a success only that no worker joined the job."""
     total = len(result.endings)
     lines: list[str] = []
     why_killed = (
@@ -47,26 +41,22 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         for each in result.endings
         if each.killed
     ]
-    if result.apart and not own.is_independent({**os.environ, **spec.environment}):
+    if result.apart and not kerasdist_variables.is_independent({**os.environ, **spec.environment}):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
             "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
-            f"model in its scope. {own.CLUSTER}=none says that they are to be independent"
+            f"model in its scope. {kerasdist_variables.CLUSTER}=none says that they are "
+            "to be independent"
         )
     return "\n".join(lines)
 
 
-def of_start(spec: JobSpec, seats: Sequence[Seat]) -> str:
-    """Returns the first line: how many workers, where, and on which backend.
-
-    Args:
-        spec: The job.
-        seats: Where its workers run.
-    """
+def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
+    """Returns the first line: how many workers, where, and on which backend."""
     backend = backend_choice({**os.environ, **spec.environment})
-    sizes = Counter(seat.host for seat in seats)
-    workers = f"{len(seats)} worker{'s'[: len(seats) - 1]}"
+    sizes = Counter(slot.host for slot in slots)
+    workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
     if list(sizes) == [None]:
         where = "on this machine"
     else:
@@ -78,7 +68,7 @@ def of_start(spec: JobSpec, seats: Sequence[Seat]) -> str:
     return f"{said}\nwarning: {backend.problem}"
 
 
-def _of_failure(cause: Ending, total: int) -> list[str]:
+def _of_failure(cause: WorkerExit, total: int) -> list[str]:
     lines = [f"worker {cause.rank}/{total} failed after {cause.seconds:.1f} s: {cause.reason}"]
     if cause.last_lines:
         lines += ["its last lines:", *(f"  | {line}" for line in cause.last_lines)]

@@ -1,4 +1,4 @@
-"""What to start, and what has become of it."""
+"""The description of a job, and of how it ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobSpec:
         max_restarts: How often the whole job is started again after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
             machine.
-        logs: A folder for a file an attempt and worker; None: this process's own output.
+        logs: A folder with one file per attempt and worker; None: this process's own output.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         environment: More variables for the workers, and which of this process's go to other
             machines.
@@ -47,7 +47,7 @@ class JobSpec:
 
 @final
 @dataclass(frozen=True)
-class Ending:
+class WorkerExit:
     """How a worker has ended.
 
     Attributes:
@@ -92,7 +92,7 @@ class AttemptResult:
         stopped_twice: Whether a second signal came, so that the workers were killed at once.
     """
 
-    endings: tuple[Ending, ...]
+    endings: tuple[WorkerExit, ...]
     signal: int | None
     stopped_twice: bool = False
 
@@ -104,7 +104,7 @@ class AttemptResult:
         )
 
     @property
-    def cause(self) -> Ending | None:
+    def cause(self) -> WorkerExit | None:
         """The worker that failed first by itself, rather than by the loss of another."""
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)

@@ -1,4 +1,4 @@
-"""A worker as the launcher holds it."""
+"""The launcher's side of a worker."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from kerasdist.launch import guard
+from kerasdist.launch import supervisor
 from kerasdist.launch.output import Pump, Screen, last_lines_of
-from kerasdist.launch.spec import Ending
+from kerasdist.launch.spec import WorkerExit
 
 
 @final
@@ -32,7 +32,7 @@ class Exited:
 @final
 @dataclass(frozen=True)
 class Signalled:
-    """Somebody wants the job to stop."""
+    """The launcher got a signal to stop the job."""
 
     number: int
 
@@ -69,16 +69,7 @@ class Start:
 
 @final
 class Worker:
-    """A worker that is running, under its guard.
-
-    Args:
-        start: How it is started.
-        screen: This process's output.
-        events: Told when the worker ends.
-
-    Raises:
-        OSError: If the command cannot be started.
-    """
+    """A worker that is running, under its guard."""
 
     def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
         self.rank = start.rank
@@ -109,21 +100,17 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the worker has not ended yet."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, 128 + n if signal n ended it, once it has ended."""
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     def stop(self, number: int) -> None:
-        """Passes a signal on.
-
-        Args:
-            number: The signal.
-        """
+        """Passes a signal on to the worker."""
         self._stopped = True
         self._order(f"signal {number}")
 
@@ -144,12 +131,8 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def ending(self, deadline: float) -> Ending:
-        """Returns how the worker, which is not running any more, has ended.
-
-        Args:
-            deadline: Until when, by the monotonic clock, to wait for the end of its output.
-        """
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended."""
         exit_code = self.exit_code
         lines = self._pump.last_lines(deadline)
         if self._log is not None:
@@ -157,14 +140,14 @@ class Worker:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        return Ending(
+        return WorkerExit(
             rank=self.rank,
             exit_code=exit_code,
             seconds=self._ended - self._began,
             stopped=self._stopped,
             killed=self._killed,
             last_lines=lines,
-            joined=guard.APART not in lines,
+            joined=supervisor.APART not in lines,
         )
 
     def _wait(self, events: queue.SimpleQueue[Event]) -> None:

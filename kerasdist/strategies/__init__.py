@@ -1,1 +1,1 @@
-"""One file a strategy: which devices, which placement."""
+"""One file per strategy: its devices, and the placement of its variables."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
 from kerasdist.devices import parse_devices
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy

@@ -1,4 +1,4 @@
-"""Which devices a strategy takes: all of the machine's, or those that are named."""
+"""The devices of a strategy: all of the machine's, or the named ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kerasdist import config
 from kerasdist.backends.base import Backend
-from kerasdist.cluster import detection, own
+from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.devices import Device, check_available, parse_devices
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
@@ -15,15 +15,8 @@ from kerasdist.job import current
 def require_no_other_workers(strategy: str) -> None:
     """Refuses a strategy of one process in a worker of a job that has not been joined.
 
-    Each worker would train by itself, on all data, and all would seem well. A worker that has
-    joined the job knows of it, and may do something of its own.
-
-    Args:
-        strategy: The strategy's name.
-
-    Raises:
-        JobError: If the environment says that this process is one of several workers.
-        ClusterError: If the environment contradicts itself.
+    Each worker would train by itself, on all data, and nothing would show it. A worker that has
+    joined the job may use such a strategy beside it.
     """
     if current.current() is not None:
         return
@@ -38,7 +31,7 @@ def require_no_other_workers(strategy: str) -> None:
             f"{place.num_workers} workers of this job, of which {place.source} tells. Received: "
             f"{strategy}, which is of one process: each worker would train a model by itself, on "
             "all data. Use kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(). If the "
-            f"workers are to be independent, set the variable {own.CLUSTER}=none."
+            f"workers are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
 
 
@@ -47,16 +40,9 @@ def chosen_devices(
 ) -> tuple[Device, ...]:
     """Returns a strategy's devices.
 
-    Args:
-        backend: The backend in use.
-        names: Their names. None: all accelerators of this machine, or, where there is none, all its
-            CPU devices. CPU devices that do not exist yet are prepared, as long as the backend has
-            not started.
-        needed: Names of devices that must be there too. To ask for devices starts a backend, so CPU
-            devices are prepared for all names at once.
-
-    Raises:
-        DeviceError: If a device is unknown, named twice, or there is none.
+    No names stand for all accelerators of this machine or, where there is none, for all its CPU
+    devices. CPU devices that do not exist yet are prepared while the backend has not started.
+    Asking for devices starts it, so those of ``needed`` are prepared together with them.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -67,15 +53,7 @@ def chosen_devices(
 
 
 def require_available(backend: Backend, devices: Sequence[Device]) -> None:
-    """Refuses devices of one kind that this machine does not have; starts the backend.
-
-    Args:
-        backend: The backend in use.
-        devices: The devices, of one kind.
-
-    Raises:
-        DeviceError: If there is no such device.
-    """
+    """Refuses devices of one kind that this machine does not have; starts the backend."""
     available = backend.devices(devices[0].kind)
     check_available(devices, available, backend.name, backend.devices("cpu"))
 
@@ -83,18 +61,9 @@ def require_available(backend: Backend, devices: Sequence[Device]) -> None:
 def prepare(
     backend: Backend, names: Sequence[str] | None, needed: Sequence[str] = ()
 ) -> list[Device]:
-    """Prepares the CPU devices among those that are named, without starting the backend.
+    """Prepares the CPU devices among the named ones, without starting the backend.
 
-    Args:
-        backend: The backend in use.
-        names: What `chosen_devices` takes.
-        needed: Likewise.
-
-    Returns:
-        All that are named, once each.
-
-    Raises:
-        DeviceError: If a name cannot be read, or the backend has started with fewer devices.
+    Returns all that are named, once each.
     """
     config.apply_cpu_devices_variable()
     named = () if names is None else parse_devices(names)

@@ -12,7 +12,7 @@ class DefaultStrategy(Strategy):
     """Plain Keras: one replica, on the device that Keras picks."""
 
     def __init__(self) -> None:
-        """Makes the default strategy; `kerasdist.get_strategy` returns the one there is."""
+        """Makes the default strategy; `kerasdist.get_strategy` returns the existing one."""
         super().__init__(None)
 
     def __str__(self) -> str:

@@ -9,14 +9,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import (
-    Backend,
-    BatchNorm,
-    Check,
-    ReplicaOptions,
-    ReplicaSet,
-    checked_batch_norm,
-)
+from kerasdist.backends.base import Backend, ReplicaSet
+from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
@@ -30,7 +24,7 @@ from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
 
-# By which schedulers say which accelerators a process may see.
+# The variables with which schedulers limit the accelerators of a process.
 _VISIBLE = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -95,7 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Who takes part, None in a job of one that nothing describes."""
+        """The resolver of the cluster, None for one worker that no environment describes."""
         return self._resolver
 
 
@@ -113,13 +107,13 @@ def _replicas(
     devices = chosen_devices(backend, names)
     if names is None:
         devices = _own_share(devices, job)
-    job.agree("number of devices a worker", {"devices": len(devices)})
+    job.assert_equal("number of devices a worker", {"devices": len(devices)})
     chosen = {"check": options.check, "batch_norm": options.batch_norm}
-    job.agree("options of the strategy", chosen)
-    replicas = backend.worker_replica_set(devices, options, job, communication)
+    job.assert_equal("options of the strategy", chosen)
+    replicas = backend.replica_set(devices, options, job, communication)
     if is_new:
         job.after_connecting()
-    equal_randomness.ensure(job, backend)
+    equal_randomness.ensure(job)
     return replicas
 
 
@@ -131,13 +125,13 @@ def _versions(backend: Backend) -> dict[str, Any]:
 
 
 def _own_share(devices: tuple[Device, ...], job: Job) -> tuple[Device, ...]:
-    """This worker's part of the accelerators that it sees.
+    """Returns this worker's part of the accelerators that it sees.
 
-    Workers of one machine that see the same ones divide them; a scheduler may have given each its
-    own. Logical CPU devices are each process's own in any case.
+    Workers of one machine that see the same accelerators divide them; a scheduler may have given
+    each its own. Logical CPU devices belong to one process in any case.
     """
     seen = [devices[0].kind, platform.node(), *(os.environ.get(name) for name in _VISIBLE)]
-    everyone = job.exchange("accelerators that workers see", seen)
+    everyone = job.all_gather_object("accelerators that workers see", seen)
     if devices[0].kind == "cpu":
         return devices
     sharing = [rank for rank, theirs in enumerate(everyone) if theirs == seen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import ReplicaOptions
+from kerasdist.backends.options import ReplicaOptions
 from kerasdist.devices import parse_devices
 from kerasdist.strategies.choice import require_available, require_no_other_workers
 from kerasdist.strategy import Strategy

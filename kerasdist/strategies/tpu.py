@@ -7,6 +7,9 @@ from typing import Any, final
 
 from kerasdist import config
 from kerasdist.backends import registry
+from kerasdist.backends.base import Backend, ReplicaSet
+from kerasdist.backends.options import ReplicaOptions
+from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.partitions import DeviceAssignment
 from kerasdist.strategies.choice import require_no_other_workers
 from kerasdist.strategy import Strategy
@@ -47,13 +50,8 @@ class TPUStrategy(Strategy):
         """
         require_no_other_workers("TPUStrategy")
         config.apply_cpu_devices_variable()
-        super().__init__(
-            registry.current().tpu_replica_set(
-                tpu_cluster_resolver,
-                experimental_device_assignment,
-                experimental_spmd_xla_partitioning,
-            )
-        )
+        del tpu_cluster_resolver, experimental_spmd_xla_partitioning
+        super().__init__(_replicas(registry.current(), experimental_device_assignment))
         hooks.install()
 
     def experimental_split_to_logical_devices(
@@ -127,4 +125,27 @@ class TPUStrategy(Strategy):
     @property
     def _devices_of_replica(self) -> Any:
         assert self.replica_set is not None
+        if self.replica_set.logical_devices is None:
+            raise UnsupportedError(
+                "Expected several devices, over which tensors and variables can be cut. Received: "
+                f"devices={[str(device) for device in self.replica_set.devices]}. Leave the call "
+                "out."
+            )
         return self.replica_set.logical_devices
+
+
+def _replicas(backend: Backend, assignment: DeviceAssignment | None) -> ReplicaSet:
+    if backend.tpu_refusal is not None:
+        raise UnsupportedError(backend.tpu_refusal)
+    devices = backend.accelerators() or backend.devices("cpu")
+    assignment = assignment or DeviceAssignment.build(len(devices))
+    per_replica = assignment.num_cores_per_replica
+    needed = assignment.num_replicas * per_replica
+    if needed > len(devices):
+        raise DeviceError(
+            f"Expected {needed} devices for {assignment.num_replicas} replicas of {per_replica} "
+            f"each. Received: devices={[str(device) for device in devices]}. To try it without "
+            f"accelerators, call kerasdist.config.set_logical_cpu_devices({needed}) before JAX "
+            "starts."
+        )
+    return backend.replica_set(devices[:needed], ReplicaOptions(devices_per_replica=per_replica))

@@ -1,1 +1,1 @@
-"""What a model made under a strategy does otherwise: hooks into Keras, never a loop of its own."""
+"""The training of models made under a strategy: hooks into Keras, never a loop of its own."""

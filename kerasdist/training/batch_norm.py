@@ -1,10 +1,10 @@
-"""BatchNormalization on replicas: whose rows it normalises by, and whose statistics it keeps.
+"""BatchNormalization on replicas: which rows it normalises by, and its moving statistics.
 
-In `fit` it sees the global batch, as on one device, unless the strategy says otherwise. In custom
-loops it is as in ``tf.distribute``: a layer normalises by its replica's own rows unless it, or the
-strategy, is told to be synchronized. There its moving statistics are a component a replica, whose
-mean is read outside of replicas (as those of ``tf_keras`` were; Keras 3 left that out, so that the
-first replica's counted).
+In `fit` a layer normalises by the global batch, as on one device, unless the strategy says
+otherwise. In custom loops, as in ``tf.distribute``, it normalises by its replica's own rows unless
+the layer or the strategy is synchronized. There each replica has a component of the moving
+statistics, and code outside of replicas reads the components' mean (as in ``tf_keras``; Keras 3
+left that out, so that only the first replica's component counts there).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from kerasdist import context, keras_seam
-from kerasdist.backends.sole import SoleReplica
-from kerasdist.keras_seam import ops
+from kerasdist import context, keras_compat
+from kerasdist.backends.single_replica import SoleReplica
+from kerasdist.keras_compat import ops
 from kerasdist.training.normalization import global_moments
 
 if TYPE_CHECKING:
@@ -26,15 +26,8 @@ Original = Callable[..., Any]
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a layer be synchronized in a scope on the backends where Keras itself refuses it.
-
-    Args:
-        original: Keras's ``BatchNormalization.__init__``.
-        layer: The layer.
-        *args: As Keras's.
-        **kwargs: As Keras's.
-    """
-    if keras_seam.KNOWS_SYNCHRONIZED or context.scoped_strategy() is None:
+    """Lets a layer be synchronized in a scope, on the backends where Keras itself refuses it."""
+    if keras_compat.KNOWS_SYNCHRONIZED or context.scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
     call = inspect.signature(original).bind(layer, *args, **kwargs)
@@ -54,20 +47,13 @@ _making = _Making()
 
 
 def weight_made(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets replicas that keep moving statistics of their own agree on the mean.
-
-    Args:
-        original: Keras's ``BatchNormalization.add_weight``.
-        layer: The layer.
-        *args: As Keras's.
-        **kwargs: As Keras's.
-    """
+    """Makes moving statistics that replicas aggregate by their mean."""
     strategy = context.scoped_strategy()
     if kwargs.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
         return original(layer, *args, **kwargs)
     kwargs["aggregation"] = "mean"
     if strategy.options.batch_norm == "per_replica":
-        # At once, so that each replica counts by its share of the examples.
+        # Each assignment averages the replicas' values, in `fit` weighted by their shares.
         return original(layer, *args, **kwargs)
     _making.statistics = True
     try:
@@ -77,26 +63,15 @@ def weight_made(original: Original, layer: Any, *args: Any, **kwargs: Any) -> An
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns how a variable is to be made, of which a layer cannot say all.
-
-    Args:
-        options: Keyword arguments of ``keras.Variable``.
-    """
+    """Returns a variable's arguments; for moving statistics, with sync-on-read added."""
     return options | {"synchronization": "on_read"} if _making.statistics else options
 
 
 def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lets custom loops keep statistics that were made outside as those that are made in the scope.
-
-    Args:
-        original: Keras's ``BatchNormalization.call``.
-        layer: The layer.
-        *args: As Keras's.
-        **kwargs: As Keras's.
-    """
+    """Lets custom loops treat statistics made outside of the scope as those made in it."""
     replica = context.replica()
     if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
-        # No variable of a strategy has this aggregation.
+        # Variables made in a scope never have the aggregation "none".
         keep_statistics(
             layer,
             replica.strategy.options.batch_norm,
@@ -106,33 +81,20 @@ def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[Any], bool]) -> None:
-    """Says how replicas will keep moving statistics that were made outside of the scope.
-
-    Args:
-        layer: A ``BatchNormalization`` that is built.
-        batch_norm: How the strategy wants moving statistics kept.
-        is_outside: Returns whether a variable was made outside.
-    """
+    """Sets how replicas aggregate moving statistics that were made outside of the scope."""
     synchronization = "auto" if batch_norm == "per_replica" else "on_read"
     for variable in (layer.moving_mean, layer.moving_variance):
         if is_outside(variable):
-            keras_seam.set_replication(variable, synchronization, "mean")
+            keras_compat.set_replication(variable, synchronization, "mean")
 
 
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Returns mean and variance of a batch: the global one, or a replica's own rows.
-
-    Args:
-        original: Keras's ``BatchNormalization._moments``.
-        layer: The layer.
-        inputs: What it normalises.
-        mask: None, or which rows count.
-    """
+    """Returns mean and variance of a batch: the global one, or a replica's own rows."""
     replica = context.replica()
     if replica is None:
-        if not layer.synchronized or keras_seam.KNOWS_SYNCHRONIZED:
+        if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
-        # Where Keras refuses to synchronize, this code has the whole batch on any backend.
+        # Keras refuses to synchronize on this backend, but here `inputs` is the whole batch.
         return global_moments(SoleReplica(), inputs, layer._reduction_axes, mask)
     if _is_synchronized(replica, layer):
         return global_moments(replica.collectives, inputs, layer._reduction_axes, mask)
@@ -140,7 +102,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     rows = ops.shape(inputs)[0] if replica.share is None else replica.share.size
     if isinstance(rows, int) and rows > 0:
         return mean, variance
-    # A replica without example has no statistics, so it leaves the moving ones as they are.
+    # An empty replica has no statistics, so it leaves the moving ones as they are.
     return (
         ops.where(rows > 0, mean, ops.cast(layer.moving_mean, mean.dtype)),
         ops.where(rows > 0, variance, ops.cast(layer.moving_variance, variance.dtype)),

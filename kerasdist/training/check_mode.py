@@ -1,24 +1,17 @@
-"""What to do where the first training step is not that of one device."""
+"""The option that says what to do if the first training step differs from that of one device."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, cast, get_args
 
-from kerasdist.backends.base import Check
+from kerasdist.backends.options import Check
 
 CHECK_VARIABLE = "KERASDIST_CHECK"
 
 
 def check_mode(check: Check | None) -> Check:
-    """Returns the argument of a strategy, or what the environment says in its place.
-
-    Args:
-        check: The argument; None: the variable ``KERASDIST_CHECK``, and without it ``"warn"``.
-
-    Raises:
-        ValueError: If it is none of the choices.
-    """
+    """Returns a strategy's argument `check`; if it is None, the environment variable's value."""
     said: Any = check
     name = "check"
     if said is None:

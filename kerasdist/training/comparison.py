@@ -1,4 +1,4 @@
-"""A training step as the strategy takes it, beside the same step on one device."""
+"""A training step under the strategy, compared with the same step on one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.trial import Trial, TriedBatch
 from kerasdist.training.differences import (
     Difference,
@@ -26,24 +26,24 @@ from kerasdist.training.draws import Draws
 from kerasdist.training.layer_outputs import LayerOutputs
 from kerasdist.training.metrics import metrics_of
 from kerasdist.training.probe import Calls, Probe, one_trial
-from kerasdist.training.team import Team
+from kerasdist.training.trial_workers import TrialWorkers
 
-# By how many roundings the variables are changed to see what rounding does.
+# By how many roundings the variables are changed to measure the effect of rounding.
 _ROUNDINGS = 4
 _LARGEST_SCALE = 256.0
-# Of the draws of workers in a trial.
+# The seed of the draws in a trial.
 _SEED = 0
 _PLAIN = (bool, int, float, str, type(None), np.ndarray)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a step of a trial showed.
+    """The results of one step of a trial.
 
     Attributes:
-        result: What it computed.
-        calls: The outputs of its layers, if they were asked for.
-        added: What layers added to the loss.
+        result: What the step computed.
+        calls: The outputs of the layers, if they were asked for.
+        added: The losses that layers added, by replica.
     """
 
     result: StepResult
@@ -53,19 +53,19 @@ class Taken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step of one device and a step of the strategy; the same on all workers.
+    """A step on one device and a step of the strategy; equal on all workers.
 
     Attributes:
-        examples: How many examples the batch has that both took.
-        alone: One device's step.
+        examples: How many examples the batch of both steps has.
+        alone: The step on one device.
         found: How the strategy's step differs.
-        beyond_rounding: What of it is not rounding, in the order of a step: the loss and the
-            metrics, the gradients, the variables.
+        beyond_rounding: The differences that are not rounding, in the order of a step: the loss and
+            the metrics, the gradients, the variables.
         draws_differ: Why random draws cannot be compared, None if they can.
-        precision: What rounding does in the model.
+        precision: The size of rounding errors in the model.
         weights: The share of the examples of each replica that has some.
-        outputs: How the outputs of layers differ, in their order, if they were asked for.
-        added: What layers add to the loss on those replicas, likewise.
+        outputs: How the outputs of layers differ, in the order of the calls, if asked for.
+        added: The losses that layers add on each replica that has examples, if asked for.
     """
 
     examples: int
@@ -94,14 +94,14 @@ class _Steps:
 
     def alone(self, change: float = 0.0) -> Taken:
         probe = self._probe()
-        with probe.noting():
+        with probe.recording():
             logs, after = self.trial.alone(self._first_step, self.batch.whole, self._values, change)
         return self._taken(probe, logs, after)
 
     def divided(self) -> Taken:
         probe = self._probe()
         self._begin()
-        with probe.noting():
+        with probe.recording():
             logs, after = self.trial.divided(self._step, self.batch.given, self._values)
         return self._taken(probe, logs, after)
 
@@ -116,10 +116,10 @@ class _Steps:
     def _begin(self) -> None:
         self.model.reset_metrics()
         optimizer = self.model.optimizer
-        if isinstance(optimizer, keras_seam.LossScaleOptimizer) and optimizer.built:
-            # One rounding may decide whether gradients are finite, where the scale is large.
+        if isinstance(optimizer, keras_compat.LossScaleOptimizer) and optimizer.built:
+            # With a large scale, one rounding may decide whether gradients are finite.
             scale = optimizer.dynamic_scale
-            scale.assign(keras_seam.ops.minimum(scale, _LARGEST_SCALE))
+            scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
     def _probe(self) -> Probe:
         self.trial.restore()
@@ -127,12 +127,12 @@ class _Steps:
 
     def _values(self) -> dict[str, Any]:
         model = self.model
-        hidden = {id(one) for one in keras_seam.seed_states(model)}
+        hidden = {id(one) for one in keras_compat.seed_states(model)}
         hidden |= {id(one) for metric in metrics_of(model) for one in metric.variables}
         return {
             variable.path: self.trial.as_array(variable.value)
             for variable in model.variables
-            if id(variable) not in hidden and keras_seam.stored_value(variable) is not None
+            if id(variable) not in hidden and keras_compat.stored_value(variable) is not None
         }
 
     def _taken(self, probe: Probe, logs: Any, after: dict[str, Any]) -> Taken:
@@ -145,7 +145,7 @@ class _Steps:
             if path in before
         }
         result = StepResult(
-            logs=keras_seam.numbers_of(logs),
+            logs=keras_compat.numbers_of(logs),
             gradients=probe.gradients,
             weights={path: change for path, change in changes.items() if path in trained},
             statistics={path: change for path, change in changes.items() if path not in trained},
@@ -158,45 +158,39 @@ class _Steps:
 
 
 def compare(model: Any, batch: Any, *, wants_layers: bool, spares: bool = False) -> Comparison:
-    """Takes a training step on one device and under the strategy, and puts everything back.
+    """Takes a training step on one device and under the strategy, and restores everything.
 
     All workers must call it.
-
-    Args:
-        model: A model with a trainer of ours, built, with a loss or a `train_step` of its own.
-        batch: A global batch, as the trainer's step takes it.
-        wants_layers: Whether to look at the outputs of layers.
-        spares: Whether to leave out examples of a batch that is large for one device.
     """
     replicas = model.replica_set
-    team = Team(replicas.job)
+    workers = TrialWorkers(replicas.job)
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
-    with _without_traces(model, team) as trial:
-        with team.all_do("the first step on one device"):
+    with _without_traces(model, workers) as trial:
+        with workers.all_do("the first step on one device"):
             steps = _Steps(model, trial.gathered(batch, spares=spares), trial, wants_layers)
             alone = steps.alone()
             steps.draws.end_recording()
-            drawn = "" if team.job is None else steps.draws.digest(trial.as_array)
-        drawn_alike = len(set(team.everyone("random draws of the first step", drawn))) == 1
-        with team.all_do("the first step under the strategy"):
+            drawn = "" if workers.job is None else steps.draws.digest(trial.as_array)
+        drawn_alike = len(set(workers.everyone("random draws of the first step", drawn))) == 1
+        with workers.all_do("the first step under the strategy"):
             divided = steps.divided()
             found = differences(alone.result, divided.result, precision)
             suspicious = [one for one in found.deciding if one.is_more_than_rounding]
-        if any(team.everyone("a difference to one device", bool(suspicious))):
-            with team.all_do("the first step on one device, again"):
-                # Draws that are not known go on, where those that are known are given again.
+        if any(workers.everyone("a difference to one device", bool(suspicious))):
+            with workers.all_do("the first step on one device, again"):
+                # Recorded draws are repeated; generators that were not recorded continue.
                 again = steps.alone(change=_ROUNDINGS * precision.epsilon)
                 by_chance = differences(alone.result, again.result, precision)
                 suspicious = beyond(suspicious, by_chance.deciding)
     misfit = steps.draws.misfit if drawn_alike else "workers draw other random numbers"
-    found, suspicious, misfit = _common(team, found, suspicious, misfit)
+    found, suspicious, misfit = _common(workers, found, suspicious, misfit)
     tried = steps.batch
     weights = [one for one in tried.weights if one]
     comparison = Comparison(tried.examples, alone, found, suspicious, misfit, precision, weights)
     if not wants_layers:
         return comparison
-    outputs = LayerOutputs(team, tried.sizes, precision.tolerance)
+    outputs = LayerOutputs(workers, tried.sizes, precision.tolerance)
     return replace(
         comparison,
         outputs=outputs.differences(alone.calls, divided.calls),
@@ -205,13 +199,13 @@ def compare(model: Any, batch: Any, *, wants_layers: bool, spares: bool = False)
 
 
 def _common(
-    team: Team, found: Differences, beyond: list[Difference], misfit: str | None
+    workers: TrialWorkers, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """What the first worker says that has found something; the chief, if none has."""
-    if team.job is None:
+    """Returns the findings of the first worker that has some, else those of the chief."""
+    if workers.job is None:
         return found, beyond, misfit
     own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
-    everyone = team.everyone("differences to one device", own)
+    everyone = workers.everyone("differences to one device", own)
     numbers, rows, _ = next((one for one in everyone if one[1]), everyone[0])
     misfits = [one[2] for one in everyone if one[2] is not None]
     return (
@@ -222,28 +216,28 @@ def _common(
 
 
 @contextmanager
-def _without_traces(model: Any, team: Team) -> Iterator[Trial]:
-    layers = [model, *keras_seam.flat_layers(model)]
-    seeds = keras_seam.global_seed_generator()
+def _without_traces(model: Any, workers: TrialWorkers) -> Iterator[Trial]:
+    layers = [model, *keras_compat.flat_layers(model)]
+    seeds = keras_compat.global_seed_generator()
     numbers, numpy_numbers = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
         stack.enter_context(one_trial())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # the step itself says it again
-        stack.enter_context(keras_seam.added_losses_kept(layers))
+        warnings.simplefilter("ignore")  # the real step warns again
+        stack.enter_context(keras_compat.added_losses_kept(layers))
         stack.enter_context(_attributes_kept(layers))
         stack.callback(random.setstate, numbers)
         stack.callback(np.random.set_state, numpy_numbers)
-        stack.callback(keras_seam.set_global_seed_generator, seeds)
+        stack.callback(keras_compat.set_global_seed_generator, seeds)
         trial = model.replica_set.trial(model)
         stack.enter_context(trial)
-        if team.job is not None:
-            # Whatever each of them has drawn until now, they draw the same here.
+        if workers.job is not None:
+            # Workers draw the same here, whatever they have drawn before.
             random.seed(_SEED)
             np.random.seed(_SEED)
-            keras_seam.set_global_seed_generator(None)
+            keras_compat.set_global_seed_generator(None)
             trial.draw_alike()
-        known = [*model.variables, *keras_seam.seed_states(model)]
+        known = [*model.variables, *keras_compat.seed_states(model)]
         known += [one for metric in metrics_of(model) for one in metric.variables]
         if model.optimizer is not None:
             known += model.optimizer.variables
@@ -255,8 +249,8 @@ def _without_traces(model: Any, team: Team) -> Iterator[Trial]:
 
 @contextmanager
 def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
-    """Puts back numbers, texts and tensors that a step sets on user-defined layers."""
-    own = [layer for layer in layers if not keras_seam.is_kerass_own(type(layer))]
+    """Restores numbers, strings and tensors that a step sets on user-defined layers."""
+    own = [layer for layer in layers if not keras_compat.is_builtin(type(layer))]
     before = [dict(vars(layer)) for layer in own]
     try:
         yield
@@ -277,4 +271,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _compute_dtypes(model: Any) -> list[str]:
-    return [str(layer.compute_dtype) for layer in [model, *keras_seam.flat_layers(model)]]
+    return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]

@@ -1,4 +1,4 @@
-"""How far what the replicas computed is from what one device computed, and what is rounding."""
+"""Measures how replicas' results differ from one device's, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-# By the type in which layers compute: how far two ways to sum may come apart, relative to the size
-# of what is summed. Code that mixes examples is off by percents, seldom by less than a thousandth.
+# By the type in which layers compute: how far two orders of a sum may differ, relative to the size
+# of its terms. Code that mixes examples is off by percents, seldom by less than a thousandth.
 # (Of a float64 model, metrics and the weights of examples may still be float32.)
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 # The smallest relative difference between two numbers of that type.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
-# What a variable's gradient, or its change, is at least measured against: this part of the largest.
+# A gradient or change is measured against at least this part of the largest one.
 _LEAST_PART = 1e-2
-# A difference is more than rounding if it is so many times what a change of all variables by a few
-# roundings makes on one device.
+# A difference is more than rounding if it is this many times the effect of changing all variables
+# by a few roundings on one device.
 _TIMES_ROUNDING = 30.0
 
 
@@ -26,10 +26,9 @@ class Difference:
     """One quantity of a step, as one device and as the strategy computes it.
 
     Attributes:
-        name: What it is: a metric's name, a variable's path, a layer's name.
-        expected: What one device computes: a number, or of an array the value where they differ
-            most.
-        received: What the strategy computes there.
+        name: A metric's name, a variable's path or a layer's name.
+        expected: What one device computes: a number; of an array, the element that differs most.
+        received: What the strategy computes for the same number or element.
         absolute: The largest absolute difference.
         relative: The difference relative to the size of the quantity: of an array the norm of the
             difference, divided by that of the array.
@@ -45,7 +44,7 @@ class Difference:
 
     @property
     def is_more_than_rounding(self) -> bool:
-        """Whether they are not the same."""
+        """Whether rounding cannot explain the difference."""
         return not self.relative <= self.tolerance
 
     def __str__(self) -> str:
@@ -64,7 +63,7 @@ class StepResult:
         gradients: The gradients that the optimizers got, by path.
         weights: How trainable variables changed, by path.
         statistics: How other variables changed, by path.
-        sizes: The norms of all variables before, by path.
+        sizes: The norms of all variables before the step, by path.
     """
 
     logs: Mapping[str, Any]
@@ -76,7 +75,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Precision:
-    """What rounding does in a model.
+    """The size of rounding errors in a model.
 
     Attributes:
         tolerance: The largest relative difference that is taken for rounding.
@@ -90,12 +89,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtypes: Iterable[str], travelling: str | None = None) -> Precision:
-        """Returns that of the coarsest type.
-
-        Args:
-            dtypes: The types in which layers compute.
-            travelling: The type in which gradients travel between workers; None: in their own.
-        """
+        """Returns the precision of the coarsest type."""
         known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
         tolerance = max(_TOLERANCES[dtype] for dtype in known)
         of_gradients = tolerance if travelling is None else _TOLERANCES[travelling]
@@ -105,7 +99,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Differences:
-    """All differences of a step, by what they are of.
+    """All differences of a step, by kind.
 
     Attributes:
         logs: The loss and the metrics.
@@ -121,37 +115,27 @@ class Differences:
 
     @property
     def deciding(self) -> list[Difference]:
-        """Those that say whether a step is that of one device.
+        """Returns the differences that decide whether a step is that of one device.
 
-        What an optimizer makes of its gradients is left out: Adam's first step has the size of the
-        rate, however small the gradient, so that a rounding may turn it round.
+        The changes of trainable variables are left out: Adam's first step has the size of the
+        learning rate, however small the gradient, so that a rounding may change its sign.
         """
         changed = () if self.gradients else self.weights
         return [*self.logs, *self.gradients, *self.statistics, *changed]
 
     def as_numbers(self) -> list[list[tuple[Any, ...]]]:
-        """Returns them as lists of texts and numbers, which `of_numbers` takes."""
+        """Returns the differences as lists of strings and numbers, which `of_numbers` decodes."""
         return [[astuple(one) for one in getattr(self, kind.name)] for kind in fields(self)]
 
     @classmethod
     def of_numbers(cls, numbers: Iterable[Iterable[Iterable[Any]]]) -> Differences:
-        """Returns the differences that `as_numbers` has made these of.
-
-        Args:
-            numbers: What it returned.
-        """
+        """Returns the differences that `as_numbers` has encoded."""
         return cls(*([Difference(*row) for row in kind] for kind in numbers))
 
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
-    """Compares two steps.
-
-    Args:
-        expected: One device's.
-        received: The strategy's.
-        precision: What rounding does.
-    """
-    # A change of a large variable is a difference of large numbers.
+    """Returns how two steps differ."""
+    # A variable's change is a difference of two values, each rounded in proportion to its size.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
@@ -164,12 +148,7 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 
 
 def beyond(found: Iterable[Difference], rounding: Iterable[Difference]) -> list[Difference]:
-    """Returns the differences that are more than rounding.
-
-    Args:
-        found: Differences between one device and the strategy.
-        rounding: Those between one device and the same with its variables changed by roundings.
-    """
+    """Returns the differences that are more than rounding."""
     by_chance = {one.name: one.relative for one in rounding}
     return [
         one
@@ -182,15 +161,7 @@ def beyond(found: Iterable[Difference], rounding: Iterable[Difference]) -> list[
 def difference(
     name: str, expected: Any, received: Any, tolerance: float, least_size: float = 0.0
 ) -> Difference:
-    """Compares two arrays.
-
-    Args:
-        name: What they are.
-        expected: One device's.
-        received: The strategy's.
-        tolerance: The largest relative difference that is taken for rounding.
-        least_size: The norm that theirs is taken to be at least.
-    """
+    """Returns how two arrays differ."""
     one, other = np.asarray(expected, "float64"), np.asarray(received, "float64")
     if one.shape != other.shape:
         return Difference(name, np.nan, np.nan, np.inf, np.inf, tolerance)
@@ -211,11 +182,7 @@ def difference(
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:
-    """Returns the largest of some differences, None if there is none.
-
-    Args:
-        found: Differences.
-    """
+    """Returns the largest of some differences, None if there is none."""
     return max(found, key=lambda one: one.relative, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Random draws of a trial: what one device draws, the replicas get, each its own rows."""
+"""Random draws of a trial: each replica gets its own rows of the draws of one device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
 
-# Draws that leave out, scale or reorder what they are given: not done in a trial.
+# Draws that drop, scale or reorder their argument: a trial returns the argument itself.
 _LEFT_OUT = ("dropout", "shuffle")
 
 
@@ -23,14 +23,9 @@ class _InDraw(threading.local):
 
 
 class Draws:
-    """Records the draws of the first step of a trial, and gives the same to the steps after it."""
+    """Records the draws of the first step of a trial, and repeats them in the steps after it."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Makes the record, which is empty.
-
-        Args:
-            sizes: How many examples each replica has of the batch.
-        """
         self._sizes = tuple(sizes)
         self._recorded: list[Any] = []
         self._is_recorded = False
@@ -39,19 +34,15 @@ class Draws:
         self.misfit: str | None = None
 
     def begin(self) -> None:
-        """Begins a step."""
+        """Begins a step of the trial."""
         self._position.clear()
 
     def end_recording(self) -> None:
-        """Ends the first step; from now on its draws are given again."""
+        """Ends the first step; from now on its draws are repeated."""
         self._is_recorded = True
 
     def digest(self, as_array: Callable[[Any], Any]) -> str:
-        """Returns what stands for all recorded draws.
-
-        Args:
-            as_array: Returns a tensor as a NumPy array.
-        """
+        """Returns a digest of all recorded draws."""
         digest = hashlib.sha256()
         for drawn in self._recorded:
             array = as_array(drawn)
@@ -60,13 +51,7 @@ class Draws:
         return digest.hexdigest()
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns what a step of the trial gets for a draw.
-
-        Args:
-            name: The name of the function that draws.
-            draw: Draws.
-            given: What is returned in place of a draw that leaves out or reorders.
-        """
+        """Returns the result of a draw in a step of the trial."""
         if self._in_draw.active:
             return draw()
         if name in _LEFT_OUT:
@@ -89,7 +74,7 @@ class Draws:
             self.misfit = f"the replicas draw by {name} more often than one device does"
             return drawn
         if replica is not None and not self._sizes[int(replica.replica_id_in_sync_group)]:
-            return drawn  # for a row that stands in, and counts nothing
+            return drawn  # an empty replica's stand-in row does not count
         own = self._own_rows(self._recorded[position], tuple(drawn.shape), replica)
         if own is None:
             self.misfit = (
@@ -102,7 +87,7 @@ class Draws:
     def _own_rows(
         self, recorded: Any, shape: tuple[int, ...], replica: ReplicaContext | None
     ) -> Any:
-        """What a replica gets of a tensor that one device drew, None if the shapes do not fit."""
+        """Returns a replica's rows of a recorded draw, None if the shapes do not fit."""
         whole = tuple(recorded.shape)
         if whole == shape:
             return recorded

@@ -1,7 +1,7 @@
-"""The first training step of a model, checked against one device where users' code mixes examples.
+"""Compares the first training step of a model with one device, where user code may mix examples.
 
 On TensorFlow and PyTorch a replica runs that code with its own rows alone. On JAX `fit` is one
-global program, whose numbers are those of one device, so there nothing is checked.
+global program, whose numbers are those of one device, so nothing is compared there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.errors import JobError, NotOneDeviceError
 from kerasdist.training import places
 from kerasdist.training.comparison import compare
@@ -22,11 +22,7 @@ _SHOWN = 3
 
 
 def is_wanted(model: Any) -> bool:
-    """Returns whether a model's first step is to be checked; the same on all workers.
-
-    Args:
-        model: A compiled model with a trainer of ours.
-    """
+    """Returns whether to compare a model's first step; the result is equal on all workers."""
     replicas = model.replica_set
     if replicas.num_replicas == 1 or replicas.options.check == "off":
         return False
@@ -34,7 +30,7 @@ def is_wanted(model: Any) -> bool:
         return False
     if replicas.options.batch_norm == "per_replica" and any(
         isinstance(layer, keras.layers.BatchNormalization)
-        for layer in keras_seam.flat_layers(model)
+        for layer in keras_compat.flat_layers(model)
     ):
         _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
         return False
@@ -42,20 +38,10 @@ def is_wanted(model: Any) -> bool:
 
 
 def check(model: Any, batch: Any, size: int) -> bool:
-    """Compares the training step on a batch with that of one device, and says how they differ.
+    """Compares the training step on a batch with that of one device, and warns if they differ.
 
-    All workers must call it.
-
-    Args:
-        model: A model whose step is checked.
-        batch: The first batch, as the trainer's step takes it.
-        size: How many examples the global batch has.
-
-    Returns:
-        Whether it is done with; if not, the batch was too small, and a later one will do.
-
-    Raises:
-        NotOneDeviceError: If they differ and the strategy has ``check="raise"``.
+    All workers must call it. Returns False if the batch was too small, so that a later one is
+    needed.
     """
     replicas = model.replica_set
     if size < replicas.num_replicas:
@@ -71,7 +57,7 @@ def check(model: Any, batch: Any, size: int) -> bool:
         where = places.code_of(model, compare(model, batch, wants_layers=True, spares=True))
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 (whatever is wrong with the step, it says it itself)
+    except Exception as error:  # noqa: BLE001 (the step itself raises it again)
         _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
         return True
     taken = comparison.examples

@@ -1,7 +1,7 @@
-"""What kerasdist does where it steps into Keras: one function a place, each a few lines.
+"""The hooks into Keras: one function per place, each a few lines.
 
-`install` puts them in when the first strategy is made. Outside of a strategy's models and replicas
-every one of them calls Keras's own function and nothing else.
+`install` installs them when the first strategy is made. Outside of a strategy's models and replicas
+every hook calls Keras's own function and nothing else.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any, final
 
-from kerasdist import context, keras_seam, ownership
+from kerasdist import context, keras_compat, ownership
 from kerasdist.binding import Binding, bind, binding_of, remember
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.position import Position, PositionedAdapter
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
+from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions
-from kerasdist.input.whole import as_plain_keras, whole
 from kerasdist.job.job import Job
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
@@ -32,19 +32,19 @@ from kerasdist.training import (
     randomness,
     regularizers,
     saving,
-    together,
+    worker_agreement,
 )
 
 Original = Callable[..., Any]
 
-_signature = cache(inspect.signature)  # asked in every step, where a loss is reduced
+_signature = cache(inspect.signature)  # every reduction of a loss calls it
 
 
 @cache
 def install() -> None:
-    """Puts the hooks into Keras, once in a process."""
-    keras_seam.install(
-        keras_seam.Hooks(
+    """Installs the hooks, once per process."""
+    keras_compat.install(
+        keras_compat.Hooks(
             model_created=_model_created,
             layer_created=regularizers.layer_created,
             metric_created=metrics.metric_created,
@@ -75,7 +75,7 @@ def install() -> None:
             tell_callbacks=_tell_callbacks,
         )
     )
-    keras_seam.install_attribution(repeats=lambda: context.replica() is not None)
+    keras_compat.install_attribution(repeats=lambda: context.replica() is not None)
 
 
 @final
@@ -98,8 +98,8 @@ def _sequential_build(original: Original, model: Any, *args: Any, **kwargs: Any)
 
 def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) -> None:
     original(model, *args, **kwargs)
-    if _building.sequential and keras_seam.is_functional(model):
-        return  # what a Sequential model calls inside: Keras's own, and never trained by itself
+    if _building.sequential and keras_compat.is_functional(model):
+        return  # the inner model of a Sequential model, which is never trained by itself
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
@@ -111,9 +111,9 @@ def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: A
     original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = context.scoped_strategy()
     if strategy is not None:
-        ownership.note(variable, strategy)
+        ownership.record_owner(variable, strategy)
         if strategy.replica_set is not None:
-            strategy.replica_set.equal_start.note(variable)
+            strategy.replica_set.initial_broadcast.add(variable)
 
 
 def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
-    together.note_compile(model, binding, dict(given))
+    worker_agreement.record_compile(model, binding, dict(given))
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 
@@ -135,16 +135,16 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
-    facts = together.given(binding, given)
+    facts = worker_agreement.given(binding, given)
     if given["validation_split"] and given["validation_data"] is None:
-        arrays, given["validation_data"] = keras_seam.train_validation_split(
+        arrays, given["validation_data"] = keras_compat.train_validation_split(
             (given["x"], given["y"], given["sample_weight"]),
             validation_split=given["validation_split"],
         )
         given["x"], given["y"], given["sample_weight"] = arrays
         given["validation_split"] = 0.0
     if given["validation_data"] is not None:
-        x, y, weight = keras_seam.unpack_x_y_sample_weight(given["validation_data"])
+        x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])
         given["validation_data"] = _adapted(
             binding,
             x,
@@ -167,18 +167,18 @@ def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
 
 
 def _verbosity(verbose: Any, job: Job) -> Any:
-    """A launcher shows lines of several workers, and no bar that is drawn again and again."""
+    """Returns Keras's `verbose` for a job: lines, since the launcher cannot show bars."""
     if verbose != "auto":
         return verbose
     return 2 if job.is_chief else 0
 
 
 def _tell_callbacks(original: Original, told: Any, tell: Callable[..., None], *args: Any) -> None:
-    """Wakes no thread to tell nobody: 2 % of a step of an MLP on PyTorch, with two workers."""
-    model = keras_seam.model_of(told)
+    """Skips Keras's thread if no callback acts on batches: saves 2 % of an MLP step on PyTorch."""
+    model = keras_compat.model_of(told)
     if model is not None and binding_of(model) is not None:
         events = (tell.__name__.removeprefix("_"), "on_batch_end")
-        if not any(keras_seam.hears_of(one, events) for one in told.callbacks):
+        if not any(keras_compat.overrides(one, events) for one in told.callbacks):
             return
     original(told, tell, *args)
 
@@ -189,7 +189,7 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
     call = _bound(original, model, args, kwargs)
-    facts = together.given(binding, call.arguments)
+    facts = worker_agreement.given(binding, call.arguments)
     if binding.replicas.job is not None:
         call.arguments["verbose"] = _verbosity(call.arguments["verbose"], binding.replicas.job)
     _adapt(binding, call.arguments, call.arguments["steps"])
@@ -207,14 +207,12 @@ def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """Calls Keras's own function for a model of no strategy, on what was distributed over one."""
+    """Calls Keras's own function for a model without a strategy; unwraps distributed datasets."""
 
     def given(value: Any) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
-    strategy = context.scoped_strategy()
-    replicas = None if strategy is None or context.replica() else strategy.replica_set
-    with nullcontext() if replicas is None else replicas.leaving():
+    with nullcontext() if context.replica() else context.placements_left():
         return original(model, *map(given, args), **{k: given(v) for k, v in kwargs.items()})
 
 
@@ -229,7 +227,7 @@ def _bound(
 def _adapt(
     binding: Binding, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
-    """Replaces the arguments that describe the data by one adapter, made as Keras's loop would."""
+    """Replaces the arguments that describe the data by one data adapter, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
@@ -238,22 +236,21 @@ def _adapt(
 
 
 def _adapted(binding: Binding, x: Any, position: Position | None = None, **arguments: Any) -> Any:
-    if isinstance(x, keras_seam.DataAdapter):
+    if isinstance(x, keras_compat.DataAdapter):
         return x
     if isinstance(x, DistributedDataset) or shards_itself(x, binding.replicas.job):
         x = whole(distributed(x, binding.strategy, InputOptions()), **arguments)
-    adapter = keras_seam.get_data_adapter(x, **arguments)
+    adapter = keras_compat.get_data_adapter(x, **arguments)
     if position is None:
         return binding.replicas.data_adapter(adapter)
-    position.follow(adapter)
-    adapter = binding.replicas.data_adapter(adapter)
-    return PositionedAdapter(adapter, position, binding.replicas.following)
+    position.follow(adapter, reads_ahead=binding.replicas.reads_ahead)
+    return PositionedAdapter(binding.replicas.data_adapter(adapter), position)
 
 
 def _run(
     original: Original, binding: Binding, call: inspect.BoundArguments, facts: dict[str, Any]
 ) -> Any:
-    calling = together.calling(original.__name__, binding, call, facts)
+    calling = worker_agreement.calling(original.__name__, binding, call, facts)
     with binding.replicas.placement(), calling:
         return original(*call.args, **call.kwargs)
 
@@ -279,13 +276,14 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
     replica = one_device_replica()
     if replica is None:
         return original(optimizer, loss)
-    is_scaled = numerics.is_weighed_by_loss(optimizer)
-    is_weighed = replica.collectives.weighs_loss_of(optimizer, is_scaled=is_scaled)
-    if is_weighed:
+    is_weighted = replica.collectives.weights_scaled_losses and numerics.is_weighted_by_loss(
+        optimizer
+    )
+    if is_weighted:
         # Before the scale: float16 gradients are then as large as on one device, not larger.
         loss = numerics.weighted(loss, replica.weight)
     loss = original(optimizer, loss)
-    return replica.collectives.differentiated_loss(optimizer, loss, is_weighed=is_weighed)
+    return replica.collectives.differentiated_loss(optimizer, loss, is_weighted=is_weighted)
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
@@ -309,18 +307,16 @@ def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:
 
 
 def _scale_loss(original: Original, value: Any) -> Any:
+    """Divides a mean loss by the number of replicas, which Keras does on TensorFlow alone."""
     replica = context.replica()
-    if replica is None:
+    if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    if replica.share is not None:
-        return value  # weighted instead
-    return replica.collectives.scaled_loss(value, replica.num_replicas_in_sync, original)
+    # In `fit` the loss is weighted instead.
+    return value / replica.num_replicas_in_sync if replica.share is None else value
 
 
 def _unscale_loss(original: Original, value: Any) -> Any:
     replica = context.replica()
-    if replica is None:
+    if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    if replica.share is not None:
-        return value
-    return replica.collectives.unscaled_loss(value, replica.num_replicas_in_sync, original)
+    return value * replica.num_replicas_in_sync if replica.share is None else value

@@ -1,4 +1,4 @@
-"""What layers return and add to the loss on the replicas, beside one device."""
+"""The outputs and added losses of layers on replicas, compared with one device."""
 
 from __future__ import annotations
 
@@ -10,35 +10,24 @@ import numpy as np
 
 from kerasdist.training.differences import Difference, difference
 from kerasdist.training.probe import Calls
-from kerasdist.training.team import Team
+from kerasdist.training.trial_workers import TrialWorkers
 
 Shape = Sequence[int]
 
 
 @final
 class LayerOutputs:
-    """Compares the calls of layers; each worker its own replicas' rows."""
+    """Compares the outputs of layers' calls; each worker compares its own replicas' outputs."""
 
-    def __init__(self, team: Team, sizes: Sequence[int], tolerance: float) -> None:
-        """Prepares it.
-
-        Args:
-            team: The workers.
-            sizes: How many examples each replica has. Those without any count nothing.
-            tolerance: The largest relative difference that is taken for rounding.
-        """
-        self._team = team
+    def __init__(self, workers: TrialWorkers, sizes: Sequence[int], tolerance: float) -> None:
+        self._workers = workers
         self._sizes = sizes
         self._tolerance = tolerance
 
     def differences(self, alone: Calls, divided: Calls) -> list[tuple[Any, Difference]]:
-        """Returns how outputs differ, in their order, until the calls are no longer the same.
+        """Returns how outputs differ, in the order of calls, while replicas call the same layers.
 
         All workers must call it.
-
-        Args:
-            alone: One device's calls.
-            divided: Those of this worker's replicas.
         """
         expected = alone.get(None, [])
         own = {key: _same_calls(expected, divided[key]) for key in self._counting(divided)}
@@ -56,7 +45,7 @@ class LayerOutputs:
                     forms = {key: calls[index][column] for key, calls in shapes.items()}
                     found.append((layer, self._of_pieces(layer.name, whole, pieces, forms)))
         rows = [dataclasses.astuple(one) for _, one in found]
-        everyone = self._team.everyone("outputs of layers that differ", rows)
+        everyone = self._workers.everyone("outputs of layers that differ", rows)
         layers = [layer for layer, _ in found]
         return [
             (layer, max((Difference(*row) for row in by_worker), key=lambda one: one.relative))
@@ -64,23 +53,20 @@ class LayerOutputs:
         ]
 
     def added(self, added: Mapping[Any, Sequence[tuple[Any, Any]]]) -> dict[int, list[float]]:
-        """Returns what layers add to the loss on each replica, in their order.
+        """Returns the losses that layers add on each replica, in order.
 
         All workers must call it.
-
-        Args:
-            added: The layers and what they add, by this worker's replicas.
         """
         own = {key: [float(one) for _, one in added[key]] for key in self._counting(added)}
         return self._of_everyone("losses that layers add", own)
 
     def _counting(self, by_replica: Mapping[Any, Any]) -> list[int]:
-        """The replicas that have examples, in their order."""
+        """Returns the replicas that have examples, in order."""
         return sorted(key for key in by_replica if key is not None and self._sizes[key])
 
     def _of_everyone(self, label: str, own: Mapping[int, Any]) -> dict[int, Any]:
-        """What all workers' replicas have, in their order."""
-        everyone = self._team.everyone(label, [[*pair] for pair in own.items()])
+        """Returns the values of all workers' replicas, in order."""
+        everyone = self._workers.everyone(label, [[*pair] for pair in own.items()])
         return dict(sorted((key, value) for theirs in everyone for key, value in theirs))
 
     def _of_pieces(
@@ -106,7 +92,7 @@ class LayerOutputs:
 
 
 def _make_up(whole: Any, forms: Sequence[tuple[int, ...]]) -> bool:
-    """Whether pieces of these shapes, one after another, have the shape of the whole."""
+    """Returns whether pieces of these shapes, concatenated, have the shape of the whole."""
     if not whole.ndim or not all(forms):
         return False
     tails = {form[1:] for form in forms} | {whole.shape[1:]}
@@ -116,7 +102,7 @@ def _make_up(whole: Any, forms: Sequence[tuple[int, ...]]) -> bool:
 def _same_calls(
     expected: Sequence[tuple[Any, Any]], calls: Sequence[tuple[Any, Any]]
 ) -> list[list[Any]]:
-    """The outputs of calls, as long as they are of the same layers as one device's."""
+    """Returns the outputs of calls, up to the first call of another layer than on one device."""
     outputs = []
     for (layer, _), (called, arrays) in zip(expected, calls, strict=False):
         if called is not layer:

@@ -1,4 +1,4 @@
-"""What a step reports: the metrics of the whole batch, whatever the replicas returned."""
+"""The logs of a step: the metrics of the whole batch, whatever the replicas returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 from kerasdist.training import numerics
 
 
@@ -17,21 +17,14 @@ def global_logs(
     global_results: dict[str, Any],
     weights: Sequence[Any],
 ) -> Any:
-    """Combines what the replicas' steps returned.
+    """Combines the logs of the replicas' steps.
 
     A custom `train_step` may return results of metrics, which a replica knows only for its own
-    rows, or values of its own, such as the loss of the batch. An entry that equals the replica's
-    own result of the metric of that name is that metric's; it is replaced by the global result. Any
-    other entry is taken for a mean over the replica's examples.
+    rows, or other values, such as the loss of the batch. An entry that equals the replica's own
+    result of the metric of that name becomes the global result. Any other entry is taken for a mean
+    over the replica's examples.
 
-    Args:
-        replica_logs: What each replica's step returned: a dict of scalars, or anything of scalars.
-        replica_results: The results of the metrics in each replica, after its step.
-        global_results: The results of the metrics after the step, over all replicas.
-        weights: Each replica's weight.
-
-    Returns:
-        What one device's step would have returned, or None if the replicas returned None.
+    Returns the logs of one device's step, or None if the replicas returned None.
     """
     return _entry("", replica_logs, replica_results, global_results, weights)
 

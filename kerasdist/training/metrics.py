@@ -1,10 +1,10 @@
 """Metrics over replicas: Keras's own add up, all others see the global batch.
 
 The state of a metric that Keras ships is a sum over examples, so each replica updates its own part
-with its own rows and the parts are added when the state is read. Of any other metric nothing is
-known: its state may be a maximum or a set. As a part of a model that `fit` trains it is updated
-with the gathered rows of the global batch, the same on every replica. In custom loops it is as in
-``tf.distribute``: each replica updates its part, and reading adds them up.
+with its own rows, and the parts are added when the state is read. The state of any other metric may
+be something else, such as a maximum or a set. If it belongs to a model that `fit` trains, each
+replica updates it with the gathered rows of the global batch. In custom loops such a metric works
+as in ``tf.distribute``: each replica updates its part, and the parts are added when it is read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from weakref import WeakSet
 
 import keras
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.binding import bind
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 from kerasdist.replica_context import ReplicaContext, one_device_replica
 from kerasdist.training.numerics import per_weight
 
@@ -25,70 +25,55 @@ if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
 # Metrics of models that `fit` trains or evaluates, whose state is equal on all replicas.
-_settled: WeakSet[Any] = WeakSet()
+_of_global_batch: WeakSet[Any] = WeakSet()
 
 
 class GlobalBatchMetric:
-    """Put before the class of a metric whose state may be no sum."""
+    """A mixin for a metric whose state may not be a sum: gives it the global batch."""
 
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Updates the state with the rows of all replicas; all replicas must call it.
-
-        Args:
-            *args: What the metric takes; tensors of at least one dimension are gathered.
-            **kwargs: Likewise.
-        """
+        """Updates the state with the rows of all replicas; all replicas must call it."""
         replica = context.replica()
-        if replica is None or self not in _settled:
+        if replica is None or self not in _of_global_batch:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = _gathered(replica, (args, kwargs))
-        # The rows are the global batch's now: metrics inside this one must not gather or weigh
-        # again.
+        # The rows are the global batch now: metrics inside this one must not gather or weight them.
         with context.replica_scope(None):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a state variable; one that is equal on all replicas is no part of a sum."""
-        if self in _settled:
+        """Makes a state variable; if it is equal on all replicas, reading does not sum it."""
+        if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
 def metrics_of(model: Any) -> Iterator[Any]:
-    """Yields the metrics of a model, those that it was compiled with one by one.
-
-    Args:
-        model: A Keras model. Before its first step, Keras has not yet made the metrics that were
-            given by name or as a function; they are left out.
-    """
+    """Yields the metrics of a model, and each metric of `compile` by itself."""
     for metric in model.metrics:
-        if not isinstance(metric, keras_seam.CompileMetrics):
+        if not isinstance(metric, keras_compat.CompileMetrics):
             yield metric
         elif metric.built:
             yield from metric.metrics
         else:
-            yield from keras_seam.given_metrics(metric)
+            yield from keras_compat.given_metrics(metric)
 
 
-def settle(metric: Any, strategy: Strategy) -> None:
+def use_global_batch(metric: Any, strategy: Strategy) -> None:
     """Makes all state of a metric that Keras does not ship equal on all replicas.
 
-    That is the state of Keras's metrics inside of it, too, since they see the global batch with it,
-    and the state of a metric that was made outside of the scope.
-
-    Args:
-        metric: A metric of a model, before the first step is compiled.
-        strategy: The model's strategy.
+    That includes Keras's metrics inside of it, which also see the global batch, and the state of a
+    metric that was made outside of the scope.
     """
-    if metric in _settled or keras_seam.is_kerass_own(type(metric)):
+    if metric in _of_global_batch or keras_compat.is_builtin(type(metric)):
         return
     bind(metric, GlobalBatchMetric)
-    _settled.add(metric)
+    _of_global_batch.add(metric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
             # Not the variable's own value, which is the sum over the replicas.
             value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
-            keras_seam.change_aggregation(variable, "only_first_replica", value)
+            keras_compat.change_aggregation(variable, "only_first_replica", value)
 
 
 def _gathered(replica: ReplicaContext, structure: Any) -> Any:
@@ -102,16 +87,9 @@ def _gathered(replica: ReplicaContext, structure: Any) -> Any:
 
 
 def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a metric that Keras does not ship see the global batch, if it is made in a scope.
-
-    Args:
-        original: Keras's ``Metric.__init__``.
-        metric: The metric.
-        *args: As Keras's.
-        **kwargs: As Keras's.
-    """
+    """Lets a metric that Keras does not ship see the global batch, if it is made in a scope."""
     original(metric, *args, **kwargs)
-    if context.has_strategy() and not keras_seam.is_kerass_own(type(metric)):
+    if context.has_strategy() and not keras_compat.is_builtin(type(metric)):
         bind(metric, GlobalBatchMetric)
 
 
@@ -120,19 +98,12 @@ def update_wrapped(
 ) -> Any:
     """Updates a metric made from a function, ``keras.metrics.MeanMetricWrapper``.
 
-    A function that returns one value an example is exact on the replica's own rows. One that
+    A function that returns one value per example is exact on the replica's own rows. One that
     returns a scalar may mix examples, so it gets the rows of all replicas; all replicas must call
     it.
-
-    Args:
-        original: Keras's own function.
-        metric: The metric.
-        y_true: As Keras's.
-        y_pred: As Keras's.
-        sample_weight: As Keras's.
     """
     replica = one_device_replica()
-    if replica is not None and not keras_seam.is_kerass_own(metric._fn):
+    if replica is not None and not keras_compat.is_builtin(metric._fn):
         local = metric._fn(y_true, y_pred, **metric._fn_kwargs)
         if _is_scalar(local):
             y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
@@ -146,13 +117,6 @@ def update_mean(
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
     the replica's share of the batch, so that all replicas together add one value with weight 1.
-
-    Args:
-        original: Keras's own function.
-        metric: The metric.
-        values: As Keras's.
-        sample_weight: As Keras's. A scalar with a weight of its own, such as Keras's loss with the
-            number of examples, is taken as it is; a replica without example adds nothing.
     """
     replica = one_device_replica()
     if replica is None:
@@ -160,18 +124,18 @@ def update_mean(
     weight = replica.weight
     if not _is_scalar(values):
         if _is_number_of_rows(sample_weight):
-            # Keras's loss without reduction: each value counts by the rows of the global batch.
+            # Keras weights an unreduced loss by the number of rows: take the global batch's.
             sample_weight = per_weight(ops.cast(sample_weight, metric.dtype), weight)
         return original(metric, values, sample_weight)
     if not isinstance(weight, float):
-        # A replica without example: its mean is NaN, and NaN times 0 would stay NaN.
+        # The mean of an empty replica is NaN, and NaN times 0 would stay NaN.
         values = ops.convert_to_tensor(values, dtype=metric.dtype)
         values = ops.where(weight > 0, values, ops.zeros_like(values))
     return original(metric, values, weight if sample_weight is None else sample_weight)
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a value, which a user's function may return as a plain number, has no dimension."""
+    """Returns whether a value, perhaps a plain number, has no dimension."""
     return len(ops.convert_to_tensor(value).shape) == 0
 
 

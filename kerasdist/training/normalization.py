@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from kerasdist.backends.collectives import Collectives
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
 
 def global_moments(
@@ -23,20 +23,12 @@ def global_moments(
     """Returns mean and variance over the rows of all replicas, with their gradient.
 
     All replicas must call it.
-
-    Args:
-        collectives: Those of the replica that holds `inputs`.
-        inputs: Float tensor of shape ``(n, ..., channels)``, or with the channels on another axis.
-        axes: The axes to average over: all but the channels'.
-        mask: None, or booleans of the shape of `inputs` without its last axis: what counts.
-
-    Returns:
-        Two tensors of shape ``(channels,)``, of the type of `inputs`.
     """
     if mask is None and _has_rows(inputs, axes):
         count = ops.reshape(_count(inputs, axes), (1,))
-        mean, variance = collectives.own_moments(inputs, axes) or (
-            # One operation each, where steps are not compiled.
+        kernel = collectives.own_moments
+        mean, variance = (kernel and kernel(inputs, axes)) or (
+            # One operation each, which saves time where steps are not compiled.
             ops.reshape(ops.mean(inputs, axes), (-1,)),
             ops.reshape(ops.var(inputs, axes), (-1,)),
         )
@@ -44,7 +36,7 @@ def global_moments(
     else:
         count, mean, squares = _of_some(inputs, axes, mask)
 
-    # One row a replica: count, mean and sum of squares, each of one value a channel.
+    # One row per replica: count, mean and sum of squares, with one value per channel each.
     flat = [
         ops.reshape(part, (-1,))
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
@@ -60,13 +52,13 @@ def global_moments(
 
 
 def _has_rows(inputs: Any, axes: Sequence[int]) -> bool:
-    """Whether it is known here that there is something to average."""
+    """Returns whether the static shape says that there are values."""
     sizes = [ops.shape(inputs)[axis] for axis in axes]
     return all(isinstance(size, int) and size > 0 for size in sizes)
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Count, mean and sum of squares, where some values do not count or there may be none."""
+    """Returns count, mean and sum of squares where a mask or an empty replica is possible."""
     if mask is None:
         count = _count(inputs, axes)
         weights = None
@@ -85,7 +77,7 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
 
 
 def _count(inputs: Any, axes: Sequence[int]) -> Any:
-    """How many values a channel has: an int, or a scalar tensor where a size is not known yet."""
+    """Returns the number of values per channel: an int, or a scalar tensor for a dynamic shape."""
     count = 1
     for axis in axes:
         count = count * ops.shape(inputs)[axis]

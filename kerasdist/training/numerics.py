@@ -6,8 +6,8 @@ equation::
 
     global loss = sum over r of w_r * loss_r,    w_r = n_r / N
 
-Gradients are combined with the same weights (`weighted`), so they are the global loss's. A mean
-over all examples and a term that does not depend on the batch satisfy the equation as they are. A
+Gradients are combined with the same weights (`weighted`), so their sum is the global loss's
+gradient. A mean over all examples, or a term that does not depend on the batch, needs no change. A
 loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weights) is scaled by
 ``(d_r / D) / w_r``, ``D`` the sum of all ``d_r``; a sum is scaled by ``1 / w_r``
 (`global_share_of_loss`). docs/numerics.md derives it.
@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kerasdist import keras_seam
-from kerasdist.keras_seam import ops
+from kerasdist import keras_compat
+from kerasdist.keras_compat import ops
 from kerasdist.replica_context import ReplicaContext
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -27,56 +27,35 @@ _WEIGHTED_MEAN = "mean_with_sample_weight"
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Returns a gradient times a replica's weight: zero, even if it is NaN, where the weight is 0.
-
-    Args:
-        gradient: A tensor.
-        weight: The replica's weight, a float, or a scalar tensor where it is known in the step
-            only.
-    """
+    """Returns a gradient times a replica's weight: 0, even for NaN, where the weight is 0."""
     if isinstance(weight, float):
         return gradient * weight
     weight = ops.cast(weight, gradient.dtype)
     return ops.where(weight > 0, gradient, ops.zeros_like(gradient)) * weight
 
 
-def is_weighed_by_loss(optimizer: Any) -> bool:
-    """Returns whether the loss, not the gradients, gets the weight where a loss is scaled.
-
-    Args:
-        optimizer: A Keras optimizer.
-    """
-    return isinstance(optimizer, keras_seam.LossScaleOptimizer)
+def is_weighted_by_loss(optimizer: Any) -> bool:
+    """Returns whether the weight multiplies the loss, not the gradients: if the loss is scaled."""
+    return isinstance(optimizer, keras_compat.LossScaleOptimizer)
 
 
 def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
-    """Returns the weight that a replica's gradients still lack.
+    """Returns the weight by which a replica's gradients must still be multiplied.
 
-    Args:
-        optimizer: A Keras optimizer. The loss that a LossScaleOptimizer scaled had the weight
-            already, where `Collectives.weighs_scaled_losses`.
-        weight: The replica's weight.
+    It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a
+    LossScaleOptimizer scaled it (`Collectives.weights_scaled_losses`).
     """
-    # Still zero where there is no example: such gradients may be NaN.
-    return presence(weight) if is_weighed_by_loss(optimizer) else weight
+    # Still 0 for an empty replica, whose gradients may be NaN.
+    return presence(weight) if is_weighted_by_loss(optimizer) else weight
 
 
 def presence(weight: Any) -> Any:
-    """Returns 1 for a replica that has examples, 0 for one without.
-
-    Args:
-        weight: The replica's weight.
-    """
+    """Returns 1 for a replica with examples, 0 for an empty one."""
     return float(weight > 0) if isinstance(weight, float) else ops.cast(weight > 0, weight.dtype)
 
 
 def per_weight(value: Any, weight: Any) -> Any:
-    """Returns ``value / weight``, and 0 where the weight is 0.
-
-    Args:
-        value: A tensor: a sum over a replica's examples.
-        weight: The replica's weight.
-    """
+    """Returns ``value / weight``, and 0 where the weight is 0."""
     if isinstance(weight, float):
         return value / weight
     return ops.divide_no_nan(value, ops.cast(weight, value.dtype))
@@ -99,7 +78,8 @@ def global_share_of_loss(
     Args:
         reduce: Keras's own reduction.
         replica: The replica whose loss this is.
-        values: Loss a example or step, shape ``(n, ...)``; or a scalar, which is taken for a mean.
+        values: The loss of each example or step, shape ``(n, ...)``; or a scalar, taken for a
+            mean.
         sample_weight: As Keras's.
         mask: As Keras's.
         reduction: One of Keras's reductions.
@@ -116,7 +96,7 @@ def global_share_of_loss(
     if reduction in (None, "none") or len(values.shape) == 0:
         return reduced(reduction)
     # All weights of a replica may be zero, and 0 / 0 has the gradient NaN on PyTorch before Keras
-    # 3.15. So the sum is divided, and once, by the weights of all replicas.
+    # 3.15. So the loss is a sum, which is divided once, by the weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     loss = reduced("sum" if divides_sum else reduction)
     if len(loss.shape) > 0:
@@ -134,7 +114,7 @@ def global_share_of_loss(
 
 
 def _own_divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
-    """What this replica divides by, where that is not in proportion to its number of examples."""
+    """Returns the divisor of a replica's loss; None if it is proportional to the examples."""
     if reduction in _MEANS:
         return None if mask is None else ops.sum(ops.cast(mask, dtype))
     if sample_weight is None and mask is None:
@@ -143,5 +123,5 @@ def _own_divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> A
         sample_weight = ops.convert_to_tensor(sample_weight, dtype=dtype)
     if mask is not None:
         mask = ops.convert_to_tensor(mask, dtype=dtype)
-    merged = keras_seam.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+    merged = keras_compat.apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
     return ops.stop_gradient(ops.sum(ops.cast(merged, dtype)))

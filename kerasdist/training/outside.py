@@ -1,4 +1,4 @@
-"""Models made outside of the scope: they train on one device, which must not happen in silence."""
+"""Warns of models made outside of the scope, which train on one device, or refuses them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from kerasdist.errors import ScopeError
 from kerasdist.job.current import current
 from kerasdist.user_warnings import warn_user
 
-# Of whose place the user has been told.
+# The models about which a warning was given.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _TRAINING = ("fit", "train_on_batch")
 
 
 def require_no_scope(model: Any) -> None:
-    """Refuses to compile, in the scope of a strategy, a model made outside of it.
-
-    Args:
-        model: A model of no strategy.
-
-    Raises:
-        ScopeError: If the scope of a strategy of several replicas is open.
-    """
+    """Refuses to compile, in the scope of a strategy, a model made outside of it."""
     here = context.get_strategy()
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
@@ -35,16 +28,9 @@ def require_no_scope(model: Any) -> None:
 
 
 def warn(model: Any, call: str) -> None:
-    """Tells the user once that a model runs on one device, unless that is clearly meant.
+    """Warns once that a model runs on one device, unless the user clearly intends that.
 
-    It is meant where another model was made in the scope of the strategy that there is.
-
-    Args:
-        model: A model of no strategy.
-        call: What it was asked to do, such as ``"fit"``.
-
-    Raises:
-        ScopeError: In a job of several workers, of which each would train by itself.
+    That is so if the user has made another model in the scope of the existing strategy.
     """
     here = context.get_strategy()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
@@ -70,14 +56,7 @@ def warn(model: Any, call: str) -> None:
 
 
 def take_on(model: Any) -> None:
-    """Prepares a model of no strategy for training that shares layers with a strategy's model.
-
-    Args:
-        model: A model of no strategy.
-
-    Raises:
-        ScopeError: In a job of several workers, whose copies of the layers would come to differ.
-    """
+    """Prepares a model without a strategy to train, if it shares layers with a strategy's model."""
     owners = [ownership.strategy_of(variable) for variable in model.variables]
     for owner in {id(one): one for one in owners if one is not None}.values():
         replicas = owner.replica_set
@@ -90,4 +69,4 @@ def take_on(model: Any) -> None:
                 f"copy of them. Received: model={model.name!r}, made outside of the scope of "
                 f"{owner}. Make and compile it inside of `with strategy.scope():`."
             )
-        replicas.take_on(model)
+        replicas.trainer_class.prepare_other(model, replicas)

@@ -1,4 +1,4 @@
-"""Where in the user's code replicas begin to compute something else than one device."""
+"""Finds the user code at which replicas' results begin to differ from one device's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.training.comparison import Comparison
 from kerasdist.training.differences import Difference, difference, worst
 
-# How many roundings the outputs of two equal layers may be apart.
+# By how many roundings the outputs of two equal layers may differ.
 _ROUNDINGS = 100
 
 
@@ -25,8 +25,8 @@ class LayerDifference:
     Attributes:
         name: The layer's name.
         layer: The layer.
-        difference: How it differs. Where its shape depends on the batch in another way than by one
-            row for each example, ``difference.relative`` is infinite.
+        difference: How the output differs. ``difference.relative`` is infinite if the replicas'
+            outputs do not fit that of one device by their shapes.
     """
 
     name: str
@@ -35,12 +35,8 @@ class LayerDifference:
 
 
 def first_layer(comparison: Comparison) -> LayerDifference | None:
-    """Returns the first layer whose output differs; None if none does.
-
-    Args:
-        comparison: A comparison that looked at the outputs of layers.
-    """
-    # Something differs: the place where it begins to may be far smaller than what it becomes.
+    """Returns the first layer whose output differs; None if none does."""
+    # The step's result differs; the layer that causes it may differ far less than the result.
     least = _ROUNDINGS * comparison.precision.epsilon
     for layer, found in comparison.outputs:
         if not found.relative <= least:
@@ -49,21 +45,12 @@ def first_layer(comparison: Comparison) -> LayerDifference | None:
 
 
 def outputs(comparison: Comparison, model: Any) -> Difference | None:
-    """Returns how the model's outputs differ, None if a step does not call it.
-
-    Args:
-        comparison: A comparison that looked at the outputs of layers.
-        model: The model.
-    """
+    """Returns how the model's outputs differ, None if the step does not call the model."""
     return worst(found for layer, found in comparison.outputs if layer is model)
 
 
 def adding_layer(comparison: Comparison) -> Any:
-    """Returns the first layer that adds another loss than on one device, or None.
-
-    Args:
-        comparison: A comparison.
-    """
+    """Returns the first layer that adds a different loss than on one device, or None."""
     weights = comparison.weights
     for index, (layer, expected) in enumerate(comparison.alone.added.get(None, [])):
         parts = [losses[index] for losses in comparison.added if len(losses) > index]
@@ -77,12 +64,7 @@ def adding_layer(comparison: Comparison) -> Any:
 
 
 def code_of(model: Any, comparison: Comparison) -> str:
-    """Returns the user's code that differs, with its file and line, as far as it can be told.
-
-    Args:
-        model: The model.
-        comparison: A comparison that looked at the outputs of layers.
-    """
+    """Returns which user code makes the step differ, with file and line, as far as is known."""
     layer = first_layer(comparison)
     if layer is not None:
         return f"the output of {_called(layer.layer)} differs, the first of all layers"
@@ -99,14 +81,10 @@ def code_of(model: Any, comparison: Comparison) -> str:
 
 
 def user_code(model: Any) -> Iterator[Callable[..., Any]]:
-    """Yields what in a model's training step is not Keras's own.
-
-    Args:
-        model: A compiled model.
-    """
+    """Yields the user-defined functions in a model's training step."""
     yield from _steps_of_user(model)
     yield from _metrics_of_user(model)
-    for layer in [model, *keras_seam.flat_layers(model)]:
+    for layer in [model, *keras_compat.flat_layers(model)]:
         yield from _of_user([_defined(type(layer), "call")])
         if isinstance(layer, keras.layers.Lambda):
             yield layer.function
@@ -121,20 +99,20 @@ def user_code(model: Any) -> Iterator[Callable[..., Any]]:
 def _steps_of_user(model: Any) -> Iterator[Callable[..., Any]]:
     for name in ("train_step", "compute_loss"):
         yield from _of_user([_defined(type(model), name)])
-    for loss in keras.tree.flatten(keras_seam.compiled_losses(model)):
+    for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
         yield from _of_user(_functions_of(loss))
 
 
 def _metrics_of_user(model: Any) -> Iterator[Callable[..., Any]]:
     yield from _of_user([_defined(type(model), "compute_metrics")])
-    for metric in keras.tree.flatten(keras_seam.compiled_metrics(model)):
+    for metric in keras.tree.flatten(keras_compat.compiled_metrics(model)):
         yield from _of_user(_functions_of(metric))
     for metric in model.metrics:
         yield from _of_user(_functions_of(metric))
 
 
 def _functions_of(loss_or_metric: Any) -> list[Any]:
-    """The functions that compute a loss or a metric."""
+    """Returns the functions that compute a loss or a metric."""
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)
     if isinstance(loss_or_metric, keras.losses.Loss):
@@ -147,12 +125,12 @@ def _functions_of(loss_or_metric: Any) -> list[Any]:
 
 def _of_user(functions: Sequence[Any]) -> Iterator[Callable[..., Any]]:
     for function in functions:
-        if callable(function) and not keras_seam.is_kerass_own(function):
+        if callable(function) and not keras_compat.is_builtin(function):
             yield function
 
 
 def _defined(owner: type, name: str) -> Any:
-    """The function of that name of a class's own, ours left out."""
+    """Returns the function of that name in a class that is not kerasdist's."""
     for parent in owner.__mro__:
         if name in vars(parent) and not parent.__module__.startswith("kerasdist."):
             return vars(parent)[name]
@@ -162,7 +140,7 @@ def _defined(owner: type, name: str) -> Any:
 def _called(layer: Any) -> str:
     function = layer.function if isinstance(layer, keras.layers.Lambda) else None
     function = function or _defined(type(layer), "call")
-    if keras_seam.is_kerass_own(function):
+    if keras_compat.is_builtin(function):
         return f"the layer {layer.name!r} ({type(layer).__name__})"
     return f"the layer {layer.name!r}, {_located(function)},"
 

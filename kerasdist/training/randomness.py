@@ -6,33 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 from kerasdist import context
-from kerasdist.keras_seam import ops
+from kerasdist.keras_compat import ops
 
-# Far apart, so that a replica's seeds do not meet the next replica's as they count up: torch's
-# generator takes the sum of a seed's two parts. The 32-bit golden ratio, halved to stay a positive
-# int32.
+# The distance between two replicas' seeds. It is large, so that a replica's seeds, which count up,
+# do not reach the next replica's (torch's generator takes the sum of a seed's two parts): the
+# 32-bit golden ratio, halved to stay a positive int32.
 _STRIDE = 0x4F1BBCDC
 
 
 def draw_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Draws the next seed; replica 0's are those of one device.
 
-    Args:
-        original: Keras's ``SeedGenerator.next``.
-        generator: The seed generator.
-        *args: As Keras's.
-        **kwargs: As Keras's.
-
-    Returns:
-        An integer tensor of shape ``(2,)``.
+    Returns an integer tensor of shape ``(2,)``.
     """
     replica = context.replica()
     if replica is None:
         return original(generator, *args, **kwargs)
-    with replica.collectives.equal_writes():  # the generator's state counts up alike everywhere
+    with replica.collectives.equal_writes():  # every replica counts the generator's state up alike
         seed = original(generator, *args, **kwargs)
     index, dtype = replica.replica_id_in_sync_group, seed.dtype
-    if not isinstance(index, int):  # on JAX it is known when the program runs
+    if not isinstance(index, int):  # on JAX the number is known only when the program runs
         offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
         return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed

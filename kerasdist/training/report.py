@@ -1,15 +1,15 @@
-"""A training step compared with one device on demand, and the report of it."""
+"""Compares a training step with one device when the user asks for it, and reports the result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.trial import examples
 from kerasdist.binding import binding_of
 from kerasdist.errors import ScopeError
-from kerasdist.training import places, together
+from kerasdist.training import places, worker_agreement
 from kerasdist.training.comparison import Comparison, compare
 from kerasdist.training.differences import Difference, worst
 
@@ -34,9 +34,8 @@ class OneDeviceComparison:
             does.
         more_than_rounding: All that differs by more than rounding can explain, in the order of a
             step: loss, metrics, gradients, variables.
-        where: The user's code that mixes examples, as far as it can be told; empty if nothing
-            differs.
-        draws_differ: Why random draws could not be made equal, so that differences may be theirs;
+        where: The user code that mixes examples, as far as is known; empty if nothing differs.
+        draws_differ: Why random draws could not be made equal, so that they may cause differences;
             None if they could.
     """
 
@@ -84,12 +83,7 @@ class OneDeviceComparison:
 
 
 def report(model: Any, comparison: Comparison) -> OneDeviceComparison:
-    """Returns a comparison in the form that users read.
-
-    Args:
-        model: The model.
-        comparison: A comparison that looked at the outputs of layers.
-    """
+    """Returns a comparison as an `OneDeviceComparison`."""
     found = comparison.found
     beyond = tuple(comparison.beyond_rounding)
     return OneDeviceComparison(
@@ -123,15 +117,16 @@ def compare_with_one_device(
     """Compares a training step of a model under its strategy with the same step on one device.
 
     Both steps begin with the model's state, get the same batch, and draw the same random numbers;
-    dropout is left out. Nothing of them stays: not in the model, the optimizer, the metrics, the
-    random generators. `fit` does the same with its first batch where code of yours could mix
-    examples, and warns if they differ.
+    dropout is left out. Afterwards the model, the optimizer, the metrics and the random generators
+    are as before. `fit` does the same with its first batch where your code could mix examples, and
+    warns if the steps differ.
 
-    Of draws those are made equal that Keras, TensorFlow and PyTorch make by their public functions.
-    Where a step draws in another way, the report does not count what differs by chance. On JAX,
-    where both are programs, loss, metrics and variables are compared; outputs and gradients not.
+    Random draws are made equal if code makes them by public functions of Keras, TensorFlow or
+    PyTorch. If a step draws in another way, the report does not count the differences. On JAX, both
+    steps are compiled programs: loss, metrics and variables are compared, outputs and gradients are
+    not.
 
-    On many workers all of them call it, with the same global batch, and get the same report.
+    With several workers, all must call it with the same global batch; all get the same report.
 
     Example::
 
@@ -169,15 +164,15 @@ def compare_with_one_device(
             f"Expected a compiled model. Received: model={model.name!r}, not compiled. Call "
             "model.compile(...) first."
         )
-    batch = keras_seam.whole_batch(x, y, sample_weight)
+    batch = keras_compat.whole_batch(x, y, sample_weight)
     size = examples(batch)
     if size < binding.replicas.num_replicas:
         raise ValueError(
             f"Expected an example for each of the {binding.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger one."
         )
-    given = together.given(binding, {"x": x, "y": y, "sample_weight": sample_weight})
-    comparing = together.working("compare_with_one_device", binding.replicas, model, given)
+    given = worker_agreement.given(binding, {"x": x, "y": y, "sample_weight": sample_weight})
+    comparing = worker_agreement.working("compare_with_one_device", binding.replicas, model, given)
     with binding.replicas.placement(), comparing:
         model.prepare_step(batch)
         comparison = compare(model, batch, wants_layers=True)

@@ -1,7 +1,7 @@
 """Saving in a job of several workers: one whole file, whichever workers call `save`.
 
 Where all workers save to one path, the chief writes and the others wait until it has. Where each
-has a path of its own, or one of them saves alone, each writes what it saves. See ADR 15.
+has a path of its own, or one of them saves alone, each writes its own file. See ADR 15.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kerasdist.job.job import Job
 
 Original = Callable[..., Any]
 
-# What Keras writes elsewhere: gs://, hf:// and others, which have no names to rename.
+# Paths on other storage, such as gs:// and hf://, where files cannot be renamed.
 _REMOTE = "://"
 
 
 def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the function of Keras that writes a model's file or folder, on whom it concerns."""
+    """Calls Keras's function that writes a model, on the workers that must write it."""
     binding = binding_of(model)
     job = None if binding is None else binding.replicas.job
     if job is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    if whole_files.is_unfinished(path):  # a callback of kerasdist on the chief
+    if whole_files.is_unfinished(path):  # a callback of kerasdist saves, on the chief alone
         return original(model, filepath, *args, **kwargs)
     if _REMOTE not in path:
         path = str(Path(path).absolute())
@@ -38,7 +38,7 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
 
     def write() -> None:
         if not is_one_file or _REMOTE in path or Path(path).is_dir():
-            # A folder may hold other files, too: it is written in its place.
+            # Written directly: to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
             return
         with whole_files.replacing(Path(path)) as name:
@@ -52,7 +52,7 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
 
 
 def _is_one_file(function: str, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function of Keras writes one file, or one folder, of the name that it is given."""
+    """Returns whether a function of Keras writes exactly the file or folder of its argument."""
     if function == "save_weights_only":
         max_shard_size = args[0] if args else kwargs.get("max_shard_size")
         return max_shard_size is None
@@ -69,7 +69,7 @@ def _write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
 
 
 def _is_written_by_chief(path: str, job: Job) -> bool:
-    """Waits for the chief; False: it has not written this, or not where this worker reads."""
+    """Waits for the chief; returns whether it has written this path on a shared file system."""
     outcome = job.written_by_chief(path)
     if "error" in outcome:
         raise WorkerLostError(
@@ -85,7 +85,7 @@ def _is_written_by_chief(path: str, job: Job) -> bool:
 
 
 def _modified(path: str) -> int | None:
-    """When a file was written, in nanoseconds; None if it is not there."""
+    """Returns when a file was written, in nanoseconds; None if it does not exist."""
     try:
         return Path(path).stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The common part of the three trainers: what is put before a model's own class.
+"""The base class of the backends' trainers, which kerasdist puts before a model's own class.
 
-A trainer overrides what feeds and compiles a step, never the step: a user's own `train_step` still
-wins, and so does everything else that a user's class defines.
+A trainer overrides what feeds and compiles a step, never the step: a user-defined `train_step`
+still wins, and so does everything else that a user's class defines.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.binding import Binding, binding_of
-from kerasdist.input.dividing import lists_weights
+from kerasdist.input.sharding import lists_weights
 from kerasdist.replica_context import one_device_replica
-from kerasdist.training import together
+from kerasdist.training import worker_agreement
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class ReplicatedTrainer:
     """Runs the steps of a Keras model on the replicas of its strategy.
 
-    Abstract: every backend has its own. It says so in words, since a model's class can only be
-    replaced by one of the same layout, and ``abc.ABC``, having no ``__dict__``, has another one.
+    An abstract class: every backend has a subclass. It does not inherit from ``abc.ABC``, since the
+    class of a model can only be replaced by one of the same memory layout, and ``abc.ABC``, having
+    no ``__dict__``, has another layout.
     """
 
     @property
@@ -39,8 +40,16 @@ class ReplicatedTrainer:
 
     @property
     def replica_set(self) -> ReplicaSet:
-        """The devices of that strategy, and how to compute on them."""
+        """The replica set of the model's strategy."""
         return self._binding.replicas
+
+    @staticmethod
+    def prepare_other(model: Any, replicas: Any) -> None:
+        """Prepares a model without a strategy to train, if it shares layers with one of this class.
+
+        On most frameworks there is nothing to prepare.
+        """
+        del model, replicas
 
     @property
     def _binding(self) -> Binding:
@@ -71,15 +80,11 @@ class ReplicatedTrainer:
 
     @contextmanager
     def _working(self, name: str) -> Generator[None]:
-        with self.replica_set.placement(), together.working(name, self.replica_set, self):
+        with self.replica_set.placement(), worker_agreement.working(name, self.replica_set, self):
             yield
 
     def ensure_built(self, x: Any) -> None:
-        """Makes the variables of a model that was never called, before replicas run it.
-
-        Args:
-            x: A batch of inputs: arrays or tensors, in any structure.
-        """
+        """Makes the variables of a model that was never called, before replicas run it."""
         layers = self._flatten_layers()  # type: ignore[attr-defined]
         if all(layer.built for layer in layers):
             return
@@ -88,11 +93,7 @@ class ReplicatedTrainer:
             self(symbolic)  # type: ignore[operator]
 
     def prepare_step(self, batch: Any) -> None:
-        """Makes what a training step needs: variables, metrics, the optimizer's state.
-
-        Args:
-            batch: A global batch.
-        """
+        """Makes the variables, the metrics and the optimizer's state of a training step."""
         self._symbolic_build(data_batch=batch)
         self.make_train_function()  # type: ignore[attr-defined]
 
@@ -101,33 +102,29 @@ class ReplicatedTrainer:
             super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
 
     def _building(self) -> AbstractContextManager[Any]:
-        """What is made while building (variables, metrics, inner layers) is the strategy's too."""
+        """Opens the scope, so that the variables that building makes belong to the strategy."""
         # In a replica, where a step may train another model, the strategy is in force already.
         return nullcontext() if context.replica() is not None else self.bound_strategy.scope()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the metrics' results; in a replica of Keras's own step they are not read."""
-        if one_device_replica() is not None and self.runs_kerass_own_steps:
+        """Returns the metrics' results; {} in a replica that runs Keras's own step."""
+        if one_device_replica() is not None and self.runs_builtin_steps:
             return {}
         return super().get_metrics_result()  # type: ignore[misc]
 
     @property
-    def trains_by_kerass_own_step(self) -> bool:
+    def trains_by_builtin_step(self) -> bool:
         """Whether `train_step` is Keras's own."""
-        return self.has_kerass_own("train_step")
+        return self.has_builtin("train_step")
 
-    def has_kerass_own(self, step: str) -> bool:
-        """Returns whether a step is Keras's own.
-
-        Args:
-            step: ``"train_step"``, ``"test_step"`` or ``"predict_step"``.
-        """
-        return keras_seam.is_kerass_own(_defined_by_model(type(self), step))
+    def has_builtin(self, step: str) -> bool:
+        """Returns whether a step is Keras's own."""
+        return keras_compat.is_builtin(_defined_by_model(type(self), step))
 
     @property
-    def runs_kerass_own_steps(self) -> bool:
+    def runs_builtin_steps(self) -> bool:
         """Whether no user-defined class changes what a step reports."""
-        return _runs_kerass_own_steps(type(self))
+        return _runs_builtin_steps(type(self))
 
 
 def _symbol(leaf: Any) -> Any:
@@ -144,13 +141,13 @@ def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
 
 
 @cache
-def _runs_kerass_own_steps(model_class: type) -> bool:
+def _runs_builtin_steps(model_class: type) -> bool:
     names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-    return all(keras_seam.is_kerass_own(_defined_by_model(model_class, name)) for name in names)
+    return all(keras_compat.is_builtin(_defined_by_model(model_class, name)) for name in names)
 
 
 def _defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
-    """The function that the model's own classes give this name, ours left out."""
+    """Returns the function of this name from the model's own classes, not from kerasdist's."""
     return next(
         vars(parent)[name]
         for parent in model_class.__mro__

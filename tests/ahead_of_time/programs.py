@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 
 import kerasdist as kd
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.jax.steps import Execution, StepFunction
@@ -152,7 +152,7 @@ def _state(model: Any, layout: Layout) -> list[list[tuple[Any, Any]]]:
     groups = (
         model.trainable_variables,
         model.non_trainable_variables,
-        keras_seam.referenced_variables(model.optimizer, model.trainable_variables),
+        keras_compat.referenced_variables(model.optimizer, model.trainable_variables),
         model.metrics_variables,
     )
     values = model._get_jax_state(

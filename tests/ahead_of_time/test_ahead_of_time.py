@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs.py")
 WHEELS = Path(sys.prefix) / "ahead-of-time"
 EVERYTHING = os.environ.get("KERASDIST_AHEAD_OF_TIME") == "all"
-SECONDS = 1500 if EVERYTHING else 200
+SECONDS = 1500 if EVERYTHING else 600
 
 ONE_SUM = {"all-reduce": 1}
 # By platform and program: the collectives of one step.

@@ -127,14 +127,17 @@ def _x(drawn, count):
     return Rows("x", count, drawn.choice(("array",) * 4 + ("tensor", "float64", "float16")))
 
 
-def _y(drawn, count):
-    return Rows("y", count, drawn.choice(("array",) * 3 + ("int64", "tensor")))
+def _y(drawn, x):
+    """Of any container; wide types go with wide examples, as each pair is one more to trace."""
+    wide = ("int64",) if x.container == "float64" else ("array", "tensor")
+    return Rows("y", x.count, drawn.choice(wide))
 
 
-def _weights(drawn, count):
+def _weights(drawn, x):
     if drawn.random() < 0.6:
         return None
-    return Rows("weights", count, drawn.choice(("array", "array", "tensor", "float64")))
+    wide = ("float64",) if x.container == "float64" else ("array", "array", "tensor")
+    return Rows("weights", x.count, drawn.choice(wide))
 
 
 def _source(drawn, backend, count):
@@ -160,8 +163,9 @@ def _fit(drawn, backend):
         if given["x"].kind == "generator":
             given.setdefault("steps_per_epoch", 2)
     else:
-        given |= {"x": _x(drawn, count), "y": _y(drawn, count), "batch_size": BATCH}
-        given["sample_weight"] = _weights(drawn, count)
+        x = _x(drawn, count)
+        given |= {"x": x, "y": _y(drawn, x), "batch_size": BATCH}
+        given["sample_weight"] = _weights(drawn, x)
         given |= _few(drawn, 0.2, class_weight=CLASS_WEIGHTS, steps_per_epoch=(1, 2))
         given |= _few(drawn, 0.15, validation_split=(0.25, 0.5))
     if drawn.random() < 0.3:
@@ -180,8 +184,9 @@ def _evaluate(drawn, backend):
         source = _source(drawn, backend, count)
         given |= {"x": source, **({"steps": 2} if source.kind == "generator" else {})}
     else:
-        given |= {"x": _x(drawn, count), "y": _y(drawn, count), "batch_size": BATCH}
-        given["sample_weight"] = _weights(drawn, count)
+        x = _x(drawn, count)
+        given |= {"x": x, "y": _y(drawn, x), "batch_size": BATCH}
+        given["sample_weight"] = _weights(drawn, x)
         given |= _few(drawn, 0.2, steps=(1, 2))
     return "evaluate", given
 
@@ -192,11 +197,11 @@ def _predict(drawn, backend):
 
 
 def _on_batch(drawn):
-    count = drawn.choice((4, 3, 2))
-    given = {"x": _x(drawn, count), "y": _y(drawn, count)}
-    weights = _weights(drawn, count)
+    x = _x(drawn, drawn.choice((4, 3)))
+    given = {"x": x, "y": _y(drawn, x)}
+    weights = _weights(drawn, x)
     if weights is not None and drawn.random() < 0.3:
-        weights = Rows("weights", count, "list")
+        weights = Rows("weights", x.count, "list")
     given["sample_weight"] = weights
     return given | _few(drawn, 0.5, return_dict=(True, False))
 
@@ -210,7 +215,7 @@ def _test_on_batch(drawn, backend):
 
 
 def _predict_on_batch(drawn, backend):
-    return "predict_on_batch", {"x": _x(drawn, drawn.choice((4, 3, 2)))}
+    return "predict_on_batch", {"x": _x(drawn, drawn.choice((4, 3)))}
 
 
 def _mistake(drawn, method):
@@ -221,7 +226,9 @@ def _mistake(drawn, method):
     if method in {"fit", "evaluate"}:
         mistakes += [{"y": Rows("y", 2)}, {"sample_weight": Rows("weights", 2)}]
     if method == "fit":
-        mistakes += [{"validation_split": 1.5}, {"epochs": 0}, {"validation_data": 3}]
+        # Plain Keras looks at this one in an epoch only, and we before the first.
+        mistakes += [{"validation_data": 3, "initial_epoch": 0, "validation_freq": 1}]
+        mistakes += [{"validation_split": 1.5}, {"epochs": 0}]
         mistakes += [{"class_weight": {0: 1.0}, "sample_weight": Rows("weights", 3)}]
     if method == "train_on_batch":
         mistakes += [{"class_weight": {0: 2.0}, "sample_weight": Rows("weights", 4)}]

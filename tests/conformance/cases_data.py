@@ -219,7 +219,7 @@ def py_dataset_workers(lab):
     lab.same(dense, fit(make, shuffle=False, epochs=2))
 
 
-@case("data", seconds=120.0)
+@case("data")
 def py_dataset_processes(lab):
     """`PyDataset` with worker processes."""
     from tests.conformance.datasets import Processes
@@ -372,3 +372,22 @@ def scipy_sparse(lab):
         dense,
         fit(sparse.csr_matrix(np.where(x > 0, x, 0)), y, batch_size=BATCH, shuffle=False),
     )
+
+
+@case("data")
+def sparse_inputs_with_adam(lab):
+    """Sparse tensors as a layer's inputs, with an optimizer that squares gradients."""
+    import scipy.sparse as sparse
+
+    x, y = regression(N)
+
+    def build():
+        # Plain Keras on torch has no sparse tensors, and makes dense arrays of SciPy's matrices.
+        image = keras.Input(x.shape[1:], sparse=lab.backend != "torch")
+        hidden = keras.layers.Dense(4, activation="tanh")(image)
+        model = keras.Model(image, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        return model
+
+    rows = sparse.csr_matrix(np.where(x > 0, x, 0).astype("float32"))
+    lab.same(build, fit(rows, y, batch_size=BATCH, epochs=2, shuffle=False))

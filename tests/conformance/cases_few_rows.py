@@ -75,7 +75,7 @@ def eagerly_and_by_several_steps(lab):
         lab.same(several, fit(x[:9], y[:9], batch_size=4, shuffle=False, epochs=2))
 
 
-@case("few rows", seconds=120.0)
+@case("few rows")
 def masks_and_weights(lab):
     """A mask, sample weights that may be zero, `weighted_metrics`, and `class_weight`."""
     ids, weights = tokens(N), weights_for(N) + 0.1
@@ -112,7 +112,7 @@ def masks_and_weights(lab):
     lab.same(compiled, weighted)
 
 
-@case("few rows", seconds=120.0)
+@case("few rows")
 def several_outputs_and_added_losses(lab):
     """Several outputs and losses, one a sum; regularizers; `add_loss` in a layer."""
     x, y = regression(N, outputs=2)
@@ -247,7 +247,7 @@ def half_precision(lab):
     lab.same(in_half_precision, *acts(x, y), tolerance=FLOAT16)
 
 
-@case("few rows", backends=("tensorflow",), seconds=120.0)
+@case("few rows", backends=("tensorflow",))
 def sparse_ragged_and_strings(lab):
     """Sparse and ragged tensors and strings, in dicts."""
     import tensorflow as tf

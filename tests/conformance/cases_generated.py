@@ -34,7 +34,7 @@ def source_of(kind, x, y, weights, batch):
     return make, {}, {}
 
 
-@case("generated", seconds=300.0)
+@case("generated")
 def sizes_reductions_weights_masks_sources(lab):
     """Batch size, number of examples, replicas, reduction, weights, masks, source: at random."""
     import hypothesis

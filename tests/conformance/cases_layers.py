@@ -15,7 +15,6 @@ from tests.conformance.registry import case
 SIZES = (1, 4, 1)
 N = sum(SIZES)
 # Here XLA keeps no compiled programs, and optimizes them, while other suites run.
-SECONDS = 120.0
 
 
 def rows(*shape):
@@ -57,7 +56,7 @@ def check(lab, layers, x, tolerance=NORMAL):
     lab.check(largest < 100, f"the weights should stay small, received {largest}")
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def dense(lab):
     """Dense layers, activations, regularizers."""
     check(
@@ -73,7 +72,7 @@ def dense(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def conv_1d(lab):
     """Convolutions and pooling over one dimension."""
     check(
@@ -92,7 +91,7 @@ def conv_1d(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def conv_2d(lab):
     """Convolutions, normalization and pooling over two dimensions."""
     check(
@@ -113,7 +112,7 @@ def conv_2d(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def conv_3d(lab):
     """Convolutions and pooling over three dimensions."""
     check(
@@ -128,7 +127,7 @@ def conv_3d(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def recurrent(lab):
     """Embedding with a mask, and recurrent layers."""
     check(
@@ -143,7 +142,7 @@ def recurrent(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def attention(lab):
     """Attention and layer normalization."""
 
@@ -161,7 +160,7 @@ def attention(lab):
     check(lab, lambda layers: [Block()], rows(4, 4))
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def normalization(lab):
     """Normalization layers."""
     check(
@@ -178,7 +177,7 @@ def normalization(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def preprocessing(lab):
     """Preprocessing layers, inside of the model."""
     check(
@@ -195,7 +194,7 @@ def preprocessing(lab):
     )
 
 
-@case("layers", seconds=SECONDS)
+@case("layers")
 def reshaping_and_merging(lab):
     """Reshaping, and layers that merge."""
 
@@ -224,7 +223,7 @@ def reshaping_and_merging(lab):
     )
 
 
-@case("layers", replicas=(2,), seconds=SECONDS)
+@case("layers", replicas=(2,))
 def own_loop(lab):
     """A custom loop with a convolution: `strategy.run`, gradients, `optimizer.apply`."""
     x, y = rows(6, 6, 1)[:4], rows(1)[:4]

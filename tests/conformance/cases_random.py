@@ -57,7 +57,7 @@ def dropout(lab):
 
 @case("random draws", limitation=BY_REPLICA)
 def wide_dropout(lab):
-    """Dropout where replicas on torch run at the same time: repeatable all the same."""
+    """Dropout in wide layers, with one device's draws on JAX, repeatable on the others."""
     x, y = regression(80)
 
     def build():

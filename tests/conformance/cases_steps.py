@@ -167,7 +167,7 @@ def two_optimizers(lab):
 def one_of_two_optimizers_scales(lab):
     """Two optimizers of which one scales its loss, with gradients that pass between replicas.
 
-    On JAX `fit` is one global program, where no loss is weighed.
+    On JAX `fit` is one global program, where no loss is weighted.
     """
     x, y = regression(N)
 

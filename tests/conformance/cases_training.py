@@ -77,7 +77,7 @@ def jit_compile(lab):
     )
 
 
-@case("compilation", backends=("torch",), replicas=(2,), seconds=240.0)
+@case("compilation", backends=("torch",), replicas=(2,))
 def jit_compile_torch(lab):
     """`jit_compile=True` (torch.compile)."""
     x, y = regression(8)

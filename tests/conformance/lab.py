@@ -116,9 +116,9 @@ class Lab:
         self._calls += 1
         if share_plain:
             key = (plain_key, 0) if plain_key else (self.case.name, self._calls)
-            expected = self._plain.get(key, lambda: self.run(build, actions)[1])
+            expected = self._plain.get(key, lambda: self.plain_outcome(build, actions))
         else:
-            expected = self.run(build, actions)[1]
+            expected = self.plain_outcome(build, actions)
         strategy = strategy or self.strategy()
         model, actual = self.run(build, actions, strategy)
         if length_unknown and self.backend == "tensorflow":
@@ -126,6 +126,10 @@ class Lab:
             actual = replace(actual, optimizer=actual.optimizer[1:])
         self.equal(expected.parts(optimizer), actual.parts(optimizer), tolerance)
         return model
+
+    def plain_outcome(self, build: Callable[[], Any], actions: Sequence[Action]) -> Outcome:
+        """What plain Keras gives, on one device."""
+        return self.run(build, actions)[1]
 
     def run(
         self, build: Callable[[], Any], actions: Sequence[Action], strategy: Any = None

@@ -17,7 +17,7 @@ from tests.environment import of_users
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(os.environ.get("KERASDIST_CONFORMANCE_RESULTS", ROOT / "build" / "conformance"))
-STARTUP_SECONDS = 200.0
+STARTUP_SECONDS = 600.0
 GRACE_SECONDS = 15.0
 LOG_TAIL = 6000
 # TensorFlow traces each model for every replica: its cases take as long as all others together.
@@ -190,16 +190,18 @@ class BackendRun:
     def _run(self):
         as_users = [key for key in self._keys if key.startswith(registry.AS_USERS_HAVE_IT)]
         parts = self._parts([key for key in self._keys if key not in as_users])
+        runs: list[tuple[Any, ...]] = [(part, (), None) for part in parts]
+        if as_users:
+            runs.append((as_users, ("--as-users",), of_users()))
         try:
             threads = [
-                threading.Thread(target=self._run_in, args=pair, name=pair[1].stem, daemon=True)
-                for pair in zip(parts, self._logs(len(parts)), strict=True)
+                threading.Thread(target=self._run_in, args=(log, *run), name=log.stem, daemon=True)
+                for log, run in zip(self._logs(len(runs)), runs, strict=True)
             ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            self._run_in(as_users, self.log, ["--as-users"], of_users())
         finally:
             self._results.put(None)
 
@@ -218,10 +220,10 @@ class BackendRun:
 
     def _run_in(
         self,
-        left: list[str],
         log: Path,
-        options: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
+        left: list[str],
+        options: Sequence[str],
+        environment: Mapping[str, str] | None,
     ):
         command = [*self._command, *options]
         while left and not self._stopped:

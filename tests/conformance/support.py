@@ -16,7 +16,6 @@ from tests.conformance.runner import RESULTS, ROOT, BackendRun, Result
 
 PAGE = ROOT / "docs" / "support.md"
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-MARKS = {"passed": "yes", "refused": "clear error", "failed": "**no**", "error": "**no**"}
 HEAD = """# What works, on which backend
 
 <!-- Written by `python -m tests.conformance.support`. Do not edit. -->

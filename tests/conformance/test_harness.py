@@ -19,7 +19,6 @@ WANTED = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_misbehaving_cases_are_told(monkeypatch, tmp_path):
     monkeypatch.setenv(registry.EXTRA_CASES, "tests.conformance.probes")
     monkeypatch.setattr(registry, "CASES", dict(registry.CASES))

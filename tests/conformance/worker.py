@@ -24,7 +24,7 @@ from tests.conformance import registry
 from tests.environment import of_suite
 
 COLLECT_EVERY = 5
-COLLECT_SECONDS = 150
+COLLECT_SECONDS = 900
 
 
 def prepare(backend: str, *, as_users: bool = False):
@@ -109,7 +109,7 @@ def main():
     wanted = [line.strip() for line in sys.stdin if line.strip()]
     known = {item.key: item for item in registry.items(arguments.backend, arguments.suite)}
     prepare(arguments.backend, as_users=arguments.as_users)
-    faulthandler.dump_traceback_later(180, exit=True)
+    faulthandler.dump_traceback_later(900, exit=True)
     import keras
 
     if not arguments.plain:
@@ -137,7 +137,7 @@ def main():
             print(line["traceback"], file=sys.stderr, flush=True)
         if number % COLLECT_EVERY == 0:
             # Not in a case's time: where plain Keras has left iterators of tf.data behind, each may
-            # take as long as it is old (`kerasdist.backends.tensorflow.pipelines._untuned`).
+            # take as long as it is old (`kerasdist.backends.tensorflow.private.pipelines.untuned`).
             faulthandler.dump_traceback_later(COLLECT_SECONDS, exit=True)
             collect()
     faulthandler.cancel_dump_traceback_later()

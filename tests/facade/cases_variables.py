@@ -217,6 +217,29 @@ def on_read_without_aggregation_has_no_common_value(lab):
     lab.still_usable(strategy)
 
 
+@case(replicas=(2, 3))
+def on_read_sums_of_integers_keep_the_rest(lab):
+    """What is assigned outside of a replica is no multiple of the number of replicas."""
+    strategy = lab.strategy()
+    v = on_read(strategy, "sum", 0)
+    lab.equal("int32", keras.backend.standardize_dtype(v.dtype))
+    with strategy.scope():
+        v.assign(5)
+
+    def step():
+        v.assign_add(10)
+
+    def step_after_merge_call():
+        kd.get_replica_context().merge_call(lambda _: v.assign(7) is None)
+        v.assign_add(10)
+
+    replicas = strategy.num_replicas_in_sync
+    strategy.run(step)
+    lab.equal(5 + 10 * replicas, read(strategy, v))
+    strategy.run(step_after_merge_call)
+    lab.equal(7 + 10 * replicas, read(strategy, v))
+
+
 @case
 def on_read_starts_with_its_value_in_each_replica(lab):
     """The sum of a variable that begins with 1 is the number of replicas, as on TensorFlow."""

@@ -1,8 +1,7 @@
 """What is different on accelerators, put onto CPU devices.
 
-- PyTorch: replicas run at the same time wherever they may; autograd runs in a thread per replica,
-  as in a GPU's own thread; each replica but the first copies the variables; kernels for the CPU
-  alone are not used.
+- PyTorch: batches are placed ahead; autograd runs in a thread per replica, as in a GPU's own
+  thread; each replica but the first copies the variables; kernels for the CPU alone are not used.
 - TensorFlow: devices share no memory, so that sums are collectives.
 - JAX: batches are placed while the step before is still running.
 
@@ -33,14 +32,14 @@ def _tensorflow() -> None:
 
 
 def _jax() -> None:
-    from kerasdist.backends.jax import intake
+    from kerasdist.backends.jax import placement
 
-    def init(self, layout):
-        original(self, layout)
+    def init(self, layout, *args):
+        original(self, layout, *args)
         assert self.places_ahead is False
         self.places_ahead = True
 
-    original = _replace(intake.OfProcess, "__init__", init)
+    original = _replace(placement.MeshPlacement, "__init__", init)
 
 
 def _torch() -> None:
@@ -54,7 +53,7 @@ def _torch() -> None:
 
 
 def _copy_variables() -> None:
-    from kerasdist import keras_seam
+    from kerasdist import keras_compat
     from kerasdist.backends.torch import variables
 
     class Copy(variables.Alias):
@@ -74,18 +73,14 @@ def _copy_variables() -> None:
                 self._version = source._version
             return True
 
-    def init(self, rank, device, *, copies):
+    def init(self, rank, device, *, copies, **options):
         assert not copies
-        original_init(self, rank, device, copies=rank != 0)
+        original_init(self, rank, device, copies=rank != 0, **options)
 
-    def first_read(self, variable):
+    def leaf(self, variable):
         if self.rank == 0:
-            return original_read(self, variable)
-        source = keras_seam.stored_value(variable)
-        own = self.rules.own_value(self, variable, source)
-        if own is not None:
-            return own
-        source = keras_seam.stored_value(variable) if source is None else source
+            return original_leaf(self, variable)
+        source = keras_compat.stored_value(variable)
         alias = self._aliases.get(id(variable))
         if alias is None or not alias.serves(source):
             aliases, key = self._aliases, id(variable)
@@ -94,7 +89,7 @@ def _copy_variables() -> None:
         return alias.leaf
 
     original_init = _replace(variables.ReplicaScope, "__init__", init)
-    original_read = _replace(variables.ReplicaScope, "_first_read", first_read)
+    original_leaf = _replace(variables.ReplicaScope, "leaf", leaf)
 
 
 class _Engine(threading.Thread):

@@ -18,13 +18,16 @@ import gc
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
+from tests.keras_suites.suite import HALVED
+
 REPLICAS = int(os.environ.get("KERAS_SUITES_REPLICAS", "2"))
 OUTCOMES = os.environ.get("KERAS_SUITES_OUTCOMES")
-SECONDS_PER_TEST = float(os.environ.get("KERAS_SUITES_SECONDS_PER_TEST", "120"))
+SECONDS_PER_TEST = float(os.environ.get("KERAS_SUITES_SECONDS_PER_TEST", "300"))
 # A copy of stderr: pytest's capture would swallow the tracebacks of a test that hangs.
 STDERR = os.fdopen(os.dup(2), "w")
 
@@ -53,13 +56,22 @@ def is_wanted(test: str, wanted: list[str]) -> bool:
     return not wanted or any(test.startswith(one) for one in wanted)
 
 
+def is_in_half(test: str, half: int | None) -> bool:
+    """Whether a test is in the wanted half of the file that is halved; all others are."""
+    return half is None or not test.startswith(HALVED) or zlib.crc32(test.encode()) % 2 == half
+
+
 def pytest_collection_modifyitems(config, items):
     """Leaves out what is not selected, and what an earlier process has run already."""
     path = os.environ.get("KERAS_SUITES_CHOICE")
-    choice = json.loads(Path(path).read_text("utf-8")) if path else {"known": [], "wanted": []}
-    known = set(choice["known"])
+    choice = json.loads(Path(path).read_text("utf-8")) if path else {}
+    known, wanted = set(choice.get("known", ())), choice.get("wanted", [])
     names = {item: short_id(item.nodeid) for item in items}
-    left = [i for i in items if names[i] not in known and is_wanted(names[i], choice["wanted"])]
+    left = [
+        item
+        for item, name in names.items()
+        if name not in known and is_wanted(name, wanted) and is_in_half(name, choice.get("half"))
+    ]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
     items[:] = left
 

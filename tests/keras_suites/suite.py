@@ -13,22 +13,20 @@ pass under the strategy, except for the tests in ``exceptions.py``.
 """
 
 import argparse
-import collections
 import importlib.metadata
 import importlib.util
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.environment import CPU_DEVICES, QUIET, values
-from tests.keras_suites.exceptions import EXCEPTIONS, reason
+from tests.keras_suites.outcomes import Comparison, Outcome, Record, file_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
@@ -62,27 +60,32 @@ SELECTION = (
     "trainers/epoch_iterator_test.py",
     "trainers/trainer_test.py",
 )
+# Trainer's tests take longer than all others: of them TensorFlow has one half, JAX the other one,
+# and torch, where they are quick, both.
+HALVES = {"tensorflow": 0, "jax": 1}
+HALVED = "trainers/trainer_test.py"
 # The tests of one process; a single one has its own limit in the plugin.
 SECONDS = 3600
 # Torch's compiler is what takes a test beyond seconds.
-SECONDS_PER_TEST = 240
+SECONDS_PER_TEST = 300
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """``passed``, ``failed``, ``skipped``, or ``died``: the process ended under it."""
+def run(
+    backend: str, replicas: int, wanted: Sequence[str] = (), half: int | None = None
+) -> dict[str, Outcome]:
+    """Runs the tests, all without ``wanted``; where one ends the process, another goes on.
 
-    outcome: str
-    seconds: float = 0.0
-    message: str = ""
-
-
-def run(backend: str, replicas: int, wanted: Sequence[str] = ()) -> dict[str, Outcome]:
-    """Runs the tests, all without ``wanted``; where one ends the process, another goes on."""
+    Args:
+        backend: Keras's backend.
+        replicas: The strategy's replicas, 0 for plain Keras.
+        wanted: Files of tests, or beginnings of tests' names.
+        half: Which half of `HALVED` to run, None for all of it.
+    """
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            ended, running, tail = _one_process(backend, replicas, wanted, Path(folder), outcomes)
+            choice = {"known": sorted(outcomes), "wanted": list(wanted), "half": half}
+            ended, running, tail = _one_process(backend, replicas, choice, Path(folder), outcomes)
             if ended:
                 return outcomes
             if not running:
@@ -106,11 +109,11 @@ def _modules(wanted: Sequence[str]) -> list[str]:
     return sorted("keras.src." + path.removesuffix(".py").replace("/", ".") for path in paths)
 
 
-def _one_process(backend, replicas, wanted, folder, outcomes) -> tuple[bool, str, str]:
+def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str, str]:
     lines = folder / "outcomes.jsonl"
     lines.unlink(missing_ok=True)
     choice = folder / "choice.json"
-    choice.write_text(json.dumps({"known": sorted(outcomes), "wanted": list(wanted)}), "utf-8")
+    choice.write_text(json.dumps(chosen), "utf-8")
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
@@ -126,7 +129,7 @@ def _one_process(backend, replicas, wanted, folder, outcomes) -> tuple[bool, str
     command += ["-c", os.devnull, "--rootdir", _site_packages(), "-p", "tests.keras_suites.plugin"]
     command += ["--continue-on-collection-errors"]
     process = subprocess.run(
-        [*command, "--pyargs", *_modules(wanted)],
+        [*command, "--pyargs", *_modules(chosen["wanted"])],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -155,50 +158,10 @@ def keras_version() -> str:
     return importlib.metadata.version("keras")
 
 
-def _error(one: Outcome) -> str:
-    """The last line of an error's own that pytest shows."""
-    told = [line[2:].strip() for line in one.message.splitlines() if line.startswith("E ")]
-    last = next((line for line in reversed(told) if line), one.outcome)
-    return re.sub(r"\S*/keras/src/", "keras/src/", last)
-
-
-def _file(test: str) -> str:
-    return test.partition("::")[0]
-
-
-@dataclass(frozen=True)
-class Record:
-    """What plain Keras gave for the tests of one file: all but the named ones passed.
-
-    Attributes:
-        count: How many tests the file has.
-        others: The tests that did not pass, by outcome.
-    """
-
-    count: int
-    others: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, outcomes: dict[str, Outcome]) -> "Record":
-        others: dict[str, list[str]] = {}
-        for test, one in sorted(outcomes.items()):
-            if one.outcome != "passed":
-                others.setdefault(one.outcome, []).append(test.partition("::")[2])
-        return cls(len(outcomes), others)
-
-    def outcomes(self, file: str, tests: Sequence[str]) -> dict[str, str]:
-        """The outcome of each test, among them one for tests that are no longer there."""
-        known = {f"{file}::{name}": kind for kind, names in self.others.items() for name in names}
-        found = {test: known.get(test, "passed") for test in tests} | known
-        if len(tests) < self.count:
-            found[f"{file}::({self.count - len(tests)} tests are missing)"] = "passed"
-        return found
-
-
 def _by_file(outcomes: dict[str, Outcome]) -> dict[str, dict[str, Outcome]]:
     files: dict[str, dict[str, Outcome]] = {}
     for test, one in outcomes.items():
-        files.setdefault(_file(test), {})[test] = one
+        files.setdefault(file_of(test), {})[test] = one
     return files
 
 
@@ -207,8 +170,13 @@ def _recorded() -> dict[str, dict[str, dict[str, dict]]]:
     return json.loads(PLAIN.read_text("utf-8")) if PLAIN.exists() else {}
 
 
-def plain_outcomes(backend: str, ours: dict[str, Outcome]) -> dict[str, str]:
-    """Plain Keras's outcome per test: recorded, or run now where this Keras is not recorded."""
+def plain_outcomes(
+    backend: str, ours: dict[str, Outcome], partial: Collection[str] = ()
+) -> dict[str, str]:
+    """Plain Keras's outcome per test: recorded, or run now where this Keras is not recorded.
+
+    ``partial`` names the files of which ``ours`` need not hold every test.
+    """
     recorded = _recorded().get(keras_version(), {}).get(backend, {})
     records = {file: Record(**one) for file, one in recorded.items()}
     files = _by_file(ours)
@@ -219,14 +187,16 @@ def plain_outcomes(backend: str, ours: dict[str, Outcome]) -> dict[str, str]:
     return {
         test: outcome
         for file, tests in files.items()
-        for test, outcome in records[file].outcomes(file, list(tests)).items()
+        for test, outcome in records[file]
+        .outcomes(file, list(tests), whole=file not in partial)
+        .items()
     }
 
 
 def record_plain(backends: Sequence[str], wanted: Sequence[str]) -> None:
     """Writes plain Keras's outcomes into ``plain.json``, whole files of tests."""
     for backend in backends:
-        outcomes = run(backend, 0, [_file(one) for one in wanted])
+        outcomes = run(backend, 0, [file_of(one) for one in wanted])
         recorded = _recorded()
         files = recorded.setdefault(keras_version(), {}).setdefault(backend, {})
         for file, of_file in _by_file(outcomes).items():
@@ -235,79 +205,12 @@ def record_plain(backends: Sequence[str], wanted: Sequence[str]) -> None:
         PLAIN.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    backend: str
-    plain: dict[str, str]
-    ours: dict[str, Outcome]
-
-    @property
-    def worse(self) -> dict[str, str]:
-        """What plain Keras passes and we don't, without the named exceptions."""
-        return {
-            test: f"{one.outcome}: {one.message}"
-            for test, one in self._lost().items()
-            if reason(self.backend, test) is None
-        }
-
-    @property
-    def excused(self) -> dict[str, str]:
-        """What plain Keras passes and we need not, with the reasons."""
-        reasons = {test: reason(self.backend, test) for test in self._lost()}
-        return {test: why for test, why in reasons.items() if why is not None}
-
-    @property
-    def idle_exceptions(self) -> list[str]:
-        """Exceptions that are none any more: the list must not outlive its reasons."""
-        lost = self._lost()
-        return [
-            begin
-            for begin in EXCEPTIONS.get(self.backend, {})
-            if any(test.startswith(begin) for test in self.ours)
-            and not any(test.startswith(begin) for test in lost)
-        ]
-
-    @property
-    def beyond_plain(self) -> dict[str, str]:
-        """What fails here and plain Keras did not run, two devices being one more than it had."""
-        return {
-            test: _error(one)
-            for test, one in sorted(self.ours.items())
-            if one.outcome not in ("passed", "skipped") and self.plain[test] == "skipped"
-        }
-
-    @property
-    def failed_by_both(self) -> dict[tuple[str, str], int]:
-        """How many tests of a file plain Keras does not pass either, by the error."""
-        return collections.Counter(
-            (_file(test), _error(one))
-            for test, one in sorted(self.ours.items())
-            if one.outcome not in ("passed", "skipped")
-            and self.plain[test] not in ("passed", "skipped")
-        )
-
-    def _lost(self) -> dict[str, Outcome]:
-        missing = Outcome("missing", message="plain Keras ran it, we did not")
-        found = {test: self.ours.get(test, missing) for test in self.plain}
-        return {
-            test: one
-            for test, one in found.items()
-            if self.plain[test] == "passed" and one.outcome != "passed"
-        }
-
-    def counts(self) -> list[int]:
-        """Passed, skipped and failed tests: plain Keras's, then ours."""
-        return [
-            number
-            for side in (list(self.plain.values()), [one.outcome for one in self.ours.values()])
-            for passed, skipped in [(side.count("passed"), side.count("skipped"))]
-            for number in (passed, skipped, len(side) - passed - skipped)
-        ]
-
-
-def compare(backend: str, wanted: Sequence[str] = ()) -> Comparison:
-    ours = run(backend, REPLICAS, wanted)
-    return Comparison(backend, plain_outcomes(backend, ours), ours)
+def compare(backend: str, wanted: Sequence[str] = (), half: int | None = None) -> Comparison:
+    ours = run(backend, REPLICAS, wanted, half)
+    partial = {file_of(one) for one in wanted if "::" in one}
+    if half is not None:
+        partial.add(HALVED)
+    return Comparison(backend, plain_outcomes(backend, ours, partial), ours)
 
 
 def compare_package(backend: str, package: str, again: bool) -> Comparison:

@@ -3,14 +3,15 @@
 import pytest
 
 from tests.keras_suites import suite
-from tests.keras_suites.suite import Comparison, Outcome, Record
+from tests.keras_suites.outcomes import Comparison, Outcome, Record
+from tests.keras_suites.plugin import is_in_half
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(suite.SECONDS + 60)
 @pytest.mark.parametrize("backend", suite.BACKENDS)
 def test_passes_what_plain_keras_passes(backend):
-    found = suite.compare(backend, suite.SELECTION)
+    found = suite.compare(backend, suite.SELECTION, suite.HALVES.get(backend))
     if found.worse:
         told = "\n\n".join(f"{test}: {message}" for test, message in found.worse.items())
         pytest.fail(f"{len(found.worse)} tests are lost under the strategy:\n{told}", pytrace=False)
@@ -25,6 +26,20 @@ def test_a_record_knows_what_passed_and_what_is_missing():
     assert plain["a.py::T::two"] == "skipped"
     found = Comparison("jax", plain, kept)
     assert list(found.worse) == ["a.py::(1 tests are missing)"]
+
+
+def test_of_a_part_of_a_file_nothing_is_missing():
+    record = Record(3, {"skipped": ["T::two"]})
+    assert record.outcomes("a.py", ["a.py::T::one"], whole=False) == {"a.py::T::one": "passed"}
+
+
+def test_the_halves_are_disjoint_and_together_all():
+    tests = [f"{suite.HALVED}::T::test_{i}" for i in range(40)]
+    halves = [[one for one in tests if is_in_half(one, half)] for half in (0, 1)]
+    assert sorted(halves[0] + halves[1]) == sorted(tests)
+    assert all(halves)
+    assert is_in_half("models/model_test.py::T::test", 0)
+    assert all(is_in_half(one, None) for one in tests)
 
 
 def test_a_failure_is_worse_only_where_plain_keras_passes():

@@ -18,10 +18,10 @@ from tests.multiprocess.layouts import PAIR, limits
 
 OLDEST = Path(sys.prefix) / "keras-oldest"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
-TRIPWIRES = ("tests/unit/test_keras_seam.py", "tests/unit/test_keras_seam_data.py")
-TRIPWIRE_SECONDS = 200
+TRIPWIRES = ("tests/unit/test_keras_compat.py", "tests/unit/test_keras_compat_data.py")
+TRIPWIRE_SECONDS = 900
 BACKENDS = registry.BACKENDS
-SECONDS = 400
+SECONDS = 1500
 
 # A case for each hook, and for each thing that an older Keras does otherwise.
 CASES = (
@@ -121,7 +121,6 @@ def test_it_is_the_pinned_one():
     assert f"keras=={found}" in PINS.read_text("utf-8").splitlines(), "Call `make venv` again."
 
 
-@pytest.mark.timeout(TRIPWIRE_SECONDS + 20)
 def test_the_tripwires_hold():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TRIPWIRES]
     done = subprocess.run(
@@ -130,13 +129,11 @@ def test_the_tripwires_hold():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_one_device(backend, runs):
     expect_good(runs[backend], keys(backend))
 
 
-@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_workers_equal_one_device(backend, pairs):
     expect_good(pairs[backend], WORKER_CASES)

@@ -139,7 +139,7 @@ class Touched(np.ndarray):
 @case("workers")
 def arrays_by_rows(lab):
     """Of arrays a worker takes its own rows alone, shuffled or not."""
-    from kerasdist import keras_seam
+    from kerasdist import keras_compat
 
     x = np.arange(72, dtype="float32").reshape(24, 3) / 3
     size = 12  # which 2, 3 and 4 replicas divide
@@ -148,7 +148,7 @@ def arrays_by_rows(lab):
         counted = x.view(Touched)
         counted.rows = []
         adapter = replicas.data_adapter(
-            keras_seam.get_data_adapter(counted, x[:, :1], batch_size=size, shuffle=shuffle)
+            keras_compat.get_data_adapter(counted, x[:, :1], batch_size=size, shuffle=shuffle)
         )
         if lab.backend == "tensorflow":  # has the arrays as tensors, in which nothing is noted
             batches = [one.rows[0][:, 0].numpy().astype(int) for one in adapter.get_tf_dataset()]

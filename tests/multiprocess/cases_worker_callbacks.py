@@ -216,7 +216,7 @@ def backups_to_the_last_bit(lab):
     def run(folder, *callbacks):
         backup = kd.callbacks.BackupAndRestore(folder, save_freq=2)
         model = _model(lab)
-        # Equal parts: with others torch weighs gradients elsewhere in a run's first step.
+        # Equal parts: with others torch applies the weights elsewhere in a run's first step.
         return model, _fit(model, [backup, *callbacks], epochs=5, batch_size=4)
 
     with lab.folder() as folder:

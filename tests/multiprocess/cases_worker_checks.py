@@ -27,7 +27,7 @@ def in_steps(model):
     return model
 
 
-@case("the first-batch check", backends=CHECKED, seconds=120.0)
+@case("the first-batch check", backends=CHECKED)
 def found(lab):
     """The five public examples that mix examples: found on workers, the chief warns, once."""
     for build in EXAMPLES:
@@ -41,7 +41,7 @@ def found(lab):
         lab.alike([array.tolist() for array in values(model.variables)])
 
 
-@case("the first-batch check", backends=CHECKED, seconds=120.0)
+@case("the first-batch check", backends=CHECKED)
 def silent(lab):
     """Nothing is said on workers of the repaired examples, and of models that mix nothing."""
 

@@ -23,7 +23,7 @@ def _differing_seeds(lab):
 
 
 @case("workers")
-def equal_start(lab):
+def initial_broadcast(lab):
     """Weights start equal, whatever the seeds."""
     _differing_seeds(lab)
     with lab.strategy().scope():

@@ -14,6 +14,8 @@ import numpy as np
 
 from tests.conformance.worker import prepare
 
+# What a shell has started in the background ignores Ctrl-C; workers are not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 prepare(sys.argv[1])
 
 import keras  # noqa: E402
@@ -120,7 +122,6 @@ def be_stopped_in_an_epoch(strategy):
 
 def be_interrupted_in_an_epoch(strategy):
     """By Ctrl-C on all workers, most of which wait in their framework then."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt():
         threading.Timer(0.5, strike, [signal.SIGINT]).start()

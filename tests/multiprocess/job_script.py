@@ -12,7 +12,7 @@ import time
 
 from kerasdist.cluster.membership import Membership
 from kerasdist.errors import WorkerLostError
-from kerasdist.input.batch_forms import Course
+from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
 
@@ -37,7 +37,7 @@ def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
 
 
 def end_well(job: Job):
-    everyone = [job.exchange(f"step {step}", [job.rank, step]) for step in range(50)]
+    everyone = [job.all_gather_object(f"step {step}", [job.rank, step]) for step in range(50)]
     assert everyone == [[[r, step] for r in range(job.num_workers)] for step in range(50)]
     print("addresses", *job.addresses)
 
@@ -54,13 +54,13 @@ def wait_at_exit(job: Job):
 def be_killed(job: Job):
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def chief_is_killed(job: Job):
     if job.is_chief:
         os.kill(os.getpid(), signal.SIGKILL)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def be_killed_while_another_is_busy(job: Job):
@@ -73,34 +73,34 @@ def be_killed_while_another_is_busy(job: Job):
 def be_stopped(job: Job):
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def raise_an_error(job: Job):
     if job.rank == 1:
         raise KeyError("a mistake of the user's")
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def disagree(job: Job):
-    job.agree("models", {"layers": 3, "units": 4 + job.rank})
+    job.assert_equal("models", {"layers": 3, "units": 4 + job.rank})
 
 
 def end_early(job: Job):
     if job.rank == 1:
         return
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def exit_with_3(job: Job):
     if job.rank == 1:
         sys.exit(3)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def exit_with_a_message(job: Job):
     """In the midst of work that needs all, with an exception of its own."""
-    with job.explaining("fit"):
+    with job.translating_failures("fit"):
         if job.rank == 1:
             raise SystemExit("no more data")
         time.sleep(LONG)
@@ -108,11 +108,11 @@ def exit_with_a_message(job: Job):
 
 def exit_with_0(job: Job):
     """While another is in a step that does not end."""
-    with job.explaining("fit"):
-        job.tick()
+    with job.translating_failures("fit"):
+        job.step_started()
         if job.rank == 1:
             sys.exit(0)
-        job.tick()
+        job.step_started()
         time.sleep(LONG)
 
 
@@ -121,38 +121,38 @@ def all_exit_with_3(job: Job):
     try:
         sys.exit(4)
     except SystemExit:
-        job.exchange("that was caught", None)
+        job.all_gather_object("that was caught", None)
     time.sleep(0.3 * job.rank)
     sys.exit(3)
 
 
 def go_elsewhere(job: Job):
-    job.exchange("step 6" if job.rank == 1 else "end of epoch 1", None)
+    job.all_gather_object("step 6" if job.rank == 1 else "end of epoch 1", None)
 
 
 def stay_away(job: Job):
     """Alive, and not where the others are."""
     if job.rank == 1:
         time.sleep(LONG)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def stand_still(job: Job):
     """All are alive in a step that does not end; worker 1 is a step behind."""
-    with job.explaining("fit"):
+    with job.translating_failures("fit"):
         for _ in range(3 - job.rank):
-            job.tick()
+            job.step_started()
         time.sleep(LONG)
 
 
 def have_other_batches(job: Job):
     """No step finds it: each goes on at its own pace until the chief has compared."""
-    course = Course()
-    job.report_batches(course.report)
-    with job.explaining("fit"):
+    history = BatchHistory()
+    job.report_batches(history.report)
+    with job.translating_failures("fit"):
         for step in range(int(LONG / 0.01)):
-            job.tick()
-            course.note(12 if job.rank == 1 and step >= 7 else 6)
+            job.step_started()
+            history.add(12 if job.rank == 1 and step >= 7 else 6)
             time.sleep(0.01)
 
 
@@ -162,7 +162,7 @@ def save(job: Job):
 
     def saves(path):
         if job.is_chief:
-            job.wrote(path, {"of": path, "step": job._link.step})
+            job.wrote(path, {"of": path, "step": job._client.step})
         else:
             found.append(job.written_by_chief(path))
 
@@ -170,16 +170,16 @@ def save(job: Job):
     if job.is_chief:
         saves("the chief alone")
     saves("all")  # the second time in the same step
-    job.tick()
+    job.step_started()
     saves(f"own {job.rank}")
-    job.exchange("a meeting", None)
+    job.all_gather_object("a meeting", None)
     if job.rank == 1:
         saves("worker 1 alone, before a meeting")
-    job.exchange("a meeting", None)
-    job.tick()
+    job.all_gather_object("a meeting", None)
+    job.step_started()
     if job.rank == 2:
         saves("worker 2 alone, in the step before")
-    job.tick()
+    job.step_started()
     saves("all")
     if job.rank == 1:
         saves("worker 1 alone, at the end")
@@ -190,7 +190,7 @@ def all_are_interrupted(job: Job):
     """By Ctrl-C; on worker 2 a framework makes another error of it."""
     # A shell has its background jobs ignore SIGINT, and so whatever the tests are started from.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    job.exchange("ready", None)
+    job.all_gather_object("ready", None)
     try:
         signal.raise_signal(signal.SIGINT)
     finally:
@@ -210,7 +210,7 @@ class Framework:
 
 def one_is_interrupted(job: Job):
     """By Ctrl-C; the others are in a collective that no exception reaches."""
-    with job.explaining("fit"):
+    with job.translating_failures("fit"):
         if job.rank != 1:
             time.sleep(LONG)
         left = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -242,14 +242,14 @@ def broken_engine(job: Job):
     """A framework's error that a lost worker causes."""
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with job.explaining("fit"):
+    with job.translating_failures("fit"):
         time.sleep(0.3)
         raise RuntimeError("Connection closed by peer")
 
 
 def own_error(job: Job):
     """An error of the user's stays what it is, also of a kind that frameworks raise."""
-    with job.explaining("fit"):
+    with job.translating_failures("fit"):
         raise ValueError("a mistake of the user's")
 
 
@@ -262,7 +262,7 @@ def main():
 
 
 def never_come(job: Job):
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def main():
         atexit.register(time.sleep, float(sys.argv[3]))
     job = Job(place, {}, Timeouts.of_environment())
     job.after_connecting()
-    job.exchange("step 1", None)
+    job.all_gather_object("step 1", None)
     if fails:
         globals()[sys.argv[2]]()
-    job.exchange("step 2", None)
+    job.all_gather_object("step 2", None)
 
 
 if __name__ == "__main__":

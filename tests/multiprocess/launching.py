@@ -14,7 +14,7 @@ from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import JobResult, JobSpec, python_command
 from tests.fresh import ROOT
 
-SECONDS = 30
+SECONDS = 90
 
 HEAD = """
 import os, signal, subprocess, sys, time

@@ -62,7 +62,7 @@ LARGER = {
 
 # Of the conformance cases on the pair a run of the tests takes one of so many: XLA compiles each
 # case's programs, TensorFlow traces them, torch does neither.
-ONE_OF = {"tensorflow": 16, "jax": 24, "torch": 4}
+ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 4}
 
 # What depends on the number of replicas.
 _ON_LARGER = (

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -92,8 +91,3 @@ def report(ended: Sequence[Ended]) -> str:
         f"----- worker {one.rank}: exit code {one.code} after {one.seconds:.1f} s\n{one.output}"
         for one in ended
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as probe:
-        return probe.getsockname()[1]

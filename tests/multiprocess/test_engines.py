@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from kerasdist.launch.placement import free_port
 from tests.environment import CPU_DEVICES, values
-from tests.multiprocess.processes import Processes, free_port, report
+from tests.multiprocess.processes import Processes, report
 
-SECONDS = 150
+SECONDS = 900
 WORKERS = 2
 COMMON = {
     "KERASDIST_WORKERS": str(WORKERS),
@@ -48,7 +49,6 @@ def run(backend: str):
         return processes.join(SECONDS)
 
 
-@pytest.mark.timeout(SECONDS + 30)
 @pytest.mark.parametrize(("backend", "name"), [(one, name) for one in OWN for name in cases(one)])
 def test_case(ended, backend, name):
     workers = ended(backend)
@@ -56,7 +56,6 @@ def test_case(ended, backend, name):
         assert f"passed {name}\n" in one.output, report(workers)
 
 
-@pytest.mark.timeout(SECONDS + 30)
 @pytest.mark.parametrize("backend", OWN)
 def test_ends_well(ended, backend):
     workers = ended(backend)

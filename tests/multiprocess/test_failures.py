@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from kerasdist.job.exit_codes import ExitCode
+from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import Job, Nursery
 from tests.multiprocess.networks import CHIEF
-from tests.multiprocess.processes import Processes, free_port, report
+from tests.multiprocess.processes import Processes, report
 
 # For two processes to import a framework, and to compile, on a machine that does much else.
-SECONDS = 150.0
+SECONDS = 900.0
 HEARTBEAT = 6
 SCRIPT = ("-m", "tests.multiprocess.failing_script")
 OLDEST = Path(sys.prefix) / "keras-oldest"
@@ -110,7 +111,6 @@ def jobs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("behaviour", LOSSES)
-@pytest.mark.timeout(SECONDS + 60)
 def test_the_survivor_ends_and_names_the_lost_worker(jobs, behaviour):
     ended = jobs[behaviour].join(SECONDS, but=[1] if "stopped" in behaviour else [])
     assert "striking" in ended[1].output, report(ended)
@@ -122,7 +122,6 @@ def test_the_survivor_ends_and_names_the_lost_worker(jobs, behaviour):
         assert ended[1].code == OWN_CODES[behaviour], report(ended)
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_both_sides_of_a_partition_name_the_other(jobs):
     cut_off = jobs["be_cut_off"].join(SECONDS)[1]
     said = f"the chief, worker 0, has not given a sign of life for {HEARTBEAT} s: .* is cut off"
@@ -130,7 +129,6 @@ def test_both_sides_of_a_partition_name_the_other(jobs):
 
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-@pytest.mark.timeout(SECONDS + 60)
 def test_workers_that_differ_are_told_where(jobs, what):
     ended = jobs["be_killed_in_an_epoch"].join(SECONDS)
     for worker in ended:
@@ -139,7 +137,6 @@ def test_workers_that_differ_are_told_where(jobs, what):
         assert "went on" in worker.output, report(ended)
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_another_model_ends_the_job(jobs):
     ended = jobs["have_another_model"].join(SECONDS)
     assert [worker.code for worker in ended] == [1, 1], report(ended)
@@ -148,9 +145,6 @@ def test_another_model_ends_the_job(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
-# On JAX an interrupt is lost at times, in code of JAX or NumPy that drops errors.
-@pytest.mark.parametrize("jobs", ["tensorflow", "torch"], indirect=True)
-@pytest.mark.timeout(SECONDS + 60)
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
     ended = jobs.begin("be_interrupted_in_an_epoch").join(SECONDS)
     own = r"\[worker \d/2\] interrupted \(Ctrl-C\) at \S+failing_script.py:\d+(; then .*)?$"
@@ -162,7 +156,6 @@ def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
         assert worker.code in (1, -signal.SIGINT, -signal.SIGALRM, ExitCode.LOST_WORKER)
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_another_version_of_keras_ends_the_job(jobs):
     here, there = jobs.with_another_keras()
     with there:
@@ -175,7 +168,6 @@ def test_another_version_of_keras_ends_the_job(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
-@pytest.mark.timeout(SECONDS + 60)
 def test_another_backend_ends_the_job(jobs):
     other = OTHERS[jobs.backend]
     here, there = jobs.with_another_backend(other)
@@ -189,7 +181,6 @@ def test_another_backend_ends_the_job(jobs):
         )
 
 
-@pytest.mark.timeout(2 * SECONDS + 60)
 def test_a_preempted_run_goes_on_at_the_next_batch(jobs):
     """Signals to either worker; on the second time all processes end, and are started again."""
     ended = jobs["be_preempted"].join(SECONDS)

@@ -14,12 +14,10 @@ import pytest
 
 import kerasdist
 from kerasdist.job.exit_codes import ExitCode
-from kerasdist.launch import attempt, commands, guard, output
+from kerasdist.launch import attempt, commands, output, supervisor
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command
 from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
-
-pytestmark = pytest.mark.timeout(60)
 
 TELL = """
 import json
@@ -246,7 +244,7 @@ class TestLogs:
         assert sorted(each.name for each in logs.iterdir()) == [
             f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)
         ]
-        assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{guard.APART}\n"
+        assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{supervisor.APART}\n"
         output = capfd.readouterr()
         assert output.out == ""
         assert "  | out 1" in output.err
@@ -302,9 +300,9 @@ print()
 
 class TestLibrary:
     def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
-        def second_fails(spec, seat, inherited=None):
-            if seat.rank == 0:
-                return here(spec, seat)
+        def second_fails(spec, slot, inherited=None):
+            if slot.rank == 0:
+                return here(spec, slot)
             wait_for(tmp_path, "pid0")
             return ["/no/such/program"]
 
@@ -337,7 +335,7 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     code = "import os; print(os.environ['OMP_NUM_THREADS'])"
     with subprocess.Popen(
-        [sys.executable, guard.__file__, "--share", "2", "--", sys.executable, "-c", code],
+        [sys.executable, supervisor.__file__, "--share", "2", "--", sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environ if given is None else {**environ, "OMP_NUM_THREADS": given},
@@ -345,4 +343,4 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
     ) as process:
         output = process.stdout.read()
         assert process.wait(20) == 0
-    assert int(output) == int(given or max(1, guard.cores() // 2))
+    assert int(output) == int(given or max(1, supervisor.cores() // 2))

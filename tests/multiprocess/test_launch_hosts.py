@@ -10,8 +10,6 @@ import pytest
 
 from tests.multiprocess.launching import finish, left_after, said, started, wait_for, write
 
-pytestmark = pytest.mark.timeout(60)
-
 # As ssh does: options with a value first, then the host, then words that a shell gets, joined by
 # spaces. What is not on the command line is not there: another machine has its own environment.
 SSH = f"""#!{sys.executable}

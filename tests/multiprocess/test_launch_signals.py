@@ -8,8 +8,6 @@ import pytest
 
 from tests.multiprocess.launching import left_after, started, wait_for, write
 
-pytestmark = pytest.mark.timeout(60)
-
 HANDLE = """
 def handle(number, frame):
     print("got", signal.Signals(number).name)

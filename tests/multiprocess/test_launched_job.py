@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from kerasdist.job.watch import GRACE_SECONDS
+from kerasdist.job.monitor import GRACE_SECONDS
 from tests.multiprocess.processes import Processes, report
 
 CODES = {"exit_with_3": 3, "raise_an_error": 1, "be_killed": 137}
@@ -34,9 +34,11 @@ def _launcher(rank: int, deed: str, late: int) -> Processes:
 
 
 @pytest.mark.parametrize(("rank", "deed", "late"), JOBS)
-@pytest.mark.timeout(90)
 def test_the_worker_that_failed_is_named(launchers, rank, deed, late):
     ended = launchers[rank, deed, late].join(SLACK + GRACE_SECONDS)
-    assert ended[0].code == CODES[deed], report(ended)
+    # The code of a script that does not come to its end is not known.
+    is_kept = deed == "exit_with_3" and late > GRACE_SECONDS
+    code, said = (1, "exit code 1") if is_kept else (CODES[deed], SAID[deed])
+    assert ended[0].code == code, report(ended)
     assert re.findall(r"worker (\d)/2 failed after", ended[0].output) == [str(rank)], report(ended)
-    assert re.search(SAID[deed], ended[0].output), report(ended)
+    assert re.search(said, ended[0].output), report(ended)

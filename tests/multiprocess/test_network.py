@@ -8,7 +8,7 @@ import pytest
 
 from tests.multiprocess.processes import Processes, report
 
-SECONDS = 110
+SECONDS = 900
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
@@ -42,7 +42,6 @@ def jobs():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.timeout(SECONDS + 20)
 def test_ports_are_held_and_on_loopback(jobs, backend):
     ended = jobs[backend].join(SECONDS)
     assert ended[0].code == 0, report(ended)

@@ -19,11 +19,12 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from kerasdist.backends.torch.workers.gradients import GradientSum  # noqa: E402
+from kerasdist.backends.torch.buckets import GradientSum  # noqa: E402
 
 WORKERS, RANK = dist.get_world_size(), dist.get_rank()
 X = np.random.default_rng(0).normal(size=(45, 4)).astype("float32")
 Y = np.tanh(X[:, :1])
+STEPS = 7  # in an epoch of batches of 7
 CASES = []
 
 
@@ -113,13 +114,14 @@ class counted:
     """Counts the calls of a method of a class."""
 
     def __init__(self, owner, name):
-        self.owner, self.name, self.calls = owner, name, []
+        self.owner, self.name, self.calls, self.options = owner, name, [], []
 
     def __enter__(self):
         self.original = original = vars(self.owner)[self.name]
 
         def call(*arguments, **options):
             self.calls.append(arguments)
+            self.options.append(options)
             return original(*arguments, **options)
 
         setattr(self.owner, self.name, call)
@@ -148,8 +150,76 @@ def metrics_travel_once_an_epoch_if_nobody_looks():
     with counted(dist, "all_reduce") as messages:
         trained(dense, STRATEGY, epochs=3)
     # The first step's gradients, with who has them, and metrics once in each epoch. From the second
-    # step on the reducer sends gradients, in C++.
-    assert len(messages.calls) == 1 + 3, len(messages.calls)
+    # step on gradients travel in a group of their own.
+    others = [options for options in messages.options if options.get("group") is None]
+    assert len(others) == 1 + 3, others
+    assert len(messages.options) - len(others) == 3 * STEPS - 1, len(messages.options)
+
+
+@case
+def gradients_travel_during_the_backward_pass():
+    running, started = [], []
+    options = kd.CommunicationOptions(bytes_per_pack=64)
+    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
+    with pytest.MonkeyPatch.context() as patch:
+        backward, all_reduce = torch.Tensor.backward, dist.all_reduce
+
+        def watched_backward(*arguments, **keywords):
+            running.append(True)
+            try:
+                return backward(*arguments, **keywords)
+            finally:
+                running.clear()
+
+        def watched_sum(*arguments, **keywords):
+            if keywords.get("group") is not None:
+                started.append(bool(running))
+            return all_reduce(*arguments, **keywords)
+
+        patch.setattr(torch.Tensor, "backward", watched_backward)
+        patch.setattr(dist, "all_reduce", watched_sum)
+        trained(dense, strategy, epochs=1)
+    # Of the two buckets of each step but the first, the last one waits for the pass to end.
+    assert started == [True, False] * (STEPS - 1), started
+
+
+@case
+def a_sum_of_the_backward_pass_between_two_buckets():
+    """Of a layer that only some workers call no gradient comes, and batch normalization sums."""
+
+    class Mixed(Branching):
+        def __init__(self):
+            super().__init__(where_large)
+            self.norm = keras.layers.BatchNormalization()
+
+        def build(self, shape):
+            super().build(shape)
+            self.norm.build(shape)
+
+        def call(self, x):
+            return super().call(self.norm(x))
+
+    options = kd.CommunicationOptions(bytes_per_pack=64)
+    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
+    _, found = trained(Mixed, strategy, epochs=2)
+    _, expected = trained(Mixed, epochs=2)
+    same(found, expected)
+
+
+@case
+def a_second_backward_pass_is_refused():
+    class Twice(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            loss = torch.mean((y_true - y_pred) ** 2, -1)
+            if loss.requires_grad:
+                loss.sum().backward(retain_graph=True)
+            return loss
+
+    with STRATEGY.scope():
+        model = dense()
+        model.compile("sgd", Twice())
+    with pytest.raises(RuntimeError, match="one backward pass"):
+        model.fit(X, Y, batch_size=7, epochs=2, verbose=0)
 
 
 @case

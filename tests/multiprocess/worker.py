@@ -30,7 +30,7 @@ def main():
     wanted = [line.strip() for line in sys.stdin if line.strip()]
     prepare(arguments.backend)
     os.environ["KERASDIST_CPU_DEVICES"] = str(arguments.layout.devices)
-    faulthandler.dump_traceback_later(180, exit=True)
+    faulthandler.dump_traceback_later(900, exit=True)
     import kerasdist as kd
 
     strategy = kd.MultiWorkerMirroredStrategy()  # before anything starts the framework
@@ -60,7 +60,7 @@ def main():
             print(line["traceback"], file=sys.stderr, flush=True)
         reset()
         # Nobody may go on alone: after a failure the next case would begin elsewhere.
-        job.exchange(f"end of {key}", line["status"])
+        job.all_gather_object(f"end of {key}", line["status"])
         tell(event="end", key=key, **line)
     faulthandler.cancel_dump_traceback_later()
     tell(event="done")

@@ -1,7 +1,7 @@
-"""What `test_keras_seam.py` looks at of ``keras_seam/trials.py``, in its fresh processes."""
+"""What `test_keras_compat.py` looks at of ``keras_compat/trials.py``, in its fresh processes."""
 
 TRIALS = """
-from kerasdist.keras_seam import trials as seam
+from kerasdist.keras_compat import trials as seam
 
 tried = keras.Sequential([
     keras.Input((2,)),
@@ -19,9 +19,9 @@ def drawn_once(name, draw, given):
 tried.layers[0].add_loss(keras.ops.ones(()))
 ones = keras.ops.ones((2, 2))
 with (
-    keras_seam.draws_replaced(drawn_once),
-    keras_seam.layer_calls_noted(lambda layer, outputs: called.append([layer.name, len(outputs)])),
-    keras_seam.added_losses_kept(tried.layers),
+    keras_compat.draws_replaced(drawn_once),
+    keras_compat.layer_calls_recorded(lambda layer, out: called.append([layer.name, len(out)])),
+    keras_compat.added_losses_kept(tried.layers),
 ):
     tried(ones, training=True)
     tried.layers[0].add_loss(keras.ops.ones(()))
@@ -45,12 +45,12 @@ trials = {
     "undone": [after == len(drawn), len(called)],
     "called": called,
     "losses": len(tried.layers[0]._get_own_losses()),
-    "compiled": [keras_seam.compiled_losses(tried), keras_seam.compiled_metrics(tried)],
-    "logs": keras_seam.numbers_of({"loss": keras.ops.ones(())}),
+    "compiled": [keras_compat.compiled_losses(tried), keras_compat.compiled_metrics(tried)],
+    "logs": keras_compat.numbers_of({"loss": keras.ops.ones(())}),
     "batch": [
         None if one is None else list(one.shape)
-        for one in keras_seam.whole_batch(rows, rows[:, :1], rows[:, 0])
+        for one in keras_compat.whole_batch(rows, rows[:, :1], rows[:, 0])
     ],
-    "seeds": len(keras_seam.seed_states(tried)),
+    "seeds": len(keras_compat.seed_states(tried)),
 }
 """

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kerasdist"
-SEAM = PACKAGE / "keras_seam"
+SEAM = PACKAGE / "keras_compat"
 FRAMEWORK_OF = {
     "tensorflow": "tensorflow",
     "tensorboard": "tensorflow",
@@ -28,10 +28,11 @@ LAYERS = (
         "lazy",
         "structures",
         "user_warnings",
+        "variable_table",
         "whole_files",
     ),
     ("config", "context", "devices", "collectives", "partitions", "run_options", "values"),
-    ("keras_seam", "cluster", "ownership"),
+    ("keras_compat", "cluster", "ownership"),
     ("job", "input", "losses"),
     ("launch", "backends"),
     ("agreement", "binding", "extended", "functions", "replica_context"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kerasdist import context
-from kerasdist.backends.sole import SoleRunner
+from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.losses import compute_average_loss, scale_regularization_loss

@@ -1,4 +1,4 @@
-"""One start of a job on Ray: where its workers are, and how the driver holds them."""
+"""One start of a job on Ray: the workers' machines, and the driver's side of each worker."""
 
 from __future__ import annotations
 
@@ -19,53 +19,47 @@ from kerasdist.cluster import ports
 from kerasdist.errors import JobError
 from kerasdist.launch import environment
 from kerasdist.launch.attempt import Attempt
-from kerasdist.launch.placement import Seat
-from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
+from kerasdist.launch.placement import Slot
+from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.launch.worker import Event, Exited
+from kerasdist_ray.actor import Node, WorkerActor
 from kerasdist_ray.process import Answer
-from kerasdist_ray.seat import Node, SeatActor
 
 # Ray takes a while to notice that a machine is gone, and to look for another.
 _SECONDS_TO_NEXT_TRY = 1.0
 
-# An actor is told to stop its worker while it waits for it.
+# An actor gets `stop` while its `run` waits for the worker.
 _CALLS_AT_ONCE = 4
 
 
 def run_once(
     spec: JobSpec, number: int, group: PlacementGroup, call: Any, seconds: float
 ) -> tuple[AttemptResult, list[Answer]]:
-    """Starts a job, and returns how it has ended and what the workers' functions came to.
+    """Starts a job, and returns how it ended and what each worker's function returned.
 
-    Args:
-        spec: The job.
-        number: How often it has been started before.
-        group: A bundle of resources for each worker.
-        call: Ray's reference to the pickle of what the workers do.
-        seconds: How long Ray may take to start the actors that hold them.
-
-    Raises:
-        JobError: If Ray does not start the actors.
+    ``number`` counts the starts before, ``group`` has a bundle of resources for each worker,
+    ``call`` is Ray's reference to the pickled call, and ``seconds`` is Ray's time to start the
+    actors.
     """
     actors, nodes = _by_machine(*_actors(group, seconds))
     held: list[_Held] = []
     try:
         # A worker with GPUs of its own sees no others, and must not divide them again.
-        seats = _seats(nodes, own_devices="GPU" in group.bundle_specs[0])
+        slots = _slots(nodes, own_devices="GPU" in group.bundle_specs[0])
         coordinator = _meeting_point(nodes)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         of_job = environment.of_job(spec, number)
 
         def begin() -> Iterator[_Held]:
-            for seat, actor in zip(seats, actors, strict=True):
+            for slot, actor in zip(slots, actors, strict=True):
                 variables = {
                     **environment.for_another_machine(os.environ),
-                    **environment.of_worker(spec, seat, len(seats), coordinator, number),
+                    **environment.of_worker(spec, slot, len(slots), coordinator, number),
                     **of_job,
                 }
-                name = f"worker {seat.rank}/{len(seats)}"
-                ending = actor.run.remote(seat, name, variables, spec.stop_seconds, call)
-                held.append(_Held(seat.rank, actor, ending, events))
+                name = f"worker {slot.rank}/{len(slots)}"
+                ending = actor.run.remote(slot, name, variables, spec.stop_seconds, call)
+                held.append(_Held(slot.rank, actor, ending, events))
                 yield held[-1]
 
         result = Attempt(begin(), events, spec.stop_seconds).run()
@@ -75,7 +69,7 @@ def run_once(
 
 
 def _actors(group: PlacementGroup, seconds: float) -> tuple[list[Any], list[Node]]:
-    """Starts the actors, and finds out where they are."""
+    """Starts the actors, and returns them with their machines."""
     deadline = time.monotonic() + seconds
     while True:
         actors = [_actor(group, index) for index in range(group.bundle_count)]
@@ -94,7 +88,7 @@ def _actors(group: PlacementGroup, seconds: float) -> tuple[list[Any], list[Node
 
 
 def _end(actors: Sequence[Any]) -> None:
-    # A worker whose actor is gone is ended by its guard.
+    # The guard ends a worker whose actor is gone.
     for actor in actors:
         ray.kill(actor)
 
@@ -106,7 +100,7 @@ def _actor(group: PlacementGroup, index: int) -> Any:
     options |= {named[name]: amount for name, amount in bundle.items() if name in named}
     options["resources"] = {name: amount for name, amount in bundle.items() if name not in named}
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-    actor_class = ray.remote(SeatActor)
+    actor_class = ray.remote(WorkerActor)
     return actor_class.options(
         **options, max_concurrency=_CALLS_AT_ONCE, scheduling_strategy=place
     ).remote()
@@ -119,13 +113,13 @@ def _by_machine(actors: Sequence[Any], nodes: Sequence[Node]) -> tuple[list[Any]
     return [actors[index] for index in order], [nodes[index] for index in order]
 
 
-def _seats(nodes: Sequence[Node], *, own_devices: bool) -> list[Seat]:
-    seats: list[Seat] = []
+def _slots(nodes: Sequence[Node], *, own_devices: bool) -> list[Slot]:
+    slots: list[Slot] = []
     for rank, node in enumerate(nodes):
         mates = [other for other, each in enumerate(nodes) if each.number == node.number]
         place = (0, 1) if own_devices else (mates.index(rank), len(mates))
-        seats.append(Seat(node.address, rank, *place))
-    return seats
+        slots.append(Slot(node.address, rank, *place))
+    return slots
 
 
 def _meeting_point(nodes: Sequence[Node]) -> str:
@@ -135,7 +129,7 @@ def _meeting_point(nodes: Sequence[Node]) -> str:
 
 @final
 class _Held:
-    """A worker as the driver holds it; see `kerasdist.launch.attempt.Held`."""
+    """The driver's side of a worker; see `kerasdist.launch.attempt.Held`."""
 
     def __init__(
         self, rank: int, actor: Any, ending: Any, events: queue.SimpleQueue[Event]
@@ -146,27 +140,27 @@ class _Held:
         self._stopped = self._killed = False
         self._began = time.monotonic()
         self._over = threading.Event()
-        self._ending: Ending
+        self._ending: WorkerExit
         threading.Thread(target=self._wait, args=(ending, events), daemon=True).start()
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the worker has not ended yet."""
         return not self._over.is_set()
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, once it has ended."""
+        """The worker's exit code, once it has ended."""
         self._over.wait()
         return self._ending.exit_code
 
     def stop(self, number: int) -> None:
-        """Passes a signal on."""
+        """Passes a signal on to the worker."""
         self._stopped = True
         self._actor.stop.remote(number)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the worker at once."""
         self._stopped = self._killed = True
         self._actor.kill.remote()
 
@@ -174,7 +168,7 @@ class _Held:
         """Ends the actor, and the worker with it."""
         ray.kill(self._actor)
 
-    def ending(self, deadline: float) -> Ending:
+    def ending(self, deadline: float) -> WorkerExit:
         """Returns how it has ended; the actor has waited for its output."""
         del deadline
         return self._ending
@@ -187,9 +181,9 @@ class _Held:
         self._over.set()
         events.put(Exited(self.rank))
 
-    def _without_actor(self, error: RayError) -> Ending:
-        """Returns how a worker has ended whose actor is gone, for example with its machine."""
-        return Ending(
+    def _without_actor(self, error: RayError) -> WorkerExit:
+        """Returns how a worker ended whose actor is gone, for example with its machine."""
+        return WorkerExit(
             rank=self.rank,
             exit_code=128 + signal.SIGKILL if isinstance(error, RayActorError) else 1,
             seconds=time.monotonic() - self._began,

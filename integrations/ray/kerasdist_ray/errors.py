@@ -1,4 +1,4 @@
-"""What goes wrong on Ray."""
+"""The errors of jobs on Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kerasdist.errors import JobError
 
 @final
 class RayJobError(JobError):
-    """A job on Ray has not succeeded.
+    """A worker of a job on Ray failed.
 
     Attributes:
         rank: The worker that failed first.

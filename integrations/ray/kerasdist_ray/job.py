@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from kerasdist.errors import ClusterError
 from kerasdist.launch import report
 from kerasdist.launch.output import Screen
-from kerasdist.launch.spec import AttemptResult, Ending, JobSpec
+from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist_ray.attempt import run_once
 from kerasdist_ray.errors import RayJobError
 from kerasdist_ray.process import Answer
@@ -130,7 +130,7 @@ def _value(answer: Answer, rank: int, workers: int) -> Any:
 
 
 def _error(result: AttemptResult, answers: Sequence[Answer], starts: int) -> RayJobError:
-    cause = cast("Ending", result.cause)  # there is one where an exit code is not 0
+    cause = cast("WorkerExit", result.cause)  # there is one where an exit code is not 0
     failure = answers[cause.rank].failure
     if failure is None:
         brief, lines = cause.reason, ["Its last lines:", *cause.last_lines]

@@ -1,7 +1,6 @@
-"""What a worker's process does.
+"""A worker's process: it calls the function whose pickle is in a folder.
 
-A folder holds the pickle of a function and of what it gets. The pickle of what the function
-returns, or the text of what it raises, is left there.
+It leaves there the pickle of the function's result, or the text of its error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CALL, _VALUE, _FAILURE = "call", "value", "failure.json"
 @final
 @dataclass(frozen=True)
 class Failure:
-    """What a worker's function has raised.
+    """An error that a worker's function raised.
 
     Attributes:
         error: Its type and message.
@@ -34,7 +33,7 @@ class Failure:
 @final
 @dataclass(frozen=True)
 class Answer:
-    """What a worker's function has come to.
+    """The outcome of a worker's function.
 
     Attributes:
         value: The pickle of what it returned; None if it did not return.
@@ -46,21 +45,12 @@ class Answer:
 
 
 def write_call(folder: Path, call: bytes) -> None:
-    """Leaves a call for a worker's process.
-
-    Args:
-        folder: Where.
-        call: The pickle of a function, its arguments, and its arguments by name.
-    """
+    """Writes the pickle of a function and its arguments for a worker's process."""
     (folder / _CALL).write_bytes(call)
 
 
 def read_answer(folder: Path) -> Answer:
-    """Returns what has come of a call.
-
-    Args:
-        folder: Where it was left.
-    """
+    """Returns the result of the call that was written to a folder."""
     value, failure = folder / _VALUE, folder / _FAILURE
     return Answer(
         value.read_bytes() if value.exists() else None,
@@ -69,11 +59,7 @@ def read_answer(folder: Path) -> Answer:
 
 
 def run(folder: Path) -> None:
-    """Calls the function that was left in a folder.
-
-    Args:
-        folder: The folder.
-    """
+    """Calls the function whose pickle is in a folder."""
     try:
         fn, args, kwargs = _loaded(folder)
         value = cloudpickle.dumps(fn(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""Arrays, NumPy's and JAX's alike: what they are, and how to fit them to a shape."""
+"""Helpers for arrays of NumPy and JAX: type tests, padding and stacking."""
 
 from __future__ import annotations
 
@@ -12,59 +12,33 @@ from jax import numpy as jnp
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
-    """Returns the part of an array that was not padded.
-
-    Args:
-        array: The array.
-        shape: The shape of that part.
-    """
+    """Returns an array without its padding: its first elements, in the given shape."""
     return array[tuple(slice(size) for size in shape)]
 
 
 def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the shape that arrays of some shapes fit in.
-
-    Args:
-        shapes: Shapes of one number of axes.
-    """
+    """Returns the smallest shape in which arrays of all these shapes fit."""
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def padded(array: Any, shape: Sequence[int]) -> Any:
-    """Returns an array with zeros behind it, NumPy's or JAX's as it is.
-
-    Args:
-        array: The array.
-        shape: The shape of the result.
-    """
+    """Pads an array of NumPy or JAX with zeros at the end of each axis, in the same library."""
     missing = [(0, size - own) for size, own in zip(shape, array.shape, strict=True)]
     return (jnp if isinstance(array, jax.Array) else np).pad(array, missing)
 
 
 def is_traced(leaf: Any) -> bool:
-    """Returns whether JAX is tracing the function that a value belongs to.
-
-    Args:
-        leaf: Anything.
-    """
+    """Returns whether a value is a tracer of JAX."""
     return isinstance(leaf, jax.core.Tracer)
 
 
 def is_array(leaf: Any) -> bool:
-    """Returns whether JAX takes a leaf as an array of known type.
-
-    Args:
-        leaf: Anything.
-    """
+    """Returns whether a leaf is an array of JAX or NumPy, or a NumPy scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def stack(parts: Sequence[Any]) -> Any:
-    """Stacks arrays on the host, unless a device has them already.
-
-    Args:
-        parts: Arrays of one shape.
-    """
+    """Stacks arrays: with JAX if they are traced or share a device, else on the host."""
     if not any(isinstance(part, jax.Array) for part in parts):
         return np.stack([np.asarray(part) for part in parts])
     if any(is_traced(part) for part in parts):
@@ -72,5 +46,5 @@ def stack(parts: Sequence[Any]) -> Any:
     devices = {part.sharding for part in parts if isinstance(part, jax.Array)}
     if len(devices) == 1:
         return jnp.stack(parts)
-    # One a device: they become one array where they are, and that without a copy.
+    # The arrays are on different devices, which `jnp.stack` refuses.
     return np.stack([np.asarray(part) for part in parts])

@@ -1,4 +1,4 @@
-"""What JAX is: its devices, and the replica sets made of them."""
+"""The `Backend` of JAX: its devices, replica sets, compiled functions and gradients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import keras
 
-from kerasdist.backends.base import Backend, ReplicaOptions
+from kerasdist.backends.base import Backend
 from kerasdist.backends.checks import check_no_compression
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.jax import connection, creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
+from kerasdist.backends.options import ReplicaOptions
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
-from kerasdist.partitions import DeviceAssignment
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -32,12 +33,12 @@ class JaxBackend(Backend):
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Asks JAX for `count` CPU devices; once it has started, checks that they are there."""
+        """Configures JAX for `count` CPU devices; once JAX has started, checks that it has them."""
         if jax.config.values["jax_num_cpu_devices"] >= count:
-            return  # a strategy on some of the devices must not take the others away
+            return  # a strategy on fewer devices must not lower the number
         try:
             jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError as error:  # JAX has started, and its devices are what they are
+        except RuntimeError as error:  # JAX has started, and can make no more devices
             available = len(_local_devices("cpu"))
             if available < count:
                 raise DeviceError(
@@ -47,59 +48,27 @@ class JaxBackend(Backend):
                     "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
 
-    @property
-    def reads_ahead(self) -> bool:
-        """On accelerators, to move a batch there while the step before it runs."""
-        return jax.default_backend() != "cpu"
-
-    def tpu_replica_set(
-        self, resolver: Any, assignment: DeviceAssignment | None, spmd: bool
-    ) -> JaxReplicaSet:
-        """Returns a mesh of replicas and their logical devices.
-
-        Args:
-            resolver: Not needed: JAX finds its devices.
-            assignment: How many replicas there are, and how many devices each has.
-            spmd: Not needed: XLA always divides the program.
-        """
-        del resolver, spmd
-        devices = self.accelerators() or self.devices("cpu")
-        assignment = assignment or DeviceAssignment.build(len(devices))
-        per_replica = assignment.num_cores_per_replica
-        needed = assignment.num_replicas * per_replica
-        if needed > len(devices):
-            raise DeviceError(
-                f"Expected {needed} devices for {assignment.num_replicas} replicas of "
-                f"{per_replica} each. Received: devices={[str(device) for device in devices]}. To "
-                "try it without accelerators, call kerasdist.config.set_logical_cpu_devices"
-                f"({needed}) before JAX starts."
-            )
-        return self.replica_set(devices[:needed], ReplicaOptions(devices_per_replica=per_replica))
-
-    def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> JaxReplicaSet:
-        """Returns a mesh over the devices."""
-        _prepare(options, several=len(devices) > 1)
-        return JaxReplicaSet(_named(devices), devices, options)
-
     def connect(self, job: Job) -> None:
         """Starts `jax.distributed`."""
         connection.connect(job)
 
-    def worker_replica_set(
+    def replica_set(
         self,
         devices: Sequence[Device],
         options: ReplicaOptions,
-        job: Job,
-        communication: CommunicationOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> JaxReplicaSet:
-        """Returns a mesh over the devices of all workers; XLA knows best how they communicate."""
-        check_no_compression(communication.compression, "JAX")
-        _prepare(options, several=True)
+        """Returns the replicas on all workers' devices; XLA chooses how they communicate."""
+        _prepare(options, several=job is not None or len(devices) > 1)
         here = _named(devices)
+        if job is None:
+            return JaxReplicaSet(here, devices, options)
+        check_no_compression(communication.compression, "JAX")
         if here[0].platform == "cpu":
             connection.check_way_back(job)
-        job.agree("kind of devices", {"platform": here[0].platform})
-        numbers = job.exchange("devices", [device.id for device in here])
+        job.assert_equal("kind of devices", {"platform": here[0].platform})
+        numbers = job.all_gather_object("devices", [device.id for device in here])
         known = {device.id: device for device in jax.devices(here[0].platform)}
         everywhere = [known[number] for theirs in numbers for number in theirs]
         return JaxReplicaSet(everywhere, devices, options, job)
@@ -113,7 +82,7 @@ class JaxBackend(Backend):
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
     ) -> tuple[Any, list[Any]]:
-        """Differentiates as JAX does."""
+        """Returns a function's result and its gradients, by `jax.value_and_grad`."""
         creation.install()
         return functions.value_and_grad(function, variables, has_aux)
 

@@ -1,4 +1,4 @@
-"""What the code of one replica can ask of the others: collectives by name, in one program."""
+"""Collectives between the replicas of one program, over the mesh's axis of replicas."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.components import divided
 from kerasdist.backends.jax.replica_scope import ReplicaScope
-from kerasdist.backends.jax.sources import Own, flatten, own
+from kerasdist.backends.jax.values import Own, flatten, own
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.values import PerReplica
 
@@ -26,12 +26,6 @@ class JaxCollectives(Collectives):
     """Collectives between the replicas of a program that is traced once for all of them."""
 
     def __init__(self, scope: ReplicaScope, replicas: int) -> None:
-        """Makes the collectives.
-
-        Args:
-            scope: The variables of the replica.
-            replicas: How many replicas there are.
-        """
         self._scope = scope
         self._replicas = replicas
         self._applies = False
@@ -43,7 +37,7 @@ class JaxCollectives(Collectives):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls the function, with values whose components the other replicas hold."""
+        """Calls the function with distributed values, of which this replica holds a component."""
         leaves, structure = flatten((tuple(args), dict(kwargs)))
 
         def merged(leaves: list[Any]) -> Any:
@@ -59,30 +53,30 @@ class JaxCollectives(Collectives):
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Sums all tensors in one go."""
+        """Sums each tensor over the replicas, all of them in one collective."""
         del options
-        return self._scope.exchange.total(list(map(keras_seam.ops.convert_to_tensor, tensors)))
+        return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum divided by the number of replicas, in its type."""
+        """Returns a sum divided by the number of replicas, in the sum's type."""
         return divided(total, replicas)
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
-        """Gathers along an axis."""
-        return self._scope.exchange.gather(keras_seam.ops.convert_to_tensor(tensor), axis)
+        """Returns the replicas' tensors concatenated along an axis."""
+        return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Says that what is assigned inside is equal on all replicas."""
+        """Returns a context in which all replicas assign equal values, so that none is sent."""
         return self._scope.equal_writes()
 
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
     ) -> Any:
-        """Sums gradients over the replicas; then each of them makes the same update."""
-        if self._applies:  # an optimizer inside of another
+        """Sums gradients over the replicas; then each replica makes the same update."""
+        if self._applies:  # an outer optimizer has summed them
             return apply(optimizer, gradients, variables)
-        known = keras_seam.optimized_variables(optimizer) if variables is None else variables
-        # A variable's next value in the place of a gradient, as float8 scales: the largest counts.
+        known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+        # The gradient of a float8 scale and its like is its next value: take the maximum.
         replaced = {
             index for index, variable in enumerate(known) if variable.overwrite_with_gradient
         }
@@ -97,7 +91,7 @@ class JaxCollectives(Collectives):
             if gradient is None:
                 return None
             if index in replaced:
-                return keras_seam.ops.max(self.all_stack(gradient), axis=0)
+                return keras_compat.ops.max(self.all_stack(gradient), axis=0)
             return next(sums)
 
         gradients = [combined(*numbered) for numbered in enumerate(gradients)]

@@ -1,21 +1,22 @@
-"""What replicas hold of a variable that is not equal on all of them, kept from run to run.
+"""Components of variables that differ between replicas, kept from one run to the next.
 
-The variable's own value is always the aggregate, so that whoever reads it outside of replicas, and
-saving, need nothing of this. The components stand beside it, and count for as long as the value is
-the aggregate that they were stored with: whoever assigns to the variable makes them void, and the
-next run derives them anew, as ``tf.distribute`` does on assignment and on restoring.
+The variable's own value is always the aggregate, which users read outside of replicas and Keras
+saves. The components are valid while that value is the array that they were stored with. After an
+assignment to the variable they are invalid, and the next run derives new ones from the value, as
+``tf.distribute`` does on assignment and on restoring.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 from jax import numpy as jnp
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.jax.placement import MeshPlacement
+from kerasdist.backends.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.variable_table import VariableTable
 
 
 @dataclass(frozen=True)
@@ -23,98 +24,64 @@ class Components:
     """Components of one variable.
 
     Attributes:
-        stack: Array of shape ``(replicas, ...)``, a component on each device.
-        aggregate: The variable's value at that time.
+        stack: Array of shape ``(replicas, ...)``, one component per replica.
+        aggregate: The variable's own value when the components were stored.
     """
 
     stack: Any
     aggregate: Any
 
 
-_of_variable: dict[int, tuple[weakref.ref[Any], Components]] = {}
+_of_variable: VariableTable[Components] = VariableTable()
 
 
 def remember(variable: Any, components: Components) -> None:
-    """Keeps a variable's components.
-
-    Args:
-        variable: A Keras variable, whose value has just become the aggregate.
-        components: What the replicas hold.
-    """
-    key = id(variable)
-    known = _of_variable.get(key)
-    if known is None:
-        owner = weakref.ref(variable, lambda _: _of_variable.pop(key, None))
-    else:
-        owner = known[0]
-    _of_variable[key] = owner, components
+    """Stores a variable's components."""
+    _of_variable.put(variable, components)
 
 
 def recall(variable: Any) -> Components | None:
-    """Returns a variable's components, None if it has none or was assigned to since.
-
-    Args:
-        variable: A Keras variable.
-    """
-    known = _of_variable.get(id(variable))
-    if known is None or known[0]() is not variable:
-        return None
-    components = known[1]
-    if keras_seam.stored_value(variable) is components.aggregate:
+    """Returns a variable's components, None if it has none or was assigned to since."""
+    components = _of_variable.get(variable)
+    if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
-    del _of_variable[id(variable)]
+    _of_variable.discard(variable)
     return None
 
 
 def diverged(keys: Any) -> list[int]:
-    """Returns which of some variables have components, by the variables' ids.
-
-    Args:
-        keys: A dictionary or set of ids of living variables.
-    """
-    return [key for key in _of_variable if key in keys] if _of_variable else []
-
-
-def is_read_by_sum(variable: Any) -> bool:
-    """Returns whether a variable's value is the sum of what the replicas hold.
-
-    Args:
-        variable: A Keras variable.
-    """
-    return variable.synchronization == "on_read" and variable.aggregation == "sum"
+    """Returns those of the given ids that belong to variables with components."""
+    return [key for key in _of_variable.ids() if key in keys]
 
 
 def derived(variable: Any, aggregate: Any, replicas: int) -> Any:
-    """Returns components, along a first axis, that aggregate to a value.
+    """Returns components, stacked along a new first axis, whose aggregate is the given value."""
+    first = each = aggregate
+    if is_sum_on_read(variable):
+        first, each = shares(aggregate, replicas)
+    if first is each:
+        return jnp.broadcast_to(each, (replicas, *each.shape))
+    others = jnp.broadcast_to(each, (replicas - 1, *each.shape))
+    return jnp.concatenate([first[None], others])
 
-    Args:
-        variable: A Keras variable.
-        aggregate: Its value.
-        replicas: How many components.
-    """
-    each = divided(aggregate, replicas) if is_read_by_sum(variable) else aggregate
-    return jnp.broadcast_to(each, (replicas, *each.shape))
+
+def shares(total: Any, replicas: int) -> tuple[Any, Any]:
+    """Returns the first replica's share of a sum, and the share of each other replica."""
+    if jnp.issubdtype(total.dtype, jnp.integer):
+        return shares_of_integers(total, replicas)
+    share = divided(total, replicas)
+    return share, share
 
 
 def divided(value: Any, replicas: int) -> Any:
-    """Returns a value over the number of replicas, in its own type.
-
-    Args:
-        value: An array.
-        replicas: How many replicas.
-    """
+    """Returns a value divided by the number of replicas, in its own type."""
     return (value / replicas).astype(value.dtype)
 
 
 def stack_on(variable: Any, place: MeshPlacement) -> Any:
-    """Returns what the replicas hold of a variable, on their devices.
-
-    Args:
-        variable: A Keras variable.
-        place: The devices.
-    """
+    """Returns the replicas' components of a variable, stacked, each on its replica's devices."""
     components = recall(variable)
     if components is not None and components.stack.sharding == place.pieces:
         return components.stack
-    value = keras_seam.stored_value(variable)
+    value = keras_compat.stored_value(variable)
     return place.spread(derived(variable, value, place.layout.replicas))

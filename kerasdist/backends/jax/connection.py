@@ -1,4 +1,4 @@
-"""How the workers' JAX processes become one: `jax.distributed`, with our time-outs."""
+"""Connects the workers' JAX processes by `jax.distributed`, with kerasdist's time-outs."""
 
 from __future__ import annotations
 
@@ -10,40 +10,34 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from kerasdist import keras_seam
-from kerasdist.backends.jax.relay import Relay
+from kerasdist import keras_compat
+from kerasdist.backends.jax.coordinator_proxy import Relay
 from kerasdist.errors import JobError
 from kerasdist.job import network, threads
 from kerasdist.job.job import Job
-from kerasdist.job.watch import GRACE_SECONDS
+from kerasdist.job.monitor import GRACE_SECONDS
 
-# Our watch notices a lost worker first, and names it; JAX would end all processes without a name.
+# JAX's time-out for a lost worker, as a multiple of kerasdist's. So kerasdist notices first, and
+# names the worker; JAX would end all processes without naming it.
 _LATER = 20
 
-# What JAX says where it has started (0.10).
+# Part of the error message of JAX 0.10 if JAX has started already.
 _TOO_LATE = "must be called before any JAX calls"
 
 
 def connect(job: Job) -> None:
-    """Starts JAX's coordination between the workers. All workers must call it.
-
-    Args:
-        job: The job of this process.
-
-    Raises:
-        JobError: If JAX has started, or the chief cannot be reached.
-    """
-    # It would take SIGTERM for itself, by which schedulers and users end a process.
+    """Starts JAX's coordination between the workers. All workers must call it."""
+    # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)
     service = job.addresses[0]
     way = service
     interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
     if job.is_chief:
-        job.own_port()  # JAX ends the process without an error where its port is taken
+        job.own_port()  # holds the port: if it is taken, JAX ends the process without an error
     else:
         relay = Relay(service, job.timeouts.join)
         way = relay.address
-        job.at_leave(relay.close)  # after JAX, which takes its leave by it
+        job.at_leave(relay.close)  # after JAX has disconnected through the relay
     try:
         jax.distributed.initialize(
             coordinator_address=way,
@@ -53,7 +47,7 @@ def connect(job: Job) -> None:
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            # Later than a failed worker ends by itself: here JAX aborts it.
+            # Longer than a failed worker takes to end by itself, since JAX then aborts it.
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
@@ -72,14 +66,14 @@ def connect(job: Job) -> None:
     job.at_leave(jax.distributed.shutdown)
     with threads.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-    keras_seam.install_to_numpy(_to_numpy)
+    keras_compat.install_to_numpy(_to_numpy)
 
 
 def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
-    """Waits where Ctrl-C is heard: NumPy drops the interrupt that comes while it waits for JAX.
+    """Waits for a JAX array before NumPy does, since NumPy drops a Ctrl-C while it waits for JAX.
 
-    Seen with NumPy 2.4 and JAX 0.10: the loop of ``fit`` waits there for most of each step, and
-    went on after Ctrl-C.
+    Seen with NumPy 2.4 and JAX 0.10: the loop of ``fit`` waits here for most of each step, and
+    continued after Ctrl-C.
     """
     if isinstance(array, jax.Array) and not isinstance(array, Tracer):
         array.block_until_ready()
@@ -87,15 +81,7 @@ def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
 
 
 def check_way_back(job: Job) -> None:
-    """Complains where the others could not reach JAX's sums on CPUs, rather than wait for them.
-
-    Args:
-        job: The job of this process.
-
-    Raises:
-        JobError: If the machine's name is a loopback address, and other workers are elsewhere. JAX
-            offers no way to say another address (0.10).
-    """
+    """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
     address = network.misleads(job.addresses, job.rank)
     if address is not None:
         name = socket.gethostname()

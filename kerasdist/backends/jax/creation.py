@@ -1,4 +1,4 @@
-"""What Keras does otherwise in the code of a program: how it makes variables, above all."""
+"""Hooks for code inside a program: how Keras makes variables and applies scaled gradients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import jax
 import jax.core
 import keras
 
-from kerasdist import context, keras_seam
-from kerasdist.backends.jax import scopes
-from kerasdist.backends.jax.components import is_read_by_sum
+from kerasdist import context, keras_compat
+from kerasdist.backends.jax import donation, scopes
+from kerasdist.backends.variable_rules import is_sum_on_read
 
 
 @cache
 def install() -> None:
     """Puts the hooks into Keras that only JAX needs, once in a process."""
-    keras_seam.install_in_variables(_made)
-    keras_seam.install_scope_reads(scopes.read_through)
-    keras_seam.install_scaled_apply(_apply_scaled)
+    keras_compat.install_in_variables(_made)
+    keras_compat.install_scope_reads(scopes.read_through)
+    donation.install()
+    keras_compat.install_scaled_apply(_apply_scaled)
 
 
 def _made(
@@ -31,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Lets a variable be made of a value, not only of an initializer, in the code of a program."""
+    """Allows a value, not only an initializer, for a variable that is made inside a program."""
     if (
         scopes.current() is not None
         and not callable(initializer)
@@ -43,14 +44,14 @@ def _made(
             initializer, shape, dtype = _Constant(value), tuple(value.shape), dtype or value.dtype
     original(variable, initializer, shape, dtype, *args, **kwargs)
     strategy = context.scoped_strategy()
-    if strategy is None or strategy.num_replicas_in_sync == 1 or not is_read_by_sum(variable):
+    if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
         return
-    # Each replica starts with what the initializer says, so that the value is the sum of that.
-    value = keras_seam.stored_value(variable)
+    # Each replica's component starts with the initial value, so the variable starts with their sum.
+    value = keras_compat.stored_value(variable)
     if value is None:
-        keras_seam.multiply_initializer(variable, strategy.num_replicas_in_sync)
+        keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)
     elif value.dtype != bool:
-        keras_seam.store_value(variable, value * strategy.num_replicas_in_sync)
+        keras_compat.store_value(variable, value * strategy.num_replicas_in_sync)
 
 
 def _apply_scaled(
@@ -58,12 +59,12 @@ def _apply_scaled(
 ) -> Any:
     if scopes.current() is None:
         return original(optimizer, grads, trainable_variables)
-    return keras_seam.apply_scaled_gradients(optimizer, list(grads), trainable_variables)
+    return keras_compat.apply_scaled_gradients(optimizer, list(grads), trainable_variables)
 
 
 @final
 class _Constant:
-    """Gives a new variable its value."""
+    """An initializer that returns a given value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

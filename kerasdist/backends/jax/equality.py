@@ -1,4 +1,4 @@
-"""Equal values on all workers: the chief's."""
+"""Makes variables equal on all workers, and computes checksums that show whether they are."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends import checksums
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.placement import MeshPlacement
 
-# What one collective carries; a large model needs several.
+# The most bytes that one collective sends; a large model needs several.
 _BUNDLE_BYTES = 1 << 26
 
 
 def equalize(variables: Sequence[Any], place: MeshPlacement) -> None:
-    """Gives variables the chief's values, bit by bit. All workers must call it.
-
-    Args:
-        variables: Keras variables that have values, the same on all workers.
-        place: The devices of all workers.
-    """
-    values = [np.asarray(keras_seam.stored_value(variable)) for variable in variables]
+    """Gives variables the chief's values, bit by bit. All workers must call it."""
+    values = [np.asarray(keras_compat.stored_value(variable)) for variable in variables]
     own = np.concatenate([_bytes(value) for value in values])
     bundles = range(0, own.size, _BUNDLE_BYTES)
     chiefs = [_of_chief(own[begin : begin + _BUNDLE_BYTES], place) for begin in bundles]
@@ -37,16 +32,12 @@ def equalize(variables: Sequence[Any], place: MeshPlacement) -> None:
         if not np.array_equal(own[begin:end], told[begin:end]):
             with place.variables():
                 new = jnp.array(told[begin:end].view(value.dtype).reshape(value.shape))
-            keras_seam.store_value(variable, new)
+            keras_compat.store_value(variable, new)
         begin = end
 
 
 def checksums_of(values: Sequence[Any]) -> list[int]:
-    """Returns a checksum of each array's bits, as this process has them.
-
-    Args:
-        values: Arrays that are whole on a device of this process.
-    """
+    """Returns a checksum of each array's bits in this process."""
     own = [value.addressable_data(0) for value in values]
     if all(value.platform() == "cpu" for value in own):
         return [checksums.of_array(value) for value in own]  # no copy, and nothing to compile
@@ -58,7 +49,7 @@ def _sum_of_bits(value: Any) -> Any:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # By its place, so that the high and the low half of a number count apart.
+    # Weighted by position, so that exchanged halves of a number change the sum.
     places = jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape) % 251 + 1
     return jnp.sum(bits * places, dtype=jnp.uint32)
 
@@ -68,13 +59,13 @@ def _bytes(value: Any) -> Any:
 
 
 def _of_chief(data: Any, place: MeshPlacement) -> Any:
-    """Returns the chief's bytes; of the others what they bring is not looked at."""
-    brought = place.entered(place.settled([jnp.asarray(data)], [None]), [None])
+    """Returns the chief's bytes, on all workers; the other workers' own bytes are ignored."""
+    brought = place.to_program(place.to_rest([jnp.asarray(data)], [None]), [None])
 
     def told(data: Any) -> Any:
         return jax.lax.psum(jnp.where(jax.lax.axis_index(AXIS) == 0, data, 0), AXIS)
 
     whole = PartitionSpec()
     tell = jax.shard_map(told, mesh=place.mesh, in_specs=whole, out_specs=whole, check_vma=False)
-    [chiefs] = place.at_rest([jax.jit(tell)(*brought)])
+    [chiefs] = place.from_program([jax.jit(tell)(*brought)])
     return np.asarray(chiefs)

@@ -1,4 +1,4 @@
-"""How the code of one replica reaches the others: by the name of the mesh axis."""
+"""How replica code exchanges values with other replicas: by collectives over the mesh axis."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Differentiated:
     Attributes:
         value: The value.
         gradients: One for each value that it was differentiated by.
-        parts: Arrays that came with the value.
-        notes: What else is known of the call.
+        parts: Arrays that the function returned beside the value.
+        notes: Python objects of the call, such as its scope.
     """
 
     value: Any
@@ -32,103 +32,65 @@ class Differentiated:
 
 
 class Exchange(abc.ABC):
-    """What the replicas tell each other; all must make the same calls.
+    """Exchanges values between the replicas, which must all make the same calls.
 
     Attributes:
-        base: The scope of the code that makes them.
+        base: The scope of the code that makes these calls.
     """
 
     base: Any = None
 
     @abc.abstractmethod
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns each tensor summed over the replicas.
-
-        Args:
-            tensors: This replica's.
-        """
+        """Returns each tensor summed over the replicas."""
 
     @abc.abstractmethod
     def gather(self, tensor: Any, axis: int) -> Any:
-        """Returns the replicas' tensors one after another.
-
-        Args:
-            tensor: This replica's.
-            axis: The axis to join them along.
-        """
+        """Returns the replicas' tensors concatenated along an axis."""
 
     @abc.abstractmethod
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls a function once for all replicas.
-
-        Args:
-            scope: This replica's variables.
-            leaves: This replica's arguments.
-            call: Takes what stands for the arguments of all.
-        """
+        """Calls a function once for all replicas."""
 
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates a function that may exchange values.
-
-        Args:
-            scope: This replica's variables.
-            alone: Does it, where exchanges are as good as any other operation.
-            joint: For who does it otherwise: makes a scope of values to differentiate by, and calls
-                the function in it.
-            by: The values.
-        """
+        """Differentiates a function that may exchange values; here simply by `alone`."""
         del scope, joint, by
         return alone()
 
     def first(self, tensor: Any) -> Any:
-        """Returns replica 0's tensor.
-
-        Args:
-            tensor: This replica's.
-        """
+        """Returns replica 0's tensor."""
         [chosen] = self.total([only_first(tensor)])
         return chosen.astype(tensor.dtype)
 
 
 @final
 class ByName(Exchange):
-    """Collectives of JAX, which differentiates a sum by name to a sum by name."""
+    """JAX's own collectives over the mesh axis; JAX differentiates a `psum` to a `psum`."""
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums all tensors in one go."""
+        """Sums each tensor over the replicas, all of them in one `psum`."""
         for tensor in tensors:
-            check_is_number(tensor)
+            check_summable(tensor.dtype.name)
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:
-        """Gathers pieces of one size: there is one program."""
+        """Concatenates the replicas' tensors, which have the same shape in one program."""
         return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls the function where the replica stands."""
+        """Calls the function inline: JAX traces it once, for all replicas."""
         del scope
         return call(list(leaves))
 
 
 def only_first(tensor: Any) -> Any:
-    """Returns what sums over the replicas to replica 0's tensor, booleans as numbers.
-
-    Args:
-        tensor: This replica's.
-    """
+    """Returns the tensor on replica 0, zeros elsewhere, to be summed; booleans become int8."""
     number = tensor.astype("int8") if tensor.dtype == bool else tensor
-    return jnp.where(jax.lax.axis_index(AXIS) == 0, number, jnp.zeros_like(number))
+    return jnp.where(is_first(), number, jnp.zeros_like(number))
 
 
-def check_is_number(tensor: Any) -> None:
-    """Refuses booleans, of which backends make different sums.
-
-    Args:
-        tensor: A tensor that is to be summed.
-
-    Raises:
-        TypeError: If it is boolean.
-    """
-    check_summable(tensor.dtype.name)
+def is_first() -> Any:
+    """Returns whether this device belongs to replica 0, as a traced boolean."""
+    return jax.lax.axis_index(AXIS) == 0

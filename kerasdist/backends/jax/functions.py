@@ -9,27 +9,23 @@ from typing import Any
 import jax
 import keras
 
-from kerasdist import keras_seam
-from kerasdist.backends.jax import replica_scope, scopes
+from kerasdist import keras_compat
+from kerasdist.backends.jax import donation, replica_scope, scopes
 from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.exchange import Differentiated
-from kerasdist.backends.jax.programs import Program
-from kerasdist.job.current import FUNCTION, explaining
+from kerasdist.backends.jax.function_cache import Program
+from kerasdist.job.current import FUNCTION, translating_failures
 
 
 def function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that JAX compiles together with the variables it uses.
-
-    Args:
-        function: The user's function.
-    """
+    """Returns a function that JAX compiles together with the variables it uses."""
     program = Program()
 
     @functools.wraps(function)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # a part of the program around it
-        with explaining(FUNCTION):
+            return function(*args, **kwargs)  # traced into the enclosing program
+        with translating_failures(FUNCTION):
             return program(_call, function, args, kwargs)
 
     return compiled
@@ -42,13 +38,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def value_and_grad(
     function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Differentiates a function by variables, which it reads from a scope of their own.
-
-    Args:
-        function: Takes nothing; returns a scalar, or with `has_aux` a pair of it and anything.
-        variables: Keras variables.
-        has_aux: Whether the function returns a pair.
-    """
+    """Returns a function's result and gradients; an `OverlayScope` gives it variables' values."""
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
@@ -85,7 +75,7 @@ def value_and_grad(
         found = replica.exchange.differentiated(replica, alone, (overlay, call), values)
     (arrays, updates, stacks), (scope, leaves, structure) = found.parts, found.notes
     if outer is None:
-        keras_seam.initialize_waiting_variables()
+        keras_compat.initialize_waiting_variables()
     for key, variable in scope.variables.items():
         if outer is None:
             variable.assign(updates[key])
@@ -105,4 +95,7 @@ def value_and_grad(
 
 def _value(outer: scopes.Scope | None, variable: Any) -> Any:
     value = None if outer is None else outer.peek(variable)
-    return keras_seam.stored_value(variable) if value is None else value
+    if value is None:
+        donation.mark_read(variable)
+        value = keras_compat.stored_value(variable)
+    return value

@@ -1,4 +1,4 @@
-"""How devices form a mesh, and which part of each array every one of them holds."""
+"""How devices form a mesh, and which part of an array each device holds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kerasdist.backends.base import LogicalDevices
 from kerasdist.partitions import Splits, check_partition, mesh_axes, prime_factors
 
 AXIS = "replica"
 
 
 @final
-class Layout(LogicalDevices):
-    """A mesh with an axis of replicas, and axes of the logical devices of one, if there are more.
+class Layout:
+    """A mesh with an axis of replicas, and axes of a replica's logical devices if it has several.
 
     Attributes:
-        mesh: The devices.
+        mesh: The JAX mesh of all devices.
         replicas: How many replicas there are.
         local: The devices of this process.
-        local_replicas: The numbers of its replicas.
+        local_replicas: The numbers of this process's replicas.
         spans_workers: Whether there are devices of other processes.
         splits: Which variables are cut over the logical devices.
         whole: The sharding of an array that every device holds.
@@ -31,12 +30,6 @@ class Layout(LogicalDevices):
     """
 
     def __init__(self, devices: Sequence[Any], logical_devices: int = 1) -> None:
-        """Makes the mesh.
-
-        Args:
-            devices: The devices, replica 0's first; those of a worker stand together.
-            logical_devices: How many of them a replica has.
-        """
         self.replicas = len(devices) // logical_devices
         here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
         self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
@@ -53,44 +46,24 @@ class Layout(LogicalDevices):
         )
 
     def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
-        """Returns how a batch enters a program: divided, if that can be done evenly, or whole.
-
-        Args:
-            leaves: Its arrays.
-            axis: The axis of the examples.
-        """
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
         shapes = map(np.shape, leaves)
         even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
         return self.rows[axis] if even else self.whole
 
     def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values.
-
-        Args:
-            variables: Keras variables.
-
-        Raises:
-            ValueError: If a rule does not fit a variable's shape.
-        """
+        """Returns the shardings of variables' values."""
         if not self.splits.rules:
             return [self.whole] * len(variables)
         pieces = [self.splits.pieces_of(one.path, one.shape) for one in variables]
         return [NamedSharding(self.mesh, self._spec(one, uncut=None)) for one in pieces]
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds to the table of variables that are cut (see `Splits.add`)."""
+        """Adds rules for variables that are cut over logical devices (see `Splits.add`)."""
         self.splits.add(rules)
 
     def assign(self, tensor: Any, device: int) -> Any:
-        """Keeps a tensor of a step whole on each logical device, the one that is meant included.
-
-        Args:
-            tensor: A tensor inside a compiled step.
-            device: The device's number.
-
-        Raises:
-            ValueError: If there is no such device.
-        """
+        """Replicates a step's tensor on all logical devices, which include the requested one."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -100,26 +73,14 @@ class Layout(LogicalDevices):
         return self.replicate(tensor)
 
     def split(self, tensor: Any, pieces: Sequence[int]) -> Any:
-        """Cuts a tensor of a step over the logical devices of a replica.
-
-        Args:
-            tensor: A tensor inside a compiled step.
-            pieces: Number of pieces along each axis.
-
-        Raises:
-            ValueError: If they do not fit the tensor, or the number of logical devices.
-        """
+        """Cuts a tensor of a step over the logical devices of a replica."""
         check_partition(tensor.shape, pieces, self.splits.logical_devices)
         return self._constrained(tensor, self._spec(pieces, uncut=PartitionSpec.UNCONSTRAINED))
 
     def replicate(self, tensor: Any) -> Any:
-        """Keeps a tensor of a step whole on each logical device of a replica.
-
-        Args:
-            tensor: A tensor inside a compiled step, the examples along its first axis.
-        """
+        """Replicates a step's tensor on all logical devices of a replica."""
         rank = len(tensor.shape)
-        # What the replicas hold of the axis of examples is not for this to say.
+        # Axis 0, of the examples, stays unconstrained.
         spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * min(rank, 1), *[None] * (rank - 1))
         return self._constrained(tensor, spec)
 

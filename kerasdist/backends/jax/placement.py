@@ -1,38 +1,35 @@
-"""Where the arrays of a step live: on one device, or on a mesh of them."""
+"""Where the arrays of a step live: on one device, or on a mesh of devices."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, final
 
 import jax
-import numpy as np
 from jax import numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax.flow import ALL_CPUS, BoundedFlow, FreeFlow
-from kerasdist.backends.jax.intake import OfProcess, OfWorkers, any_committed
+from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.rest import AtHome, OnMesh, OnWorker, Rest
 
-# Takes state and batch, returns outputs and state: whatever pytrees the user's step makes of them.
+# Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Placement(abc.ABC):
-    """Puts the arrays of a step where they belong, and compiles the step for there.
+    """Places the arrays of a step on devices, and compiles the step for them.
 
     Attributes:
-        devices: The replicas' devices.
-        flow: What keeps the host from running too far ahead of the devices.
+        devices: The devices on which programs run.
+        flow: Limits how far the host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
-        begin_step: What to call before every user program.
-        note_batch: What to call with the shapes of each batch of a step of `fit` and its like.
-        compare_program: What to call with the text of the first program of a step.
+        begin_step: Called before every user program.
+        note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
+        compare_program: Called with the text of the first program of a step.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
@@ -41,109 +38,69 @@ class Placement(abc.ABC):
     note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
     compare_program: Callable[[str], None] = staticmethod(lambda _: None)
 
-    def __init__(self, devices: Sequence[Any]) -> None:
-        """Makes the placement.
-
-        Args:
-            devices: The replicas' devices.
-        """
+    def __init__(self, devices: Iterable[Any], home: Any) -> None:
+        """Takes the devices of programs, and the device on which new variables are made."""
         self.devices = tuple(devices)
-        self._first = devices[0]
+        self._home = home
 
     def variables(self) -> AbstractContextManager[Any]:
-        """Returns a context in which new variables are made on the first replica's device."""
+        """Returns a context in which new variables are made on their device."""
         chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
         default = chosen or jax.local_devices()[0]
-        # The context is part of the key of every compiled function, so not entered needlessly.
-        if default == self._first:
+        # JAX compiles a function again for another default device, so only set one if needed.
+        if default == self._home:
             return contextlib.nullcontext()
-        return jax.default_device(self._first)
+        return jax.default_device(self._home)
 
     @abc.abstractmethod
     def state(self, state: Any, variables: Any) -> Any:
-        """Returns a model's state where a compiled step takes it, moving only what is elsewhere.
-
-        Args:
-            state: A pytree of arrays.
-            variables: The Keras variables whose values they are, as a pytree of the same structure.
-        """
+        """Returns a model's state on a compiled step's devices; moves arrays that are elsewhere."""
 
     @abc.abstractmethod
     def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Returns a batch as a compiled step takes it.
-
-        Args:
-            batch: A pytree of arrays, JAX's or NumPy's.
-            axis: The axis of the examples.
-        """
+        """Returns a batch on the devices of a compiled step, divided along `axis` if possible."""
 
     def at_rest(self, state: Any) -> Any:
-        """Returns state as it is kept between programs, and read by whoever is interested.
-
-        Args:
-            state: A pytree of arrays.
-        """
+        """Returns state in the form kept between programs, in which user code reads it."""
         return state
 
     def stack(self, batches: Sequence[Any]) -> Any:
-        """Returns batches along a new first axis.
-
-        Args:
-            batches: What `batch` returned, in one form.
-        """
+        """Stacks batches along a new first axis."""
         return _stacked(*batches)
 
     def eager(self, step: Step) -> Step:
-        """Returns a step that runs operation by operation.
-
-        Args:
-            step: A function of state and batch.
-        """
+        """Returns a step that runs operation by operation."""
         return step
 
     @abc.abstractmethod
     def divided(self, batch: Any) -> Any:
-        """Says, inside a compiled step, that the replicas divide the examples among them.
-
-        Args:
-            batch: A pytree of traced arrays, the examples along the first axis.
-        """
+        """Constrains a batch, inside a compiled step, to be divided over the replicas."""
 
     @abc.abstractmethod
     def compile(self, step: Step, axis: int = 0) -> Step:
-        """Compiles a step, which consumes the state it is given.
-
-        Args:
-            step: A function of state and batch.
-            axis: The axis of the examples in the batch.
-        """
+        """Compiles a step, and lets JAX donate the state that is passed to it."""
 
 
 @final
 class OneDevicePlacement(Placement):
-    """Everything on one device: plain Keras, which leaves the choice to ``jax.default_device``."""
+    """Keeps everything on one device, as plain Keras does by ``jax.default_device``."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        """Makes the placement.
-
-        Args:
-            devices: The one device.
-        """
-        super().__init__(devices)
+        super().__init__(devices, devices[0])
         self._sharding = SingleDeviceSharding(devices[0])
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Moves what is bound to other devices, say by another strategy that shares the layer."""
+        """Moves arrays committed to other devices, say by another strategy that shares a layer."""
         del variables
         return jax.tree.map(self._here, _apart(state))
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Moves what the user bound to another device."""
+        """Moves arrays that the user has committed to another device."""
         del axis
-        return jax.tree.map(self._here, batch) if any_committed(jax.tree.leaves(batch)) else batch
+        return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
 
     def divided(self, batch: Any) -> Any:
-        """Does nothing."""
+        """Returns the batch unchanged: there is nothing to divide."""
         return batch
 
     def compile(self, step: Step, axis: int = 0) -> Step:
@@ -158,129 +115,101 @@ class OneDevicePlacement(Placement):
         return jax.device_put(leaf, self._sharding) if bound_elsewhere else leaf
 
 
-@final
 class MeshPlacement(Placement):
-    """State on every device, batches divided along the axis of their examples.
+    """Keeps state on every device, and divides batches along the axis of their examples.
 
-    A batch that can be divided evenly enters a step divided. JAX takes no other one that way, so it
-    enters whole, on every device, and is divided inside the step, where XLA pads an uneven axis by
-    itself, exactly: of 17 examples on 4 devices, each computes 5 rows.
+    A batch that can be divided evenly is divided before it enters a step. JAX does not divide other
+    batches there: they enter whole, on every device, and are divided inside the step, where XLA
+    pads an uneven axis without changing results: of 17 examples on 4 devices, each computes 5 rows.
 
     Attributes:
-        layout: The devices, and what each of them holds.
-        mesh: The devices.
-        whole: How an array lies that is on every device.
-        pieces: How an array lies whose first axis is divided among the replicas.
-        rest: Where the state is while no program has it.
-        intake: How batches get there.
+        layout: The mesh, and the shardings of arrays on it.
+        mesh: The JAX mesh of all devices.
+        whole: The sharding of an array that every device holds.
+        pieces: The sharding of an array whose first axis is divided over the replicas.
+        rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
+            after every step of `fit`, or only when Keras or the user reads it.
     """
 
-    def __init__(self, layout: Layout, home: Any = None) -> None:
-        """Makes the placement.
+    rests_after_each_step = False
 
-        Args:
-            layout: The devices, of one kind, and what each of them holds.
-            home: The device that alone holds the state between programs.
-        """
-        self.rest = _rest(layout, home)
-        super().__init__([self.rest.device])
+    def __init__(self, layout: Layout, device: Any = None) -> None:
+        if device is None:
+            # A variable that is to be cut may be too large for one accelerator: the host makes it.
+            cut = layout.splits.logical_devices > 1
+            device = jax.local_devices(backend="cpu")[0] if cut else layout.local[0]
+        super().__init__(layout.mesh.devices.flat, device)
         self.layout = layout
         self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows[0]
-        self.intake = (
-            OfWorkers(layout, self.rest) if isinstance(self.rest, OnWorker) else OfProcess(layout)
-        )
-        self._rests_whole = isinstance(self.rest, OnMesh) and not layout.splits.rules
-        self.flow = ALL_CPUS if layout.local[0].platform == "cpu" else FreeFlow()
-        self.places_ahead = self.intake.places_ahead
+        on_cpu = layout.local[0].platform == "cpu"
+        self.flow = ALL_CPUS if on_cpu else FreeFlow()
+        self.places_ahead = not on_cpu
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Sends to every device what is not there yet, in one transfer."""
+        """Moves arrays to their devices in one transfer, except those that are already there."""
         leaves, structure = jax.tree.flatten(_apart(state))
         owners = jax.tree.leaves(variables)
-        leaves = self.settled(leaves, owners)
-        if not self.rest.after_each_step:
-            leaves = self.entered(leaves, owners)
+        leaves = self.to_rest(leaves, owners)
+        if not self.rests_after_each_step:
+            leaves = self.to_program(leaves, owners)
         return jax.tree.unflatten(structure, leaves)
 
-    def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Says, inside a program, how new values of variables leave it.
+    def at_rest(self, state: Any) -> Any:
+        """Returns state in the form kept between programs."""
+        leaves, structure = jax.tree.flatten(state)
+        return jax.tree.unflatten(structure, self.from_program(leaves))
 
-        Args:
-            arrays: Traced arrays.
-            variables: The Keras variables whose values they are.
-        """
+    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Converts variables' values to the form kept between programs, if they are not yet."""
+        return moved(arrays, self.layout.of_variables(variables))
+
+    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Converts variables' values, as kept between programs, to a program's inputs."""
+        del variables
+        return arrays
+
+    def from_program(self, arrays: list[Any]) -> list[Any]:
+        """Converts a program's outputs to the form in which arrays are kept between programs."""
+        return arrays
+
+    def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Constrains the shardings of variables' new values, inside a program."""
         constrain = jax.lax.with_sharding_constraint
         return list(map(constrain, arrays, self.layout.of_variables(variables)))
 
-    def at_rest(self, state: Any) -> Any:
-        """Returns state as it is kept between programs."""
-        leaves, structure = jax.tree.flatten(state)
-        return jax.tree.unflatten(structure, self.rest.left(leaves))
-
-    def ready(self, *arrays: Sequence[Any]) -> bool:
-        """Returns whether values of variables are where a program takes them, as after a step.
-
-        It may say no where they are: `settled` and `entered` look more closely.
-
-        Args:
-            arrays: The values, in one list or several.
-        """
-        if not self._rests_whole:
-            return False
-        shardings = [one.sharding for some in arrays for one in some]
-        return shardings.count(self.whole) == len(shardings)
-
-    def settled(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the values of variables as they are kept; the same list, if they are.
-
-        Args:
-            arrays: The values.
-            variables: The Keras variables whose values they are.
-        """
-        return self.rest.settled(arrays, self.layout.of_variables(variables))
-
-    def entered(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the values of variables as a program takes them.
-
-        Args:
-            arrays: The values, as they are kept.
-            variables: The Keras variables whose values they are.
-        """
-        return self.rest.entered(arrays, self.layout.of_variables(variables))
-
     def result(self, array: Any) -> Any:
-        """Returns a program's result as the user gets it, with several workers as one of theirs.
+        """Converts a program's result to the array that the user gets."""
+        return array
 
-        Args:
-            array: An array that is whole on every device.
-        """
-        return self.rest.left([array])[0] if self.layout.spans_workers else array
+    def argument(self, array: Any) -> Any:
+        """Converts a user's array to a program's input; JAX itself moves uncommitted arrays."""
+        if not isinstance(array, jax.Array) or not array.committed:
+            return array
+        return array if array.sharding in (self.whole, self.pieces) else self.everywhere(array)
 
     def everywhere(self, array: Any) -> Any:
-        """Returns an array that is whole on every device.
-
-        Args:
-            array: An array of this process.
-        """
-        return self.intake.whole(array)
-
-    def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Returns a batch as a compiled step takes it."""
-        return self.intake.batch(batch, axis)
+        """Copies an array to every device."""
+        return jax.device_put(array, self.whole)
 
     def spread(self, stack: Any) -> Any:
-        """Gives each replica its element of an array that this process has whole.
+        """Sends each replica its element along axis 0 of an array that is whole in this process."""
+        return jax.device_put(stack, self.pieces)
 
-        Args:
-            stack: An array with an element a replica along its first axis.
-        """
-        return self.intake.spread(stack)
+    def batch(self, batch: Any, axis: int = 0) -> Any:
+        """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
+        leaves = jax.tree.leaves(batch)
+        if not self.places_ahead and not _any_committed(leaves):
+            return batch
+        sharding = self.layout.entry(leaves, axis)
+        if all(is_placed(leaf, sharding) for leaf in leaves):
+            return batch
+        return jax.device_put(batch, sharding)
 
     def divided(self, batch: Any) -> Any:
-        """Constrains the first axis to the mesh."""
+        """Constrains the first axis to be divided over the replicas."""
 
         def constrained(leaf: Any) -> Any:
-            # Of fewer examples than replicas nothing is worth dividing.
+            # Fewer examples than replicas are not worth dividing.
             if leaf.ndim == 0 or leaf.shape[0] < self.layout.replicas:
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, self.pieces)
@@ -301,20 +230,20 @@ class MeshPlacement(Placement):
         return {one: jax.jit(_stack, out_shardings=one) for one in targets}
 
     def compile(self, step: Step, axis: int = 0) -> Step:
-        """Compiles for batches that enter divided, and for those that enter whole."""
+        """Compiles a program for batches that enter divided, and one for those that enter whole."""
 
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
             outputs, state = step(state, batch)
             return jax.tree.map(self._returned, outputs), state
 
-        # Every sharding is said: left to itself, XLA divides arrays in ways JAX has no name for.
+        # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         programs: dict[Any, Any] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
             entry = self.layout.entry(leaves, axis)
-            self._note(leaves)
-            if self.rest.after_each_step:
+            self._keep_forms(leaves)
+            if self.rests_after_each_step:
                 state = jax.device_put(state, self.whole)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
@@ -325,65 +254,91 @@ class MeshPlacement(Placement):
                     in_shardings=(held, entry),
                     out_shardings=(None, held),
                 )
-                if self.layout.spans_workers and len(programs) == 1:
-                    # JAX keeps what it lowers: it is done once, for this and for the call.
-                    self.compare_program(_text(programs[key].lower(state, batch)))
+                if len(programs) == 1:
+                    self._compare(programs[key], state, batch)
             outputs, state = programs[key](state, batch)
-            if self.rest.after_each_step:
+            if self.rests_after_each_step:
                 state = self.at_rest(state)
             return jax.tree.map(self.result, outputs), state
 
         return run
 
-    def eager(self, step: Step) -> Step:
-        """Lets a step run on the mesh; on each of several workers alone, with the whole batch."""
-        if not self.layout.spans_workers:
-            return step
-        gather = jax.jit(lambda batch: batch, out_shardings=self.whole)
+    def _keep_forms(self, leaves: Sequence[Any]) -> None:
+        """Records the shapes of a batch, where there are several workers to compare theirs."""
+        del leaves
 
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            self._note(jax.tree.leaves(batch))
-            return step(self.at_rest(state), self.at_rest(gather(batch)))
-
-        return run
-
-    def _note(self, leaves: Sequence[Any]) -> None:
-        if self.layout.spans_workers:
-            self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
+    def _compare(self, program: Any, state: Any, batch: Any) -> None:
+        """Compares the first program of a step, where there are several workers."""
+        del program, state, batch
 
     def _held(self, state: Any) -> Any:
-        """What each device holds of the state: one sharding for all, or one for each array."""
+        """Returns the sharding of the state: one for all arrays, or one for each."""
         if not self.layout.splits.rules:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def _returned(self, leaf: Any) -> Any:
-        """How an output leaves it: divided, unless other workers need it too."""
+        """Constrains the sharding of an output, inside a step."""
         if not isinstance(leaf, jax.Array):
             return leaf
-        divided = not self.layout.spans_workers
-        target = self.layout.entry([leaf], axis=0) if divided else self.whole
-        return jax.lax.with_sharding_constraint(leaf, target)
+        return jax.lax.with_sharding_constraint(leaf, self._output_sharding(leaf))
+
+    def _output_sharding(self, leaf: Any) -> NamedSharding:
+        return self.layout.entry([leaf], axis=0)
 
 
-def _text(lowered: Any) -> str:
-    """A program without the places where it was written, and large constants only by their type."""
-    module = lowered.compiler_ir("stablehlo").operation
-    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
+@final
+class CentralPlacement(MeshPlacement):
+    """Keeps variables on one device; every program copies them to the mesh, and back."""
+
+    rests_after_each_step = True
+
+    def __init__(self, layout: Layout, device: Any) -> None:
+        super().__init__(layout, device)
+        self._there = SingleDeviceSharding(device)
+
+    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Moves arrays to the device, except those that are already there."""
+        del variables
+        return self.from_program(arrays)
+
+    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Copies variables' values to every device of the mesh."""
+        return jax.device_put(arrays, self.layout.of_variables(variables))
+
+    def from_program(self, arrays: list[Any]) -> list[Any]:
+        """Moves arrays to the device; returns the same list if all are there."""
+        there = [one.committed and is_placed(one, self._there) for one in arrays]
+        if all(there):
+            return arrays
+        return [
+            one if placed else jax.device_put(one.addressable_data(0), self._there)
+            for one, placed in zip(arrays, there, strict=True)
+        ]
 
 
-# Elements of a constant that are written down.
-_LARGE_CONSTANT = 64
+def moved(arrays: list[Any], targets: Sequence[Sharding]) -> list[Any]:
+    """Moves arrays to their shardings in one transfer; returns the same list if all have them."""
+    pairs = enumerate(zip(arrays, targets, strict=True))
+    absent = [index for index, (array, target) in pairs if not is_placed(array, target)]
+    if not absent:
+        return arrays
+    everywhere = list(arrays)
+    placed = jax.device_put([arrays[i] for i in absent], [targets[i] for i in absent])
+    for index, array in zip(absent, placed, strict=True):
+        everywhere[index] = array
+    return everywhere
 
 
-def _rest(layout: Layout, home: Any) -> Rest:
-    if layout.spans_workers:
-        return OnWorker(layout.local)
-    if home is not None:
-        return AtHome(home)
-    # A variable that is to be cut may be too large for one accelerator, so it is made on the host.
-    split = layout.splits.logical_devices > 1
-    return OnMesh(jax.local_devices(backend="cpu")[0] if split else layout.local[0])
+def is_placed(leaf: Any, sharding: Sharding) -> bool:
+    """Returns whether a leaf is a JAX array with this sharding."""
+    # Mostly it is the same object, and comparing meshes takes time.
+    return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
+
+
+def _any_committed(leaves: Sequence[Any]) -> bool:
+    """Whether a JAX array is committed to a device; JAX moves uncommitted ones itself."""
+    return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
 
 
 def _stack(*batches: Any) -> Any:
@@ -394,7 +349,7 @@ _stacked = jax.jit(_stack)
 
 
 def _apart(state: Any) -> Any:
-    """Copies an array that is the value of two variables, since a step consumes each array once.
+    """Copies an array that is the value of two variables, since JAX donates each array only once.
 
     Keras assigns one variable's array to another where it overwrites weights with their moving
     average; a second `fit` then fails in plain Keras (seen with 3.15.1).

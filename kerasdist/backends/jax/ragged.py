@@ -1,13 +1,16 @@
 """Replicas whose batches differ in size, as the last batch of an epoch does, in one program.
 
 JAX runs one program on all devices, with one shape for each array. So the code of the replicas is
-traced once for each size there is, with batches cut to that size, and every device computes all of
-them; what counts is the result for the size of its own batch. A batch that is divided evenly, as
-far as it goes, has two sizes at most.
+traced once per size of batch, with batches cut to that size. Every device computes all traces, and
+selects the result for the size of its own batch. A batch that is divided as evenly as possible has
+at most two sizes.
 
-Replicas exchange values while they compute. So each size is traced up to its next exchange and left
-there; when all have come that far, what they bring is exchanged, and they are traced anew from the
-beginning, with the result at hand. What was left behind is dead code, which XLA drops.
+Replicas exchange values while they compute. So each size is traced up to its next exchange, where
+the trace is abandoned. When all sizes have come that far, their values are exchanged, and each is
+traced again from the beginning, with the result. XLA drops abandoned traces, which are dead code.
+
+The cost: every device computes each size, so a ragged batch of two sizes takes the time of two
+steps. There are as many sizes as different shapes of arguments.
 """
 
 from __future__ import annotations
@@ -20,14 +23,10 @@ import jax
 from jax import numpy as jnp
 
 from kerasdist import context
+from kerasdist.backends.checks import check_summable
 from kerasdist.backends.jax import scopes
 from kerasdist.backends.jax.arrays import cut, is_array, padded
-from kerasdist.backends.jax.exchange import (
-    ByName,
-    Differentiated,
-    Exchange,
-    check_is_number,
-)
+from kerasdist.backends.jax.exchange import ByName, Differentiated, Exchange
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.backends.jax.replica_scope import ReplicaScope
 from kerasdist.errors import ReplicaError, UnsupportedError
@@ -38,9 +37,9 @@ class Traced:
     """The code of a replica, traced to its end.
 
     Attributes:
-        scope: Its variables.
-        results: The leaves of what it returned.
-        form: Their structure.
+        scope: The scope of its variables.
+        results: The leaves of what the code returned.
+        form: The structure of these leaves.
     """
 
     scope: ReplicaScope
@@ -48,7 +47,7 @@ class Traced:
     form: Any
 
 
-# Traces the code of a replica that belongs to a group, with a way to exchange values.
+# Traces the code of the replicas in a group, given the group's number and an exchange.
 Trace = Callable[[int, Exchange], Traced]
 
 
@@ -69,7 +68,7 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Gives the results of the exchanges so far, then pauses.
+    """Returns the results of the exchanges so far, in order; at the next one raises `_Pause`.
 
     Attributes:
         base: The scope of the code whose exchanges these are.
@@ -85,15 +84,15 @@ class _Replay(Exchange):
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the sums, or pauses."""
         for tensor in tensors:
-            check_is_number(tensor)
+            check_summable(tensor.dtype.name)
         return self._next("an all-reduce", None, tensors, None) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:
-        """Returns what was gathered, or pauses."""
+        """Returns the gathered tensors, or pauses."""
         return self._next("all_gather", None, [tensor], axis)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Returns what the function returned, having done to the variables what it did."""
+        """Returns the function's result and repeats its writes to variables, or pauses."""
         result, written, apart = self._next("merge_call", scope, leaves, call)
         for variable, value in written:
             scope.store(variable, value, None)
@@ -103,7 +102,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates alone, if the function does not exchange values, or all sizes together."""
+        """Differentiates this size alone if the function exchanges nothing, else all together."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -129,27 +128,15 @@ class Groups:
     """Replicas, grouped by the shapes of their arguments."""
 
     def __init__(self, shapes: Sequence[Any]) -> None:
-        """Makes the groups.
-
-        Args:
-            shapes: What each replica's arguments look like.
-        """
         self.kinds = list(dict.fromkeys(shapes))
         self.of = [self.kinds.index(one) for one in shapes]
 
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
         """Traces the code of all replicas.
 
-        Args:
-            trace: Traces that of one group.
-
-        Returns:
-            The code of the first group with the results of all in it, padded where their shapes
-            differ; what each replica holds of variables that differ, by the variable's id; and the
-            shapes of the results that were padded, by their place.
-
-        Raises:
-            ReplicaError: If they do not all make the same exchanges.
+        Returns the first group's trace, with each device's own results in it, padded where their
+        shapes differ; the replicas' components of written variables, by the variable's id; and the
+        shapes of the padded results, by their index.
         """
         return self._together(self._ends(trace))
 
@@ -187,7 +174,7 @@ class Groups:
         return [result] * len(self.kinds)
 
     def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
-        """Calls a function for all replicas; says what it returned and did to variables."""
+        """Calls a function once for all replicas; returns its result and variables' new values."""
         first = pauses[0]
         if isinstance(first.scope.exchange.base, scopes.OverlayScope):
             raise UnsupportedError(
@@ -210,7 +197,7 @@ class Groups:
     def _derived(self, pauses: Sequence[_Pause], by: list[Any]) -> Sequence[Differentiated]:
         """Differentiates the code of all groups together, since it exchanges values.
 
-        On each device the value is that of its own group, and so are the derivatives.
+        On each device the value and the derivatives are those of its own group.
         """
         notes: list[Any] = []
 
@@ -266,7 +253,7 @@ class Groups:
         return Traced(first.scope, results, first.form), held, shapes
 
     def _own(self, column: Sequence[Any]) -> Any:
-        """Returns on each device what the group of its replica has."""
+        """Selects on each device the array of its replica's group."""
         first = column[0]
         if all(one is first for one in column):
             return first
@@ -289,6 +276,6 @@ class Groups:
 def _alike(arrays: Sequence[Any]) -> list[Any]:
     """Pads arrays to one shape."""
     if len({one.ndim for one in arrays}) > 1:
-        return list(arrays)  # it is said elsewhere that these do not go together
+        return list(arrays)  # another check reports this mismatch
     shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
     return [padded(one, shape) for one in arrays]

@@ -1,4 +1,4 @@
-"""User functions on a mesh: replica code under ``shard_map``, values across replicas."""
+"""Runs user functions on a mesh: replica code under ``shard_map``, collectives on values."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ import keras
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from kerasdist import context, keras_seam, ownership
+from kerasdist import context, keras_compat, ownership
 from kerasdist.backends.checks import checked_axis
 from kerasdist.backends.jax import components, replica_scope, scopes
 from kerasdist.backends.jax.arrays import cut, is_array, is_traced
 from kerasdist.backends.jax.collectives import JaxCollectives
 from kerasdist.backends.jax.exchange import ByName, Exchange
+from kerasdist.backends.jax.function_cache import Programs
 from kerasdist.backends.jax.layout import AXIS
-from kerasdist.backends.jax.making import AmongWorkers, InProcess
 from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.programs import Programs
 from kerasdist.backends.jax.ragged import Groups, Traced
-from kerasdist.backends.jax.reductions import gathered, reduced
 from kerasdist.backends.jax.replica_scope import ReplicaScope
-from kerasdist.backends.jax.sources import (
+from kerasdist.backends.jax.value_factory import AmongWorkers, InProcess
+from kerasdist.backends.jax.values import (
     Equal,
     Own,
     Padded,
     Source,
     Stacked,
     flatten,
+    gathered,
     is_distributed,
     joined,
     own,
+    reduced,
     unlike,
 )
 from kerasdist.backends.runner import Runner
-from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.backends.variable_rules import is_on_read, require_aggregate
+from kerasdist.collectives import ReduceOp
 from kerasdist.errors import ScopeError
 from kerasdist.replica_context import ReplicaContext
 from kerasdist.values import DistributedValues, Mirrored, PerReplica
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 _SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
 
-# How many functions' programs a strategy keeps, of functions that live that long.
+# Replica code, called with the replica's scope, its arguments and its keyword arguments.
 _Body = Callable[[ReplicaScope, Any, Any], Any]
 
 
@@ -58,11 +60,6 @@ class JaxRunner(Runner):
     """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
 
     def __init__(self, replica_set: JaxReplicaSet) -> None:
-        """Makes the runner.
-
-        Args:
-            replica_set: The devices.
-        """
         assert isinstance(replica_set.arrays, MeshPlacement)
         self._replica_set = replica_set
         self._place = replica_set.arrays
@@ -80,7 +77,7 @@ class JaxRunner(Runner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Traces the function for a replica, as part of a program or as a program of its own."""
+        """Runs the function per replica, in the program that is being traced or in its own one."""
         if scopes.program() is None:
             whole = partial(self._run_in_program, weakref.ref(strategy))
             args, kwargs = self._maker.entering((args, kwargs))
@@ -118,7 +115,7 @@ class JaxRunner(Runner):
         program, outer = scopes.program(), scopes.current()
         assert program is not None
         assert outer is not None
-        program.note(self._place)
+        program.add_placement(self._place)
         leaves, structure = flatten((args, kwargs))
         pieces = [self._piece(leaf) for leaf in leaves]
         divided = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Stacked | Padded)}
@@ -184,7 +181,7 @@ class JaxRunner(Runner):
         return jax.tree.unflatten(end.form, wrapped)
 
     def _piece(self, leaf: Any) -> Any:
-        """Returns how an argument enters a program."""
+        """Returns the `Source` of a distributed value, any other argument unchanged."""
         if not is_distributed(leaf):
             return leaf
         source = joined(leaf, self._replicas)
@@ -193,27 +190,20 @@ class JaxRunner(Runner):
         return source
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
-        """Sums the components, and along their axis."""
+        """Returns the sum or mean of the components, and along an axis of each if given."""
         source = self._source(value)
         if axis is not None:
             axis = checked_axis(source, axis)
         return self._launched(reduced, source, op, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Joins the components."""
+        """Returns the components of a value, concatenated along an axis."""
         if not is_distributed(value):
-            value = keras_seam.ops.convert_to_tensor(value)
+            value = keras_compat.ops.convert_to_tensor(value)
             checked_axis(value, axis)
             return value
         source = self._source(value)
         return self._launched(gathered, source, checked_axis(source, axis))
-
-    def reduce_to(
-        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any]:
-        """Sums the components of each value, to every device."""
-        del options
-        return [self._mirrored(self.reduce(op, value, None)) for value in values]
 
     def broadcast(self, tensor: Any) -> Any:
         """Puts a tensor on every device."""
@@ -226,7 +216,7 @@ class JaxRunner(Runner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Sequence[Any]:
-        """Calls the function once, for the copies of all devices."""
+        """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
         if scope is not None:
             with _as_copies(scope, args, kwargs):
@@ -259,12 +249,12 @@ class JaxRunner(Runner):
         return self._maker.per_replica(values)
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Puts the pieces of a batch on all devices."""
-        del replicas  # they are ours
+        """Cuts a batch into one piece per replica, on the replicas' devices."""
+        del replicas  # always the number of this strategy's
         return self._maker.divide(batch)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Fetches the components."""
+        """Returns the components of a value or variable; anything else as a tuple of one."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -278,7 +268,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components of a value are here; a program is the same for all workers."""
+        """How many components a value has here: this worker's, or all inside a program."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)
@@ -291,38 +281,27 @@ class JaxRunner(Runner):
             current = scopes.current()
             assert current is not None
             value = current.get_current_value(variable)
-            if variable.synchronization == "on_read":
+            if is_on_read(variable):
                 program.apart[id(variable)] = variable
             if id(variable) in program.state_mapping:
                 return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
             return PerReplica(
                 Stacked(components.derived(variable, value, self._replicas), self._replicas)
             )
-        # Whoever asks fetches at once what it needs: the next run consumes the array.
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
     def read(self, variable: Any) -> Any:
-        """Returns the variable's value, which is always the aggregate.
-
-        Raises:
-            ValueError: If components have no aggregate.
-        """
-        if variable.synchronization == "on_read" and variable.aggregation == "none":
-            raise ValueError(
-                "Expected an aggregation of a variable that is aggregated when it is read. "
-                f"Received: variable={variable.path!r}, synchronization='on_read', "
-                "aggregation='none'. Read its components, with strategy.local_results, or make it "
-                "with an aggregation."
-            )
-        return keras_seam.ops.convert_to_tensor(variable)
+        """Returns the variable's value, which is always the aggregate."""
+        require_aggregate(variable)
+        return keras_compat.ops.convert_to_tensor(variable)
 
     def created(self, variable: Any) -> bool:
-        """Returns whether the variable was noted down when it was made."""
+        """Returns whether a variable was made in the scope of a strategy over these replicas."""
         strategy = ownership.strategy_of(variable)
         return strategy is not None and strategy.replica_set is self._replica_set
 
     def _source(self, value: Any) -> Source:
-        """Returns the components of a value."""
+        """Returns the components of a value or variable as a `Source`."""
         if isinstance(value, keras.Variable):
             value = self._components_of(value)
         if not is_distributed(value):
@@ -335,7 +314,7 @@ class JaxRunner(Runner):
         return source
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: Any) -> Any:
-        """Computes on components: at once in a program, else as a small program of its own."""
+        """Applies a function to components: inline in a program, else as a small program."""
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
         result = self._small(function, type(source), source.layout, how, source.array)
@@ -355,11 +334,11 @@ class JaxRunner(Runner):
         return Mirrored(Equal(self._everywhere(tensor), self._replicas))
 
     def _everywhere(self, tensor: Any) -> Any:
-        tensor = keras_seam.ops.convert_to_tensor(tensor)
+        tensor = keras_compat.ops.convert_to_tensor(tensor)
         return tensor if is_traced(tensor) else self._place.everywhere(tensor)
 
     def _whole(self, structure: Any) -> Any:
-        """Returns a structure with the one array that the components of each value are."""
+        """Replaces every distributed value in a structure by the array of its `Source`."""
 
         def array(leaf: Any) -> Any:
             if not is_distributed(leaf):

@@ -1,9 +1,9 @@
-"""Where Keras variables get their values while JAX traces: one scope inside the other.
+"""Nested scopes that hold the values of Keras variables while JAX traces.
 
 Every read and every write of a Keras variable passes the innermost ``keras.StatelessScope`` of its
-thread. A program's scope stands outermost and finds out which variables the program needs; in the
-code of a replica there is the replica's scope, which knows what the replicas share and what they
-hold apart; where something is differentiated there is one more.
+thread. The outermost is a `ProgramScope`, which records the variables that the program needs.
+Replica code has a `ReplicaScope`, which knows the mirrored variables and those with components. A
+function that is differentiated has an `OverlayScope`.
 """
 
 from __future__ import annotations
@@ -15,64 +15,40 @@ from typing import Any, TypeVar, final
 import keras
 from jax import numpy as jnp
 
-from kerasdist import keras_seam, ownership
+from kerasdist import keras_compat, ownership
 from kerasdist.backends.jax.components import derived
 from kerasdist.backends.jax.placement import Placement
 from kerasdist.errors import ScopeError
 
 
 class Scope(keras.StatelessScope, abc.ABC):
-    """What the scopes have in common: values of variables, and whom to ask for others."""
+    """The base of the three scopes: stores the values that are assigned to variables."""
 
     def __init__(self) -> None:
-        """Makes a scope that knows no variable yet."""
-        # What is created in it gets its first value when the program has been traced.
+        # Variables that are made inside get their initial values after the trace.
         super().__init__(initialize_variables=False)
         self.variables: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Takes what the user's code assigns.
-
-        Args:
-            update: A variable and its new value.
-        """
+        """Stores the value that user code assigns to a variable."""
         variable, value = update
         ownership.require_own(variable)
         self.store(variable, self.combined(variable, value), None)
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns the value that the user's code reads.
-
-        Args:
-            variable: The variable.
-        """
+        """Returns the value that user code reads from a variable."""
         return self.peek(variable)
 
     @abc.abstractmethod
     def peek(self, variable: Any) -> Any:
-        """Returns a variable's value without counting that as the user's reading it.
-
-        Args:
-            variable: The variable.
-        """
+        """Returns a variable's value, without recording a read by user code."""
 
     @abc.abstractmethod
     def combined(self, variable: Any, value: Any) -> Any:
-        """Returns what is to be stored of a value that the user's code assigns.
-
-        Args:
-            variable: The variable.
-            value: The value.
-        """
+        """Returns the value to store when user code assigns a value."""
 
     def store(self, variable: Any, value: Any, stack: Any) -> None:
-        """Sets the value of a variable.
-
-        Args:
-            variable: The variable.
-            value: The value.
-            stack: What the replicas hold, one after another, or None if that is the value.
-        """
+        """Sets the value of a variable."""
         del stack
         self.variables[id(variable)] = variable
         self.state_mapping[id(variable)] = value
@@ -80,27 +56,20 @@ class Scope(keras.StatelessScope, abc.ABC):
 
 @final
 class ProgramScope(Scope):
-    """The variables of a program, as it takes and returns them.
+    """The variables that a program takes as inputs and returns as outputs.
 
     Attributes:
-        known: Variables that the program is given.
-        held: Those of them of which the replicas hold components.
-        variables: Other variables that it reads or writes.
-        written: Variables that it writes.
+        known: The variables that are its inputs.
+        held: The known variables of which the replicas hold components.
+        variables: Other variables that the program reads or writes.
+        written: Variables that the program writes.
         apart: Variables of which it uses or makes components.
-        placements: Where it computes.
+        placements: The placements on which it computes.
     """
 
     def __init__(
         self, known: Mapping[int, Any], values: Sequence[Any], stacks: Mapping[int, Any]
     ) -> None:
-        """Makes the scope.
-
-        Args:
-            known: Variables, by their ids.
-            values: The value of each.
-            stacks: Of some of them components, by the variable's id.
-        """
         super().__init__()
         self.known = known
         self.state_mapping.update(zip(known, values, strict=True))
@@ -111,15 +80,15 @@ class ProgramScope(Scope):
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: Any) -> Any:
-        """Returns the value; of a variable that is not known yet a blank of its form."""
+        """Returns the value; zeros of the same shape for a variable that is not known yet."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.variables[id(variable)] = variable
-            value = jnp.zeros(variable.shape, keras_seam.stored_dtype(variable))
+            value = jnp.zeros(variable.shape, keras_compat.stored_dtype(variable))
         return value
 
     def combined(self, variable: Any, value: Any) -> Any:
-        """Returns the value."""
+        """Returns the value unchanged."""
         del variable
         return value
 
@@ -135,53 +104,34 @@ class ProgramScope(Scope):
             self._stacks[key] = stack, value
 
     def written_stack(self, variable: Any) -> Any:
-        """Returns what the replicas hold of a variable after the program, None if its value.
-
-        Args:
-            variable: The variable.
-        """
+        """Returns a variable's components after the program, None if it has none."""
         stack, aggregate = self._stacks.get(id(variable), (None, None))
         return stack if aggregate is self.state_mapping[id(variable)] else None
 
     def stack(self, variable: Any, replicas: int) -> Any:
-        """Returns what the replicas hold of a variable, derived from its value if need be.
-
-        Args:
-            variable: The variable.
-            replicas: How many components.
-        """
+        """Returns a variable's components, derived from its value if it has none."""
         value = self.state_mapping[id(variable)]
         stack, aggregate = self._stacks.get(id(variable), (None, None))
         if aggregate is value and stack.shape[0] == replicas:
             return stack
         return derived(variable, value, replicas)
 
-    def note(self, placement: Placement) -> None:
-        """Remembers that the program computes somewhere.
-
-        Args:
-            placement: Where.
-        """
+    def add_placement(self, placement: Placement) -> None:
+        """Records a placement on which the program computes."""
         self.placements[id(placement)] = placement
 
 
 @final
 class OverlayScope(Scope):
-    """Variables with other values than outside: what is differentiated by.
+    """Replaces the values of variables by the inputs of a function that is differentiated.
 
     Attributes:
         variables: Variables that are written inside.
-        read: Variables that the user's code reads.
-        stacks: What the replicas hold of variables that are written inside.
+        read: Variables that user code reads.
+        stacks: The replicas' components of variables that are written inside.
     """
 
     def __init__(self, values: Mapping[int, Any], outer: Scope | None) -> None:
-        """Makes the scope.
-
-        Args:
-            values: Values of variables, by the variable's id.
-            outer: The scope around it.
-        """
         super().__init__()
         self.state_mapping.update(values)
         self.read: dict[int, Any] = {}
@@ -189,21 +139,21 @@ class OverlayScope(Scope):
         self._outer = outer
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns the value, and remembers that it was read."""
+        """Returns the value, and records that user code has read it."""
         self.read[id(variable)] = variable
         return self.peek(variable)
 
     def peek(self, variable: Any) -> Any:
-        """Returns the value here or outside; None: the variable's own."""
+        """Returns the value in this or the outer scope; None: read the variable itself."""
         value = self.state_mapping.get(id(variable))
         return self._outer.peek(variable) if value is None and self._outer is not None else value
 
     def combined(self, variable: Any, value: Any) -> Any:
-        """Lets the scope around it decide."""
+        """Returns the value to store, as the outer scope would."""
         return value if self._outer is None else self._outer.combined(variable, value)
 
     def store(self, variable: Any, value: Any, stack: Any) -> None:
-        """Sets the value of a variable, in here for now."""
+        """Sets the value of a variable in this scope; `value_and_grad` passes it on."""
         super().store(variable, value, stack)
         if stack is not None:
             self.stacks[id(variable)] = stack
@@ -213,19 +163,15 @@ _Kind = TypeVar("_Kind", bound=Scope)
 
 
 def innermost(kind: type[_Kind]) -> _Kind | None:
-    """Returns the innermost scope of a kind in this thread, None if there is none.
-
-    Args:
-        kind: The kind of scope.
-    """
-    scope = keras_seam.stateless_scope()
+    """Returns the innermost scope of a kind in this thread, None if there is none."""
+    scope = keras_compat.stateless_scope()
     while scope is not None and not isinstance(scope, kind):
         scope = scope.original_scope
     return scope
 
 
 def current() -> Scope | None:
-    """Returns the innermost of these scopes in this thread, looking through Keras's own."""
+    """Returns the innermost of these scopes in this thread, ignoring Keras's own, None if none."""
     return innermost(Scope)
 
 
@@ -234,26 +180,15 @@ def program() -> ProgramScope | None:
     return innermost(ProgramScope)
 
 
-def note(placement: Placement) -> None:
-    """Tells the program that is being traced, if any, that it computes somewhere.
-
-    Args:
-        placement: Where.
-    """
+def add_placement(placement: Placement) -> None:
+    """Records a placement in the program that is being traced, if any."""
     tracing = program()
     if tracing is not None:
-        tracing.note(placement)
+        tracing.add_placement(placement)
 
 
 def place_of(scope: ProgramScope) -> Placement | None:
-    """Returns where a program computes, None if it does not say.
-
-    Args:
-        scope: The program's scope, after its tracing.
-
-    Raises:
-        ScopeError: If it is more than one place.
-    """
+    """Returns the placement on which a program computes, None if it recorded none."""
     places = list(scope.placements.values())
     if len({tuple(map(str, place.devices)) for place in places}) > 1:
         raise ScopeError(
@@ -265,15 +200,9 @@ def place_of(scope: ProgramScope) -> Placement | None:
 
 
 def read_through(original: Any, scope: Any, variable: Any) -> Any:
-    """Lets a scope of Keras's or the user's own, inside one of ours, see what it does not know.
-
-    Args:
-        original: Keras's ``StatelessScope.get_current_value``.
-        scope: The scope that is asked.
-        variable: For which variable.
-    """
+    """Lets a plain stateless scope inside one of these look up variables it has no value for."""
     value = original(scope, variable)
-    if value is not None or keras_seam.stateless_scope() is not scope or current() is None:
+    if value is not None or keras_compat.stateless_scope() is not scope or current() is None:
         return value
     while value is None and scope is not None:
         if isinstance(scope, Scope):

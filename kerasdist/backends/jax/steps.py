@@ -1,4 +1,4 @@
-"""The functions that Keras's loop calls: one execution each, of one step or of several."""
+"""The functions that Keras's loop calls: each call runs one execution, of one or more steps."""
 
 from __future__ import annotations
 
@@ -36,13 +36,7 @@ class StepFunction:
     """A function with Keras's own signature: state and iterator in, outputs and state out."""
 
     def __init__(self, step: Step, arrays: Placement, execution: Execution) -> None:
-        """Makes the function; nothing is compiled before it is called.
-
-        Args:
-            step: The model's own step.
-            arrays: Where the arrays of a step live.
-            execution: How to run it.
-        """
+        """Makes the function; nothing is compiled before it is called."""
         self._arrays = arrays
         self._execution = execution
         self._user_step = step
@@ -53,18 +47,7 @@ class StepFunction:
         self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Runs one execution.
-
-        Args:
-            state: The model's state, which is consumed.
-            iterator: Batches.
-
-        Returns:
-            The outputs, and the new state.
-
-        Raises:
-            StopIteration: If there is no batch.
-        """
+        """Runs one execution. Returns the outputs, and the new state."""
         if self._execution.steps == 1:
             return self._run(self._step, state, self._arrays.batch(next(iterator)))
         batches = [self._arrays.batch(b) for b in itertools.islice(iterator, self._execution.steps)]
@@ -85,7 +68,7 @@ class StepFunction:
         return outputs, state
 
     def _runs(self, batches: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """Yields runs of batches that one compiled loop takes, in their order."""
+        """Yields the batches in order, in groups that one compiled loop can take."""
         if not self._execution.compiled:
             yield from ([batch] for batch in batches)
             return
@@ -102,10 +85,10 @@ class StepFunction:
             return outputs[-1]
         return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
-    # What follows is traced, or runs operation by operation.
+    # JAX traces the methods below, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # A step is code for the global batch: there is one replica in it, whatever scope is open.
+        # A step is written for the global batch, so it runs as one replica in any open scope.
         with context.replica_scope(context.default_strategy().sole_replica_context()):
             return self._user_step(state, batch)
 
@@ -124,13 +107,13 @@ class StepFunction:
 
 
 def _form(batch: Any) -> Hashable:
-    """What two batches must have in common to be stacked."""
+    """Returns the structure, shapes and types that batches must share to be stacked."""
     leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _joined(outputs: Any) -> Any:
-    """Outputs of several steps, one row a step, as the output of one."""
+    """Returns the outputs of several steps, one row per step, as if of one step."""
     return outputs.reshape(-1, *outputs.shape[2:]) if outputs.ndim > 1 else outputs
 
 

@@ -1,4 +1,4 @@
-"""Keras's JAX trainer over a mesh: other functions for its loop, the state where they take it."""
+"""Runs Keras's JAX trainer on a mesh: replaces its step functions, and places its state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import keras
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
-from kerasdist.training.metrics import metrics_of, settle
+from kerasdist.training.metrics import metrics_of, use_global_batch
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
-    if TYPE_CHECKING:  # what Keras's own trainer and the model behind this class have
+    if TYPE_CHECKING:  # attributes of Keras's trainer and of the model's class
         replica_set: JaxReplicaSet
         train_step: Step
         test_step: Step
@@ -44,38 +44,18 @@ class JaxTrainer(ReplicatedTrainer):
         _jax_state_synced: bool
         _purge_model_variables: Callable[..., None]
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Keras's loop sets this in every step, and a layer wraps and tracks each list that it is
-        # given: a tenth of a small step, for a dictionary that lives as long as the step.
-        if name == "_jax_state":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     def make_train_function(self, force: bool = False) -> None:
-        """Makes the function that `fit` calls.
-
-        Args:
-            force: Whether to make it anew.
-        """
+        """Makes the function that `fit` calls."""
         if self.train_function is None or force:
             self.train_function = self._function(self.train_step, _TRAIN_STATE)
 
     def make_test_function(self, force: bool = False) -> None:
-        """Makes the function that `evaluate` calls.
-
-        Args:
-            force: Whether to make it anew.
-        """
+        """Makes the function that `evaluate` calls."""
         if self.test_function is None or force:
             self.test_function = self._function(self.test_step, _TEST_STATE)
 
     def make_predict_function(self, force: bool = False) -> Callable[..., Any]:
-        """Makes the function that `predict` calls, and returns it.
-
-        Args:
-            force: Whether to make it anew.
-        """
+        """Makes the function that `predict` calls, and returns it."""
 
         def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
             outputs, non_trainable_variables = self.predict_step(state, batch)
@@ -98,7 +78,7 @@ class JaxTrainer(ReplicatedTrainer):
             )
         if self.replica_set.num_replicas > 1:
             for metric in metrics_of(self):
-                settle(metric, self.bound_strategy)  # what custom loops do with it afterwards
+                use_global_batch(metric, self.bound_strategy)  # for custom loops later
         execution = Execution(
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,
@@ -122,31 +102,32 @@ class JaxTrainer(ReplicatedTrainer):
         return function
 
     def _with_new_losses(self, step: Step) -> Step:
-        """The same, for which layers forget by which ids they knew the losses of an earlier trace.
+        """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
 
-        Keras keeps the ids of tracers that are gone. A new loss may get such an id, and then counts
+        Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
         twice, or not at all.
         """
 
         def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
-            for layer in [self, *keras_seam.flat_layers(self)]:
-                keras_seam.loss_ids_on(layer).clear()
+            for layer in [self, *keras_compat.flat_layers(self)]:
+                keras_compat.loss_ids_on(layer).clear()
             return step(state, batch)
 
         return with_new_losses
 
     def jax_state_sync(self) -> None:
-        """Gives the variables their values, as they rest between programs."""
+        """Writes the state of the last step into the variables."""
         state = vars(self).get("_jax_state")  # there is none before the first step
         if state and not self._jax_state_synced:
-            self._jax_state = self.replica_set.arrays.at_rest(state)
+            plain = {name: list(values) for name, values in state.items()}  # plain lists
+            self._jax_state = self.replica_set.arrays.at_rest(plain)
         super().jax_state_sync()  # type: ignore[misc]
 
     def _get_jax_state(
         self, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
-        self.replica_set.equal_start.ensure()
+        self.replica_set.initial_broadcast.ensure()
         values = super()._get_jax_state(**which)  # type: ignore[misc]
         state = self.replica_set.arrays.state(values, self._state_variables(which))
         if purge_model_variables:
@@ -154,16 +135,16 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _state_variables(self, which: dict[str, bool]) -> tuple[Any, ...]:
-        """The variables whose values Keras hands out, in its order.
+        """Returns the variables of the state, in Keras's order.
 
-        In place of a variable of the optimizer the model's variable that it belongs to, if there is
-        one: both lie the same way.
+        An optimizer's variable is replaced by the model's variable that it belongs to, if there is
+        one: both have the same sharding.
         """
         model: Any = self
         lists = {
             "trainable_variables": lambda: list(model.trainable_variables),
             "non_trainable_variables": lambda: list(model.non_trainable_variables),
-            "optimizer_variables": lambda: keras_seam.referenced_variables(
+            "optimizer_variables": lambda: keras_compat.referenced_variables(
                 model.optimizer, model.trainable_variables
             ),
             "metrics_variables": lambda: list(model.metrics_variables),

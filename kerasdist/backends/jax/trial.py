@@ -1,4 +1,4 @@
-"""A training step as one program on one device, and on the mesh, on JAX."""
+"""Tries a training step as a program on one device, and on the mesh, on JAX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
+from kerasdist.backends.jax import donation
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.backends.trial import Draw, Trial
-from kerasdist.input.dividing import rows
+from kerasdist.input.sharding import rows
 
-# What Keras's step takes and returns, in its order.
+# The parts of the state that Keras's step takes and returns, in order.
 STATE = (
     "trainable_variables",
     "non_trainable_variables",
@@ -27,20 +28,15 @@ STATE = (
 
 @final
 class JaxTrial(Trial):
-    """Takes steps that are functions of the state; the variables themselves are not written.
+    """Takes steps that are functions of the state, and do not write the variables themselves.
 
-    Draws are those of one device in any case, and layers compute in a program, where their outputs
-    cannot be seen.
+    Random draws need no replacement, since both programs draw the same numbers. The outputs of
+    layers cannot be recorded, since they are traced.
     """
 
     sees_inside = False
 
     def __init__(self, model: Any) -> None:
-        """Prepares a trial.
-
-        Args:
-            model: A model with a `JaxTrainer`, built.
-        """
         super().__init__(model)
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._is_divided = False
@@ -55,28 +51,29 @@ class JaxTrial(Trial):
         self._kept.clear()
 
     def draw_alike(self) -> None:
-        """Does nothing: draws are made of the state of the step alone."""
+        """Does nothing: draws depend only on the state that the step gets."""
 
     def first_rows(self, batch: Any, count: int) -> Any:
-        """Returns slices of the arrays."""
+        """Returns the first rows of a batch, as slices of its arrays."""
         return rows(batch, 0, count)
 
     def keep(self, variables: Iterable[Any]) -> None:
-        """Notes the values of variables, which are arrays that do not change."""
+        """Keeps the variables' arrays, which are immutable, and prevents their donation."""
         for variable in variables:
-            self._kept.setdefault(id(variable), (variable, keras_seam.stored_value(variable)))
+            donation.mark_read(variable)
+            self._kept.setdefault(id(variable), (variable, keras_compat.stored_value(variable)))
 
     def restore(self) -> None:
         """Gives the variables the arrays that they had."""
         for variable, value in self._kept.values():
-            keras_seam.store_value(variable, value)
+            keras_compat.store_value(variable, value)
 
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Does nothing: the step gets the optimizer's state as an argument."""
         del optimizer, variables
 
     def take(self, batch: Any) -> Any:
-        """Takes the step as a program of one device, or as that of `fit`."""
+        """Takes the step as a program on one device, or as `fit` does."""
         model = self._model
         state = jax.tree.map(jnp.copy, model._get_jax_state(**dict.fromkeys(STATE, True)))
         if self._is_divided:
@@ -126,11 +123,11 @@ class JaxTrial(Trial):
         return (value * change).astype(value.dtype)
 
     def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
-        """Leaves draws alone: they are the same."""
+        """Does nothing: one device and the mesh draw the same numbers."""
         del draw
         return nullcontext()
 
     def as_array(self, value: Any) -> Any:
-        """Returns an array as NumPy's."""
+        """Returns an array as a NumPy array."""
         found = np.asarray(value)
         return found.astype("float32") if found.dtype == jnp.bfloat16 else found

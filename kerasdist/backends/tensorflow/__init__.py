@@ -1,1 +1,1 @@
-"""TensorFlow: the engine is ``tf.distribute.MirroredStrategy``."""
+"""The TensorFlow backend: replicas run under ``tf.distribute``'s native strategies."""

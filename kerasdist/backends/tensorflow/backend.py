@@ -1,4 +1,4 @@
-"""What TensorFlow is: its devices, and how to make more of them."""
+"""The TensorFlow backend: its devices, replica sets, compiled functions and gradients."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
-from kerasdist.backends.base import Backend, ReplicaOptions, ReplicaSet
+from kerasdist.backends.base import Backend, ReplicaSet
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.tensorflow import (
     datasets,
-    engine_seam,
     functions,
-    sums_seam,
     values,
-    workers_seam,
 )
+from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.replicas import (
     SoleDevice,
+    group_of,
     mirrored_replicas,
     worker_replicas,
 )
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError, JobError, KerasdistError, UnsupportedError
+from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -34,9 +35,14 @@ class TensorFlowBackend(Backend):
     """TensorFlow, with ``tf.distribute`` underneath."""
 
     name = "tensorflow"
+    # On TPUs, one trace must serve all replicas, which this backend does not support yet.
+    tpu_refusal = (
+        "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
+        "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
+    )
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns the logical devices of one kind, which starts TensorFlow's runtime."""
+        """Returns the logical devices of one kind; starts TensorFlow's runtime."""
         logical = tf.config.list_logical_devices(kind.upper())
         return tuple(Device(kind, index) for index in range(len(logical)))
 
@@ -61,22 +67,16 @@ class TensorFlowBackend(Backend):
                 "before the first model, tensor or random seed."
             ) from error
 
-    def tpu_replica_set(self, resolver: Any, assignment: Any, spmd: bool) -> ReplicaSet:
-        """Raises: replicas on TPUs are traced once for all, which nothing here does yet.
-
-        Args:
-            resolver: Where the TPUs are.
-            assignment: How many replicas there are.
-            spmd: Whether XLA is to divide the program.
-        """
-        del resolver, assignment, spmd
-        raise UnsupportedError(
-            "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
-            "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
-        )
-
-    def replica_set(self, devices: Sequence[Device], options: ReplicaOptions) -> ReplicaSet:
-        """Returns plain Keras on a device, or ``tf.distribute.MirroredStrategy`` over several."""
+    def replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> ReplicaSet:
+        """Returns replicas under a native strategy, or one device with plain Keras."""
+        if job is not None:
+            return worker_replicas(devices, options, job, communication)
         kinds = sorted({device.kind for device in devices})
         if "tpu" in kinds and len(devices) > 1:
             raise UnsupportedError(
@@ -90,8 +90,8 @@ class TensorFlowBackend(Backend):
         return mirrored_replicas(devices, options)
 
     def connect(self, job: Job) -> None:
-        """Starts TensorFlow's runtime as one of the job's."""
-        if workers_seam.has_started():
+        """Starts TensorFlow's runtime as this worker's server in the job's cluster."""
+        if worker_strategy.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
                 f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
@@ -99,23 +99,13 @@ class TensorFlowBackend(Backend):
             )
         job.own_port()
         try:
-            workers_seam.start_server(job.addresses, job.rank)
+            worker_strategy.start_server(job.addresses, job.rank)
         except tf.errors.OpError as error:
             raise JobError(
                 "Expected the workers' TensorFlow runtimes to find each other. Received: "
                 f"addresses={job.addresses}, of which TensorFlow says: {error.message!r:.300}. See "
                 "to it that each worker can reach all of them."
             ) from error
-
-    def worker_replica_set(
-        self,
-        devices: Sequence[Device],
-        options: ReplicaOptions,
-        job: Job,
-        communication: CommunicationOptions,
-    ) -> ReplicaSet:
-        """Returns ``tf.distribute.MultiWorkerMirroredStrategy`` over the workers' devices."""
-        return worker_replicas(devices, options, job, communication)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function``."""
@@ -129,11 +119,7 @@ class TensorFlowBackend(Backend):
 
 
 values.register()
-datasets.register()
-engine_seam.let_autograph_pass_over("kerasdist")
-engine_seam.let_errors_pass(KerasdistError)
-engine_seam.let_variables_be_read()
-sums_seam.keep_sums_of_integers()
-engine_seam.advise_against_eager_replicas_once()
+datasets.register(group_of)
+patches.install()
 
 BACKEND = TensorFlowBackend()

@@ -1,24 +1,25 @@
 """The division of global batches into the replicas' pieces, inside the compiled step.
 
-In `fit`, `evaluate` and `predict` a replica without example gets one row that stands in: a copy of
-a real one, where there is one. Layers then never run on 0 rows, of which TensorFlow's convolutions
-on the CPU return the wrong shape (seen with 2.21, oneDNN). The replica's share of the batch stays
-0, so nothing that it computes counts (ADR 12).
+In `fit`, `evaluate` and `predict` an empty replica gets one stand-in row: a copy of a real row, if
+there is one. Layers then never run on 0 rows, for which TensorFlow's convolutions on the CPU return
+a wrong shape (seen with 2.21, oneDNN). The replica's share of the batch stays 0, so nothing that it
+computes counts (ADR 12).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from kerasdist.backends.first_batches import ELEMENTS, ROWS
 from kerasdist.errors import InputError
-from kerasdist.input import sharding
 from kerasdist.replica_context import BatchShare
 
 # The name of the operation that divides a batch, by which its errors are recognised.
@@ -29,11 +30,11 @@ _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 @dataclass(frozen=True)
 class Piece:
-    """What one replica gets of a global batch.
+    """One replica's part of a global batch.
 
     Attributes:
-        data: Its rows, in the structure of the batch; a row that stands in, where it has none.
-        share: How many of them count.
+        data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
+        share: The replica's share of the batch, in which a stand-in row does not count.
     """
 
     data: Any
@@ -43,31 +44,27 @@ class Piece:
 def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
     """Divides a global batch into consecutive pieces, the longer ones first.
 
-    Args:
-        batch: Tensors in any structure, sparse and ragged ones too. An empty ``tf.experimental.
-            Optional``, which is how a dataset says None, becomes None. A scalar goes to all.
-        replicas: How many pieces to make.
-        stand_ins: Whether a piece without example gets a row that stands in.
-
-    Returns:
-        One piece a replica. Where the batch may be smaller than `replicas`, or its size is known in
-        the step only, shares are tensors, and the static size of a piece is unknown.
+    Returns one piece per replica. Where the batch may be smaller than `replicas`, or its size is
+    known in the step only, shares are tensors, and the static size of a piece is unknown.
     """
-    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
-    return _pieces(batch, leaves, _division(leaves, replicas), stand_ins)
+    batched = _batched(batch)
+    size = _known_size(batched)
+    # Eagerly every size is known. In a graph, no piece may have the static size 0: Keras does not
+    # treat a loss of the static shape (0,) as that of a batch.
+    if size is None or (size < replicas and not tf.executing_eagerly()):
+        size = _size_in_step(batched)
+    return _pieces(batch, size, size, size, replicas, stand_ins=stand_ins)
 
 
 class OwnRows(NamedTuple):
-    """What a worker needs of a global batch.
+    """One worker's part of a global batch.
 
     Attributes:
-        rows: The rows of its own replicas, in the structure of the batch; a row that stands in,
-            where there are none.
-        size: How many of them count, an int32 scalar tensor.
-        total: Number of examples in the batch, likewise.
-        beginnings: What `first_batches.beginnings_of_first` says of the first batch of an
-            iteration; of others empty texts; and where other workers' batches are not compared,
-            nothing.
+        rows: The rows of the worker's replicas, in the structure of the batch; a stand-in row if
+            there are none.
+        size: How many of the rows count, an int32 scalar tensor.
+        total: Number of examples in the global batch, an int32 scalar tensor.
+        beginnings: The result of `beginnings_of_first`; empty if workers do not compare batches.
     """
 
     rows: Any
@@ -77,85 +74,51 @@ class OwnRows(NamedTuple):
 
 
 def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
-    """Takes a worker's rows out of a global batch.
+    """Takes a worker's rows out of a global batch."""
+    batched = _batched(batch)
+    total = _known_size(batched)
+    if total is None:
+        total = _size_in_step(batched)
+    begin, end = _begins(total, replicas, (own.start, own.stop))
+    [own_part] = _cut(batch, [_with_stand_in(begin, end, total)], total)
+    return OwnRows(own_part, tf.convert_to_tensor(end - begin), tf.convert_to_tensor(total))
 
-    Args:
-        batch: Tensors in any structure, as `pieces` takes them.
-        replicas: How many replicas there are on all workers.
-        own: The worker's own.
+
+def beginnings_of_first(number: tf.Tensor, batch: Any) -> Any:
+    """Returns the first rows of each array of an iteration's first batch; no rows of later ones.
+
+    Only the worker's pipeline sees the global batch; a step gets the worker's own rows. So the
+    pipeline adds these rows to its first batch, and the step returns them for the comparison.
     """
-    leaves = keras.tree.flatten(batch)
-    batched = _batched([none_for_optional(leaf) for leaf in leaves])
-    total = _rows(batched[0])
-    begin, end = (_begin(replica, total, replicas) for replica in (own.start, own.stop))
-    cut = _Cut([begin], [end]).with_stand_ins(total)
 
-    def rows(leaf: Any) -> Any:
-        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
-            return leaf
-        return cut.parts(_checked(leaf, total))[0]
+    def beginning(leaf: Any) -> tf.Tensor:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+            return tf.constant(0)  # a leaf without rows is not compared
+        rows = leaf[: tf.where(number == 0, ROWS, 0)]
+        count = tf.shape(rows)[0]
+        return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])[:, :ELEMENTS]
 
-    own_part = keras.tree.pack_sequence_as(batch, [rows(leaf) for leaf in leaves])
-    return OwnRows(own_part, tf.convert_to_tensor(end - begin), total)
+    return keras.tree.map_structure(beginning, batch)
+
+
+def beginnings_of(batch: Any) -> Any:
+    """Returns the first rows of a batch that workers compare, if there are any."""
+    return batch.beginnings if isinstance(batch, OwnRows) else ()
 
 
 def first_rows(batch: Any, count: int) -> Any:
-    """Returns the first rows of a batch.
-
-    Args:
-        batch: Tensors in any structure, as `pieces` takes them.
-        count: How many; as many there are.
-    """
-    cut = _Cut([0], [count])
-
-    def rows(leaf: Any) -> Any:
-        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
-            return leaf
-        return cut.parts(leaf)[0]
-
-    return keras.tree.map_structure(rows, batch)
-
-
-def own_numbers(numbers: tf.Tensor, replicas: int, own: range) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes those of a worker's rows out of the numbers of a global batch's rows.
-
-    Args:
-        numbers: The numbers, at least one.
-        replicas: How many replicas there are on all workers.
-        own: The worker's own.
-
-    Returns:
-        The numbers, or that of a row that stands in; and how many of them count.
-    """
-    total = numbers.shape[0]
-    if total is None:
-        total = tf.shape(numbers)[0]
-    begin, end = (_begin(replica, total, replicas) for replica in (own.start, own.stop))
-    [own_part] = _Cut([begin], [end]).with_stand_ins(total).parts(numbers)
-    return own_part, tf.convert_to_tensor(end - begin)
+    """Returns the first rows of a batch."""
+    return _cut(batch, [(0, count)], count)[0]
 
 
 def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[Piece]:
-    """Divides a worker's rows into the pieces of its replicas.
-
-    Args:
-        batch: What `own_rows` returned, or any rows of which the batch is made on all workers.
-        replicas_here: How many replicas the worker has.
-        stand_ins: Whether a piece without example gets a row that stands in.
-    """
-    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch.rows)]
-    held = _rows(_batched(leaves)[0])
-    division = _dynamic_division(batch.size, batch.total, held, replicas_here)
-    return _pieces(batch.rows, leaves, division, stand_ins)
+    """Divides a worker's rows into the pieces of its replicas."""
+    held = _size_in_step(_batched(batch.rows))
+    return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
 
 
 def counted_rows(value: Any, share: BatchShare) -> Any:
-    """Returns those rows of a replica's tensor that count: none, where one stands in.
-
-    Args:
-        value: A dense, ragged or sparse tensor with the replica's rows, along axis 0.
-        share: How many of them count.
-    """
+    """Returns the rows of a replica's tensor, without a stand-in row."""
     if isinstance(share.weight, float):
         return value
     if isinstance(value, tf.SparseTensor):
@@ -165,27 +128,19 @@ def counted_rows(value: Any, share: BatchShare) -> Any:
 
 
 def none_for_optional(leaf: Any) -> Any:
-    """Returns None for an empty ``tf.experimental.Optional``, which is how a dataset says None.
-
-    Args:
-        leaf: A leaf of a batch.
-    """
+    """Returns None for an empty ``tf.experimental.Optional``, a dataset's form of None."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 @contextmanager
 def division_errors() -> Iterator[None]:
-    """Says in our words that a batch could not be divided.
-
-    Raises:
-        InputError: If a tensor of a batch has another number of rows than the first one.
-    """
+    """Translates TensorFlow's error about a batch that could not be divided."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         if not _FAILED_DIVISION.search(error.message):
             raise
-        # Keras raises it again ``from None``: its cause is shown by its text alone.
+        # Keras raises the error again ``from None``, so the message quotes the cause.
         raise InputError(
             "Expected tensors with the same number of examples in a batch. Received: another "
             "number than in the first tensor. Let the data source yield as many targets and "
@@ -193,80 +148,71 @@ def division_errors() -> Iterator[None]:
         ) from error
 
 
-def _pieces(batch: Any, leaves: list[Any], division: _Division, stand_ins: bool) -> list[Piece]:
-    if stand_ins and not division.all_have_rows:
-        division = replace(division, cut=division.cut.with_stand_ins(division.held))
-    parts = [division.parts(leaf) for leaf in leaves]
+def _pieces(
+    batch: Any, size: Any, total: Any, held: Any, replicas: int, *, stand_ins: bool
+) -> list[Piece]:
+    """Divides the first `size` of `held` rows of a global batch of `total` rows."""
+    begins = _begins(size, replicas, range(replicas + 1))
+    bounds = list(itertools.pairwise(begins))
+    sizes = [end - begin for begin, end in bounds]
+    if isinstance(size, int) and size >= replicas:
+        weights = [one / total for one in sizes]
+    else:
+        # float32 would spoil the last digits of a float64 model.
+        dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+        parts = tf.cast(tf.stack(sizes), dtype)
+        weights = tf.unstack(tf.math.divide_no_nan(parts, tf.cast(total, dtype)))
+        if stand_ins:
+            bounds = [_with_stand_in(*one, held) for one in bounds]
+    batch = keras.tree.map_structure(none_for_optional, batch)
     return [
-        Piece(keras.tree.pack_sequence_as(batch, [part[index] for part in parts]), share)
-        for index, share in enumerate(division.shares)
+        Piece(data, BatchShare(own, total, weight))
+        for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
     ]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Which rows of a tensor make the pieces.
+def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
+    """Returns where replicas' pieces begin, like `sharding.piece_bounds`; also on tensors."""
+    share, rest = total // replicas, total % replicas
+    least = min if isinstance(total, int) else tf.minimum
 
-    Attributes:
-        begins: The first row of each: integers, or scalar int32 tensors.
-        ends: The row after the last one of each, likewise.
-    """
+    def begin(replica: int) -> Any:
+        if replica in (0, replicas):
+            return total if replica else 0
+        return replica * share + least(replica, rest)
 
-    begins: Sequence[Any]
-    ends: Sequence[Any]
-
-    def parts(self, leaf: Any) -> list[Any]:
-        """The pieces of a tensor, of a dense one without a copy of its rows."""
-        rows = _sparse_rows if isinstance(leaf, tf.SparseTensor) else _rows_of
-        return [rows(leaf, *bounds) for bounds in zip(self.begins, self.ends, strict=True)]
-
-    def with_stand_ins(self, held: Any) -> _Cut:
-        """The same, with one row for a piece without: the last one, as the last pieces have none.
-
-        Args:
-            held: How many rows there are to take from. Where there are none, no piece gets one.
-        """
-        least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
-        last = most(held - 1, 0)
-        begins = [least(begin, last) for begin in self.begins]
-        ends = [most(end, begin + 1) for begin, end in zip(begins, self.ends, strict=True)]
-        return _Cut(begins, ends)
+    return [begin(replica) for replica in of]
 
 
-@dataclass(frozen=True)
-class _Division:
-    """How a batch is divided.
+def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:
+    """Returns a piece's bounds; for an empty piece, those of the last row, its stand-in."""
+    least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
+    begin = least(begin, most(held - 1, 0))
+    return begin, most(end, begin + 1)
 
-    Attributes:
-        cut: Its pieces.
-        shares: What the replicas are told.
-        held: How many rows there are: an integer, or an int32 scalar tensor.
-        all_have_rows: Whether it is known here that every replica has an example.
-    """
 
-    cut: _Cut
-    shares: Sequence[BatchShare]
-    held: Any
-    all_have_rows: bool
+def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
+    """Slices a batch at the bounds; each slice also gets all leaves that have no rows."""
 
-    def parts(self, leaf: Any) -> list[Any]:
-        """The pieces of one tensor."""
-        if leaf is None or leaf.shape.rank == 0:
-            return [leaf for _ in self.shares]
-        return self.cut.parts(_checked(leaf, self.held))
+    def parts(leaf: Any) -> list[Any]:
+        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
+            return [leaf] * len(bounds)
+        leaf = _checked(leaf, held)
+        if isinstance(leaf, tf.SparseTensor):
+            return [_sparse_rows(leaf, *one) for one in bounds]
+        return [leaf[begin:end] for begin, end in bounds]
+
+    columns = [parts(leaf) for leaf in keras.tree.flatten(batch)]
+    return [keras.tree.pack_sequence_as(batch, row) for row in zip(*columns, strict=True)]
 
 
 def _checked(leaf: Any, rows: Any) -> Any:
     """Returns a tensor that fails in the step if it has another number of rows."""
     if isinstance(rows, int) or not isinstance(leaf, tf.Tensor):
-        return leaf  # where it is known here, it has been compared
-    # It compares, and hands on the rows without a copy. Of one part TensorFlow would make nothing.
+        return leaf  # `_batched` has compared static sizes
+    # `split` checks the size without a copy. TensorFlow would remove a split into one part.
     same, _ = tf.split(leaf, tf.stack([rows, 0]), num=2, name=_DIVISION)
     return same
-
-
-def _rows_of(tensor: Any, begin: Any, end: Any) -> Any:
-    return tensor[begin:end]
 
 
 def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTensor:
@@ -278,19 +224,9 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTens
     return rows
 
 
-def _division(leaves: list[Any], replicas: int) -> _Division:
-    batched = _batched(leaves)
-    static = _static_sizes(batched)
-    [size] = static if len(static) == 1 else [None]
-    # Eagerly every size is known; in a graph a piece without rows must not look like one for good:
-    # Keras reads losses of the static shape (0,) as something else than a batch.
-    if size is not None and (size >= replicas or tf.executing_eagerly()):
-        return _static_division(size, replicas)
-    rows = _rows(batched[0])
-    return _dynamic_division(rows, rows, rows, replicas)
-
-
-def _batched(leaves: list[Any]) -> list[Any]:
+def _batched(batch: Any) -> list[Any]:
+    """The tensors of a batch that have rows."""
+    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
     batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
     if not batched:
         raise InputError(
@@ -310,69 +246,17 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
     return {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
 
 
-def _rows(leaf: Any) -> Any:
-    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(leaf), shape=[])
+def _known_size(batched: list[Any]) -> int | None:
+    static = _static_sizes(batched)
+    return static.pop() if len(static) == 1 else None
+
+
+def _size_in_step(batched: list[Any]) -> tf.Tensor:
+    """Returns the number of rows as a tensor that TensorFlow cannot infer while tracing."""
+    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(batched[0]), shape=[])
 
 
 def _row_count(leaf: Any) -> tf.Tensor:
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int32)
     return tf.shape(leaf, out_type=tf.int32)[0]
-
-
-def _static_division(total: int, replicas: int) -> _Division:
-    sizes = sharding.piece_sizes(total, replicas)
-    weights = sharding.weights(total, replicas)
-    every_replica_has_rows = total >= replicas
-    shares = [
-        BatchShare(size, total, weight if every_replica_has_rows else _scalar(weight))
-        for size, weight in zip(sizes, weights, strict=True)
-    ]
-    begins, ends = zip(*sharding.piece_bounds(total, replicas), strict=True)
-    return _Division(_Cut(begins, ends), shares, total, every_replica_has_rows)
-
-
-def _dynamic_division(size: Any, total: Any, held: Any, replicas: int) -> _Division:
-    """Divides rows of which the number is known in the step.
-
-    Args:
-        size: How many rows count.
-        total: How many rows the batch has on all workers.
-        held: How many rows there are here, with one that stands in.
-        replicas: How many replicas there are here.
-    """
-    sizes, begins = _bounds(size, replicas)
-    dtype = _weight_dtype()
-    weights = tf.math.divide_no_nan(tf.cast(sizes, dtype), tf.cast(total, dtype))
-    shares = [
-        BatchShare(own, total, weight)
-        for own, weight in zip(tf.unstack(sizes), tf.unstack(weights), strict=True)
-    ]
-    cut = _Cut(tf.unstack(begins), tf.unstack(begins + sizes))
-    return _Division(cut, shares, held, all_have_rows=False)
-
-
-def _bounds(total: Any, replicas: int) -> tuple[Any, Any]:
-    """The arithmetic of `sharding.piece_bounds`, on tensors: sizes and begins."""
-    index = tf.range(replicas)
-    rest = total % replicas
-    sizes = total // replicas + tf.cast(index < rest, tf.int32)
-    return sizes, index * (total // replicas) + tf.minimum(index, rest)
-
-
-def _begin(replica: int, total: Any, replicas: int) -> Any:
-    """One of those beginnings, or the end of all, with as few operations as can be."""
-    if replica in (0, replicas):
-        return total if replica else 0
-    share, rest = total // replicas, total % replicas
-    least = min if isinstance(rest, int) else tf.minimum
-    return replica * share + least(replica, rest)
-
-
-def _scalar(weight: float) -> tf.Tensor:
-    return tf.constant(weight, _weight_dtype())
-
-
-def _weight_dtype() -> tf.DType:
-    # float32 would spoil the last digits of a float64 model.
-    return tf.float64 if keras.config.floatx() == "float64" else tf.float32

@@ -1,23 +1,26 @@
-"""One replica's side of the exchange with the others."""
+"""The collectives that one replica's code calls, on TensorFlow."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.adoption import adopt_all, is_foreign
 from kerasdist.backends.tensorflow.batches import counted_rows
-from kerasdist.backends.tensorflow.components import check_alike
-from kerasdist.backends.tensorflow.engine_seam import converted_as_here, keeps_one_copy
-from kerasdist.backends.tensorflow.exchange import Exchange
-from kerasdist.backends.tensorflow.summed_steps import Update, Write
-from kerasdist.backends.tensorflow.values import regrouped, to_native
+from kerasdist.backends.tensorflow.outside_replicas import apply_everywhere
+from kerasdist.backends.tensorflow.private.compiled import converted_as_here
+from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
+from kerasdist.backends.tensorflow.values import check_alike, regrouped, to_native
 from kerasdist.backends.tensorflow.variables import gradient_replaces
+from kerasdist.backends.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import UnsupportedError
 from kerasdist.replica_context import BatchShare
@@ -25,45 +28,64 @@ from kerasdist.structures import map_leaves
 from kerasdist.training import numerics
 
 if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.merge import Exchange
     from kerasdist.strategy import Strategy
+
+
+# For each value of a call, its components on the replicas of this process.
+Columns = list[tuple[Any, ...]]
+
+# Keras's own assignment: takes a variable and a value.
+Write = Callable[[Any, Any], Any]
+
+# The key of an optimizer's step in `TensorFlowCollectives._deferred`.
+_UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An optimizer's step or an assignment, deferred until all replicas' tensors are summed.
+
+    Attributes:
+        call: The name of the call, for error messages.
+        given: This replica's tensors, weighted.
+        finish: Called with the sums.
+        here: Whether the sums are needed on one device only.
+    """
+
+    call: str
+    given: Sequence[Any]
+    finish: Callable[[list[Any]], Any]
+    here: bool = True
 
 
 @final
 class TensorFlowCollectives(Collectives):
-    """What the code of one replica can ask of the others, in a graph or eagerly."""
+    """The collectives of one replica, in a graph or eagerly."""
 
-    weighs_scaled_losses = True
+    weights_scaled_losses = True
 
     def __init__(
         self, exchange: Exchange, replica: int, share: BatchShare | None, *, waits: bool = False
     ) -> None:
-        """Makes one replica's side.
-
-        Args:
-            exchange: Where the replicas meet.
-            replica: This replica's number.
-            share: Its part of the batch; None where gradients are summed as they are.
-            waits: Whether the optimizer, and assignments to what is not read before, wait for
-                `end_step`, which must then be called.
-        """
         self._exchange = exchange
         self._replica = replica
         self._share = share
-        self._loss_is_weighed = False
+        self._loss_is_weighted = False
         self._group = exchange.group
         self._engine = exchange.group.engine
         self._waits = waits
-        self._waiting: Update | None = None
-        self._writes: dict[int, Write] = {}
+        # Keys: the id of an assigned variable, or `_UPDATE`.
+        self._deferred: dict[int | str, Deferred] = {}
 
-    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighed: bool) -> Any:
-        """Returns a loss that says, when it is differentiated, whether it has been weighed."""
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+        """Returns the loss; differentiating it records whether it has been weighted."""
         del optimizer
 
         @tf.custom_gradient
         def marked(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                self._loss_is_weighed = is_weighed
+                self._loss_is_weighted = is_weighted
                 return upstream
 
             return tf.identity(given), gradient
@@ -77,11 +99,11 @@ class TensorFlowCollectives(Collectives):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls the function once, in the thread that the engine runs cross-replica code in."""
+        """Calls the function once, in the native strategy's thread for cross-replica code."""
         engine = self._engine
         function = converted_as_here(function)
 
-        def merged(parts: list[tuple[Any, ...]]) -> Any:
+        def merged(parts: Columns) -> Any:
             all_args, all_kwargs = (regrouped(engine, part) for part in parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with context.replica_scope(None), tf.device(None):
@@ -91,18 +113,19 @@ class TensorFlowCollectives(Collectives):
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns a sum divided by the number of replicas, in its type."""
-        if isinstance(total, tf.IndexedSlices):
-            values = self.mean_of_sum(total.values, replicas)
-            return tf.IndexedSlices(values, total.indices, total.dense_shape)
-        return tf.cast(total / tf.cast(replicas, total.dtype), total.dtype)
+
+        def mean(values: Any) -> Any:
+            return tf.cast(values / tf.cast(replicas, values.dtype), values.dtype)
+
+        return gradient_sums.on_values(mean, total)
 
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Returns each tensor summed over the replicas, with its gradient.
+        """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        ``tf.IndexedSlices`` come back as the slices of all replicas, without a gradient. In `fit` a
-        replica without example adds nothing.
+        ``tf.IndexedSlices`` are concatenated, without a gradient. In `fit`, an empty replica adds
+        nothing.
         """
         tensors = [self._counted(tensor) for tensor in tensors]
         sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
@@ -120,18 +143,18 @@ class TensorFlowCollectives(Collectives):
         return list(with_gradient(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
-        """Returns the replicas' tensors along an axis, with their gradient.
+        """Concatenates the replicas' tensors along an axis; the result is differentiable.
 
-        In `fit`, along the rows, a replica without example has none.
+        In `fit`, an empty replica adds no rows along axis 0.
         """
         if self._share is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
             tensor = counted_rows(tensor, self._share)
         return self._gathered(tensor, axis)
 
     def all_stack(self, tensor: Any) -> Any:
-        """Returns the replicas' tensors stacked, with their gradient; see `Collectives`.
+        """Stacks the replicas' tensors; the result is differentiable.
 
-        In `fit` a replica without example gives zeros.
+        In `fit`, an empty replica adds zeros.
         """
         return self._gathered(self._counted(tensor)[tf.newaxis], 0)
 
@@ -142,13 +165,12 @@ class TensorFlowCollectives(Collectives):
                 "with tf.convert_to_tensor, or gather its values and its indices."
             )
 
-        def together(parts: list[tuple[Any, ...]]) -> Any:
+        def together(parts: Columns) -> Any:
             return self._concatenation(parts, axis)[0]
 
-        if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
-            return _own(self._combine("all_gather", [tensor], together))
-        tensor = tf.convert_to_tensor(tensor)
-        if not tensor.dtype.is_floating:
+        is_dense = not isinstance(tensor, tf.SparseTensor | tf.RaggedTensor)
+        tensor = tf.convert_to_tensor(tensor) if is_dense else tensor
+        if not (is_dense and tensor.dtype.is_floating):
             return _own(self._combine("all_gather", [tensor], together))
 
         @tf.custom_gradient
@@ -171,230 +193,193 @@ class TensorFlowCollectives(Collectives):
     def apply_gradients(
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
     ) -> None:
-        """Weighs the gradients, sums them, and updates every copy of the variables, in one go."""
-        known = keras_seam.optimized_variables(optimizer) if variables is None else variables
-        replaces = [gradient_replaces(variable) for variable in known]
+        """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
+        known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+        replaced = [gradient_replaces(variable) for variable in known]
         weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
-        self._loss_is_weighed = False  # as is one that `scale_loss` does not see
+        self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
 
-        def own_part(gradient: Any, replaced: bool) -> Any:
+        def own_part(gradient: Any, is_replaced: bool) -> Any:
             if gradient is None or weight is None:
                 return gradient
-            if replaced:
-                return self._counted(gradient)
-            return gradient_sums.weighted(gradient, weight)
+            count = self._counted if is_replaced else partial(gradient_sums.weighted, weight=weight)
+            return count(gradient)
 
-        given = [own_part(*pair) for pair in zip(gradients, replaces, strict=True)]
+        given = [own_part(*pair) for pair in zip(gradients, replaced, strict=True)]
+        new_scales = self._largest(list(itertools.compress(given, replaced)))
 
-        step = Update(optimizer, known, variables, given)
-        if self._waits and not any(replaces):
-            if self._waiting is not None:
-                raise UnsupportedError(
-                    "Expected one optimizer step in a training step of Keras's own. Received: a "
-                    f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
-                )
-            self._waiting = step
-            return
+        def update(sums: list[Any]) -> None:
+            scales = iter(new_scales)
+            every = [
+                next(scales) if of_scale else total
+                for total, of_scale in zip(sums, replaced, strict=True)
+            ]
+            apply_everywhere(self._engine, optimizer, every, variables)
 
-        def update(parts: list[tuple[Any, ...]]) -> None:
-            step.apply(self._engine, self._reduced(optimizer, parts, known, replaces))
-
-        self._combine("apply", given, update)
+        # An optimizer that changes gradients (clips or accumulates them, for example) does so on
+        # the first device, and the results are copied to the others.
+        here = bool(new_scales) or keras_compat.computes_on_gradients(optimizer)
+        if _UPDATE in self._deferred:
+            raise UnsupportedError(
+                "Expected one optimizer step in a training step of Keras's own. Received: a "
+                f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
+            )
+        added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
+        self._sum_then(_UPDATE, Deferred("apply", added, update, here))
 
     def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Does what waits for the end of the step, and reads variables; all replicas must call it.
+        """Finishes deferred work and reads variables in one collective; all replicas must call it.
 
-        One collective serves both, so that what is said about a step costs no second one.
+        The variables are those that the step's logs need.
 
-        Args:
-            variables: Keras variables that each replica writes for itself.
-
-        Returns:
-            What all replicas hold of each.
+        Returns the variables' values, aggregated over all replicas.
         """
-        step, self._waiting = self._waiting, None
-        writes, self._writes = list(self._writes.values()), {}
-        if step is None and not writes and not variables:
+        waiting, self._deferred = list(self._deferred.values()), {}
+        if not waiting and not variables:
             return []
-        gradients = [] if step is None else step.gradients
-        here = step is None or keras_seam.computes_on_gradients(step.optimizer)
         own = [tf.convert_to_tensor(variable.value) for variable in variables]
 
-        def update(parts: list[tuple[Any, ...]]) -> list[tf.Tensor]:
-            sums = iter(self._group.sums(parts, here=here))
-            ours = [next(sums) for _ in gradients]
-            if step is not None:
-                step.apply(self._engine, ours)
-            for one in writes:
-                one.finish(next(sums))
+        def update(parts: Columns) -> list[tf.Tensor]:
+            sums = iter(self._group.sums(parts, here=all(one.here for one in waiting)))
+            for one in waiting:
+                one.finish(list(itertools.islice(sums, len(one.given))))
             return self._group.wholes(variables, list(sums))
 
-        changes = [one.change for one in writes]
-        return self._combine("end of the step", [*gradients, *changes, *own], update)
-
-    def mirror_before_read(self, variable: Any) -> None:
-        """Gives a variable that was made outside of the scope copies, before it is first read.
-
-        A function that is being compiled then holds the copies, not the variable from outside.
-
-        Args:
-            variable: A Keras variable.
-        """
-        if not is_foreign(variable, self._engine):
-            return
-
-        def mirrored(parts: list[tuple[Any, ...]]) -> None:
-            with tf.init_scope():
-                adopt_all(parts[0], self._engine)
-
-        self._combine("the first use of a variable from outside", [variable], mirrored)
+        given = [tensor for one in waiting for tensor in one.given]
+        return self._combine("end of the step", [*given, *own], update)
 
     def before_read(self, variable: Any) -> None:
-        """Finishes an assignment to the variable that waits, so that what is read is new.
+        """Finishes a deferred assignment to the variable, so that the new value is read.
 
-        Args:
-            variable: A Keras variable.
+        In a custom loop, a variable that was made outside of the scope gets a copy on every device
+        before it is first read.
         """
-        waiting = self._writes.pop(id(variable), None)
+        waiting = self._deferred.pop(id(variable), None)
         if waiting is not None:
             self._finish(waiting)
+        elif self._share is None and is_foreign(variable, self._engine):
 
-    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
-        """Combines what the replicas assign, as if one device had assigned for the whole batch.
+            def mirrored(parts: Columns) -> None:
+                with tf.init_scope():
+                    adopt_all(parts[0], self._engine)
 
-        ``tf.distribute`` sums or averages the values themselves: a count of examples would also
-        sum up what it was before, and a mean would forget who has how many examples. Where no
-        share of the batch is known, that is what users of ``tf.distribute`` expect.
+            self._combine("the first use of a variable from outside", [variable], mirrored)
+
+    def assign(self, variable: Any, value: Any, write: Write) -> Any:
+        """Assigns to a variable; in `fit`, as one device would for the global batch.
+
+        There, the replicas' changes are combined. ``tf.distribute`` combines the assigned values:
+        a sum would count the old value once per replica, and a mean would ignore how many rows
+        each replica has. Custom loops keep that behaviour, which users expect.
         """
+        is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._engine):
-            return self._assign_to_the_copy(variable, value, write)
+            assign = self._assign_changes if is_combined else self._assign_once
+            return assign(variable, value, write)
         if self._share is None:
-            self.mirror_before_read(variable)
+            self.before_read(variable)
             return write(variable, value)
-        if variable.synchronization == "on_read" and variable.aggregation == "sum":
+        if is_sum_on_read(variable):
             return write(variable, self._own_part(variable, value))
-        if variable.synchronization == "on_read" or variable.aggregation not in ("sum", "mean"):
+        if is_on_read(variable) or not is_combined:
             return write(variable, value)
         return self._assign_changes(variable, value, write)
 
     def _own_part(self, variable: Any, value: Any) -> Any:
-        """What a replica's part of a sum becomes, such as a metric's: as it was, without example.
-
-        Args:
-            variable: The Keras variable.
-            value: What the replica would write.
-        """
+        """Returns this replica's new part of a sum; an empty replica keeps its old part."""
         weight = self._share.weight  # type: ignore[union-attr]
         if isinstance(weight, float):
             return value
         before = tf.convert_to_tensor(variable.value)
         return tf.where(weight > 0, tf.cast(value, before.dtype), before)
 
-    def _assign_to_the_copy(
-        self, variable: Any, value: Any, write: Callable[[Any, Any], Any]
-    ) -> Any:
-        """Assigns to a variable of which there is one, that of a metric included."""
-        if variable.aggregation in ("sum", "mean"):
-            return self._assign_changes(variable, value, write)
+    def _assign_once(self, variable: Any, value: Any, write: Write) -> None:
+        """Assigns a value that is equal on all replicas to a variable with a single copy."""
 
-        def update(parts: list[tuple[Any, ...]]) -> None:
-            write(variable, parts[0][0])  # equal in all replicas
+        def update(parts: Columns) -> None:
+            write(variable, parts[0][0])
 
-        return self._combine("assign", [tf.convert_to_tensor(value)], update)
+        self._combine("assign", [tf.convert_to_tensor(value)], update)
 
-    def _assign_changes(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> None:
+    def _assign_changes(self, variable: Any, value: Any, write: Write) -> None:
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
             replicas = self._engine.num_replicas_in_sync
-            change = change / replicas if self._share is None else self._weighted(change)
+            change = (
+                change / replicas
+                if self._share is None
+                else gradient_sums.weighted(change, self._share.weight)
+            )
         else:
             change = self._counted(change)
 
-        step = Write(variable, before, change, write)
+        def finish(sums: list[Any]) -> None:
+            write(variable, before + sums[0])
+
+        self._sum_then(id(variable), Deferred("assign", [change], finish))
+
+    def _sum_then(self, key: int | str, what: Deferred) -> None:
         if self._waits:
-            self._writes[id(variable)] = step
+            self._deferred[key] = what
         else:
-            self._finish(step)
+            self._finish(what)
 
-    def _finish(self, step: Write) -> None:
-        def update(parts: list[tuple[Any, ...]]) -> None:
-            [total] = self._group.sums(parts)
-            step.finish(total)
+    def _finish(self, what: Deferred) -> None:
+        def finish(parts: Columns) -> None:
+            what.finish(self._group.sums(parts, here=what.here))
 
-        self._combine("assign", [step.change], update)
+        self._combine(what.call, what.given, finish)
 
-    def _reduced(
-        self,
-        optimizer: Any,
-        parts: list[tuple[Any, ...]],
-        variables: list[Any],
-        replaces: list[bool],
-    ) -> list[Any]:
-        # The optimizer then computes on the first device; what it computed goes to the others.
-        here = any(replaces) or keras_seam.computes_on_gradients(optimizer)
-        largest = [
-            self._group.largest(part) if replaced else None
-            for part, replaced in zip(parts, replaces, strict=True)
-        ]
-        added = [
-            (None,) * len(part) if replaced else part
-            for part, replaced in zip(parts, replaces, strict=True)
-        ]
-        sums = self._group.sums_of_gradients(added, variables, here=here)
-        return [
-            one if replaced else total
-            for one, total, replaced in zip(largest, sums, replaces, strict=True)
-        ]
+    def _largest(self, given: list[Any]) -> list[Any]:
+        def largest(parts: Columns) -> list[Any]:
+            return [self._group.largest(part) for part in parts]
 
-    def _concatenation(self, parts: list[tuple[Any, ...]], axis: int) -> tuple[Any, list[Any]]:
-        # In a graph of `fit` a size that is known does not depend on the batch.
+        return self._combine("largest", given, largest) if given else []
+
+    def _concatenation(self, parts: Columns, axis: int) -> tuple[Any, list[Any]]:
+        # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
         known = self._share is not None and not tf.executing_eagerly()
         equal_sizes = known and parts[0][0].shape[axis] is not None
         return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
 
-    def _combine(
-        self, call: str, given: Sequence[Any], function: Callable[[list[tuple[Any, ...]]], Any]
-    ) -> Any:
+    def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
         return self._exchange.combine(self._replica, call, given, function)
 
     def _sums(
         self, given: Sequence[tf.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[tf.Tensor]:
-        def sums(parts: list[tuple[Any, ...]]) -> list[Any]:
+        def sums(parts: Columns) -> list[Any]:
             for part in parts:
                 check_alike(part)
-            # Where a share is known they are few and small.
+            # In `fit` (with a share) the tensors are few and small: one device sums them.
             return self._group.sums(parts, options, here=self._share is not None)
 
         return self._combine("all_reduce", given, sums)
 
     def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
-        """The derivative of the global loss by what this replica gave, as its own loss sees it.
+        """Returns the gradients of sums over the replicas, by this replica's terms.
 
-        Without a share of the batch the global loss is the sum of the replicas' losses. With one it
-        is their mean with the replicas' weights, and so is its derivative by a sum. This replica's
-        gradients are weighed once more when they are applied, so its own weight is taken out here.
-        A loss that was weighed before it was differentiated has brought the weight along.
+        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
+        mean, weighted by the replicas' shares, and so is its gradient by a sum. `apply_gradients`
+        multiplies this replica's gradients by its weight again, so they are divided by it here. A
+        loss that was weighted before it was differentiated passes its weight on to `upstream`.
         """
         if self._share is None:
             return self.all_sum(upstream)
         weight = self._share.weight
-        if self._loss_is_weighed:
+        if self._loss_is_weighted:
             weight = numerics.presence(weight)
         sums = self._sums([gradient_sums.weighted(gradient, weight) for gradient in upstream])
         return [numerics.per_weight(total, weight) for total in sums]
 
     def _counted(self, value: Any) -> Any:
-        """What counts of a value in `fit`: zeros, from a replica without example."""
+        """Returns the value; on an empty replica in `fit`, zeros."""
         return value if self._share is None else gradient_sums.counted(value, self._share.weight)
-
-    def _weighted(self, gradient: Any) -> Any:
-        return gradient_sums.weighted(gradient, self._share.weight)  # type: ignore[union-attr]
 
 
 def collectives_here() -> TensorFlowCollectives:
-    """Returns those of the replica whose code this is."""
+    """Returns the collectives of the replica whose code the calling thread runs."""
     replica = context.replica()
     assert replica is not None
     assert isinstance(replica.collectives, TensorFlowCollectives)
@@ -402,7 +387,7 @@ def collectives_here() -> TensorFlowCollectives:
 
 
 def _own(structure: Any) -> Any:
-    """A copy of shared tensors: `Strategy.run` takes what is one object in all for no component."""
+    """Copies tensors, since `regrouped` would not wrap an object that all replicas share."""
 
     def own(leaf: Any) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):

@@ -1,106 +1,87 @@
-"""Weighing gradients and adding them up."""
+"""Weighting gradients and adding them up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasdist.backends.checks import check_summable
-from kerasdist.backends.tensorflow.engine_seam import mirrored
-from kerasdist.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.backends.tensorflow.private.strategies import mirrored
+
+
+def on_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to a gradient; to the values of the rows, if it is sparse."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return function(gradient)
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
     """Returns a gradient times a replica's weight: zero where the weight is 0, even if it is NaN.
 
     `training.numerics.weighted` in one operation, sparse gradients included.
-
-    Args:
-        gradient: A tensor, ``tf.IndexedSlices``, or None.
-        weight: The replica's weight, a float or a scalar tensor.
     """
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = weighted(gradient.values, weight)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     if isinstance(weight, float):
-        return gradient * weight
-    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+        return on_values(lambda values: values * weight, gradient)
+    return on_values(
+        lambda values: tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype)), gradient
+    )
 
 
 def counted(value: Any, weight: Any) -> Any:
-    """Returns what a replica gives to a sum: zero, even for NaN, from one without example.
-
-    Args:
-        value: A tensor, or ``tf.IndexedSlices``.
-        weight: The replica's weight, a float or a scalar tensor.
-    """
+    """Returns a replica's term of a sum: its value, or zeros (even for NaN) if it is empty."""
     if isinstance(weight, float):
         return value
-    if isinstance(value, tf.IndexedSlices):
-        values = counted(value.values, weight)
-        return tf.IndexedSlices(values, value.indices, value.dense_shape)
-    value = tf.convert_to_tensor(value)
-    return tf.where(weight > 0, value, tf.zeros_like(value))
+
+    def or_zeros(values: Any) -> tf.Tensor:
+        values = tf.convert_to_tensor(values)
+        return tf.where(weight > 0, values, tf.zeros_like(values))
+
+    return on_values(or_zeros, value)
 
 
 def summed(parts: Sequence[Any]) -> Any:
-    """Returns the sum of the replicas' gradients of one variable, None where there is none.
-
-    Args:
-        parts: Tensors, ``tf.IndexedSlices``, or None.
-    """
+    """Returns the sum of the replicas' gradients of one variable, None where there is none."""
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
     check_summable(parts[0].dtype.name)
     if all(isinstance(part, tf.IndexedSlices) for part in parts):
-        # The rows one after another, as one device has them for the whole batch.
-        return tf.IndexedSlices(
-            tf.concat([part.values for part in parts], 0),
-            tf.concat([part.indices for part in parts], 0),
-            parts[0].dense_shape,
-        )
+        values = tf.concat([part.values for part in parts], 0)
+        indices = tf.concat([part.indices for part in parts], 0)
+        return slices_of_all(parts, values, indices)
     return tf.add_n([tf.convert_to_tensor(part) for part in parts])
 
 
-def largest(parts: Sequence[Any]) -> Any:
-    """Returns the elementwise maximum of the replicas' gradients of one variable.
+def slices_of_all(parts: Sequence[Any], values: Any, indices: Any) -> tf.IndexedSlices:
+    """Returns the sparse gradient that one device would have for the whole batch.
 
-    Args:
-        parts: Tensors, or None.
+    An optimizer may square each row, so it matters whether rows of the same index are summed first.
+    `Embedding` has one row per lookup: they stay separate. A product with a sparse tensor has one
+    row per index: the replicas' rows of the same index are summed.
     """
-    parts = [part for part in parts if part is not None]
-    return tf.reduce_max(tf.stack(parts), 0) if parts else None
+    if all(_is_of_unique_rows(part.indices) for part in parts):
+        indices, places = tf.unique(indices)
+        values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+
+
+def _is_of_unique_rows(indices: Any) -> bool:
+    """Whether the indices are the result of a `Unique` operation; known in a graph only."""
+    if not tf.is_symbolic_tensor(indices):
+        return False
+    while indices.op.type in ("Cast", "Identity", "Reshape"):
+        indices = indices.op.inputs[0]
+    return indices.op.type in ("Unique", "UniqueV2")
 
 
 def divided(total: Any, count: Any) -> Any:
-    """Returns a sum divided by a number; of integers a float64.
-
-    Args:
-        total: A tensor, ``tf.IndexedSlices``, or a distributed value of the framework's.
-        count: The number.
-    """
+    """Returns a sum divided by a number; of integers a float64."""
     if isinstance(total, tf.distribute.DistributedValues):
         return mirrored([divided(part, count) for part in total.values])
-    if isinstance(total, tf.IndexedSlices):
-        values = divided(total.values, count)
-        return tf.IndexedSlices(values, total.indices, total.dense_shape)
-    return total / tf.cast(count, total.dtype)
-
-
-def native_options(options: CommunicationOptions) -> Any:
-    """Returns the framework's options that say the same.
-
-    Args:
-        options: How to communicate.
-    """
-    implementation = CommunicationImplementation(options.implementation)
-    return tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=options.bytes_per_pack,
-        timeout_seconds=options.timeout_seconds,
-        implementation=tf.distribute.experimental.CommunicationImplementation[implementation.name],
-    )
+    return on_values(lambda values: values / tf.cast(count, values.dtype), total)

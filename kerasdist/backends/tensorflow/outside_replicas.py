@@ -1,10 +1,10 @@
-"""What Keras computes in a scope, but outside of replicas: the same as on one device."""
+"""Lets Keras's losses and optimizers compute in a scope, outside of replicas, as on one device."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -12,20 +12,20 @@ from weakref import WeakSet
 import keras
 import tensorflow as tf
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.tensorflow.adoption import adopt
-from kerasdist.backends.tensorflow.engine_seam import (
+from kerasdist.backends.tensorflow.private.scopes import (
     EngineScope,
     cross_replica_code_without_merge_call,
 )
-from kerasdist.backends.tensorflow.variables import native
+from kerasdist.backends.tensorflow.variables import check_mirrored, native
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
 _engines: WeakSet[tf.distribute.Strategy] = WeakSet()
 
 
 class _Here(threading.local):
-    """Whether the calling thread is inside of `_apply`."""
+    """Whether the calling thread is inside of `apply_everywhere`."""
 
     is_applying = False
 
@@ -34,26 +34,22 @@ _here = _Here()
 
 
 def serve(engine: tf.distribute.Strategy) -> None:
-    """Lets losses and optimizers work outside of replicas in this strategy's scope.
-
-    Args:
-        engine: A strategy that kerasdist made.
-    """
+    """Lets losses and optimizers work outside of replicas in this strategy's scope."""
     _install()
     _engines.add(engine)
 
 
 @cache
 def _install() -> None:
-    keras_seam.install_outside_replicas(
+    keras_compat.install_outside_replicas(
         scale_loss=_scale_loss, apply=_apply, make_state=_make_state
     )
 
 
 def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
-    """Leaves a mean as it is where one computation sees the whole batch.
+    """Does not scale a loss outside of replicas, where it covers the whole batch.
 
-    Keras divides by the number of replicas wherever a strategy is in force.
+    Keras divides it by the number of replicas wherever a strategy's scope is open.
     """
     if context.replica() is None and tf.distribute.get_strategy() in _engines:
         return value
@@ -65,29 +61,43 @@ def _apply(
 ) -> Any:
     """Gives all copies of the variables the same update, from one set of gradients.
 
-    Keras's own ends in ``merge_call``, which only replicas can call.
+    Keras's own ``apply`` calls ``merge_call``, which only replicas can call.
     """
     if context.replica() is not None or _here.is_applying:
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
-    known = keras_seam.optimized_variables(optimizer) if variables is None else variables
+    known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     engine = _engine_of([*known, *optimizer.variables[:1]])
     if engine is None or not grads:
         return original(optimizer, grads, variables)
     with nullcontext() if tf.distribute.get_strategy() is engine else EngineScope(engine):
-        with tf.init_scope():
-            adopt(optimizer, engine, known)
-            if not optimizer.built and known:
-                optimizer.build(known)
-        with cross_replica_code_without_merge_call(), applying():
-            return keras_seam.apply_combined_gradients(optimizer, grads, variables)
+        return apply_everywhere(engine, optimizer, grads, variables)
+
+
+def apply_everywhere(
+    engine: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
+) -> Any:
+    """Updates every copy of the variables by gradients that are summed over all replicas."""
+    known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+    with tf.init_scope():
+        adopt(optimizer, engine, known)
+        if not optimizer.built and known:
+            optimizer.build(known)
+    check_mirrored(optimizer.variables, engine, "the optimizer")
+    # Keras's own ``apply`` does the rest, also of an optimizer inside a LossScaleOptimizer.
+    before, _here.is_applying = _here.is_applying, True
+    try:
+        with cross_replica_code_without_merge_call():
+            return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+    finally:
+        _here.is_applying = before
 
 
 def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes an optimizer's variable in the scope of its strategy, or of that of the model.
+    """Makes an optimizer's variable in the scope of its strategy, or of the model's strategy.
 
-    A call of ``optimizer.build`` need not be in the scope.
+    So users need not call ``optimizer.build`` in the scope.
     """
     if tf.distribute.has_strategy():
         return original(optimizer, *args, **kwargs)
@@ -97,23 +107,13 @@ def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwar
     if engine is None:
         return original(optimizer, *args, **kwargs)
     with EngineScope(engine):
-        if not keras_seam.belongs_to(optimizer, engine):
-            keras_seam.adopt_optimizer(optimizer, engine)
+        if not keras_compat.belongs_to(optimizer, engine):
+            keras_compat.adopt_optimizer(optimizer, engine)
         return original(optimizer, *args, **kwargs)
 
 
-@contextmanager
-def applying() -> Iterator[None]:
-    """Leaves to Keras what is applied inside: the step of an optimizer, or of one inside of it."""
-    before, _here.is_applying = _here.is_applying, True
-    try:
-        yield
-    finally:
-        _here.is_applying = before
-
-
 def _engine_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """The strategy in force, or, outside of scopes, that of the variables; None for plain Keras."""
+    """Returns the strategy whose scope is open, else the variables'; None for plain Keras."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         is_ours = here in _engines and tf.distribute.in_cross_replica_context()

@@ -1,4 +1,4 @@
-"""Running the user's functions on the replicas, and moving values across (contract C2)."""
+"""Runs user functions on the replicas, and moves values in and out of them (contract C2)."""
 
 from __future__ import annotations
 
@@ -8,38 +8,31 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from kerasdist import context
 from kerasdist.backends.checks import check_shapes, checked_axis
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.tensorflow import datasets, reads
 from kerasdist.backends.tensorflow import gradients as gradient_sums
-from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
-from kerasdist.backends.tensorflow.components import fitting, shape_of
-from kerasdist.backends.tensorflow.engine_seam import (
+from kerasdist.backends.tensorflow.merge import in_replicas
+from kerasdist.backends.tensorflow.private.compiled import (
     compiled_likewise,
     compiles_with_xla,
     converted_as_here,
 )
-from kerasdist.backends.tensorflow.exchange import Exchange
-from kerasdist.backends.tensorflow.launch import in_replicas
 from kerasdist.backends.tensorflow.values import (
-    components,
     mirrored_on,
     regrouped,
+    shape_of,
     tensor_of_array,
     to_native,
     wrapped,
 )
-from kerasdist.backends.tensorflow.variables import native
+from kerasdist.backends.tensorflow.variables import copies, native
 from kerasdist.collectives import CommunicationOptions, ReduceOp
 from kerasdist.errors import ScopeError, UnsupportedError
-from kerasdist.input.dividing import divided
-from kerasdist.replica_context import ReplicaContext
+from kerasdist.input.sharding import split_batch
 from kerasdist.structures import map_leaves, transpose
 
 if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replicas import MirroredReplicas
-    from kerasdist.input.options import InputOptions
+    from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
     from kerasdist.strategy import Strategy
 
 # Where results for code outside of the replicas go, as in tf.distribute.
@@ -48,20 +41,15 @@ _HOST = "/device:CPU:0"
 
 @final
 class TensorFlowRunner(Runner):
-    """Functions run by ``tf.distribute``, in a graph or eagerly; values are the framework's own."""
+    """Runs functions by ``tf.distribute``, in a graph or eagerly, on its distributed values."""
 
-    def __init__(self, replica_set: MirroredReplicas) -> None:
-        """Makes the runner.
-
-        Args:
-            replica_set: The devices, and the engine that holds them together.
-        """
+    def __init__(self, replica_set: TensorFlowReplicaSet) -> None:
         self._replica_set = replica_set
         self._group = replica_set.group
         self._engine = replica_set.group.engine
         self._shares_memory = replica_set.group.shares_memory
         self.places_ahead = not self._shares_memory
-        # A function that is compiled already, compiled anew around all replicas.
+        # For each user `tf.function`, one that runs the user's code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(
@@ -71,35 +59,26 @@ class TensorFlowRunner(Runner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function once a replica, each in a thread of the engine's."""
-        self._group.note_loop()
+        """Calls a function once per replica, each in a thread of ``tf.distribute``."""
+        self._group.runs_loops = True
         args, kwargs = to_native(self._engine, tuple(args)), to_native(self._engine, dict(kwargs))
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
-            # Replicas cannot meet in graphs of their own.
+            # Replicas cannot call collectives from separate graphs: compile one graph for all.
             return self._compiled_around(strategy, function)(*args, **kwargs)
         _refuse_xla()
         self._replica_set.begin_step()
-        exchange = Exchange.of(self._group)
         converted = converted_as_here(function)
 
-        def replica_code(replica: int, *args: Any, **kwargs: Any) -> Any:
-            collectives = TensorFlowCollectives(exchange, replica, None)
-            here = ReplicaContext(
-                strategy=strategy,
-                replica_id_in_sync_group=replica,
-                num_replicas_in_sync=self._engine.num_replicas_in_sync,
-                collectives=collectives,
-            )
-            with context.replica_scope(here), reads.preceded(collectives.mirror_before_read):
-                return converted(*args, **kwargs)
+        def code(_: int, /, *args: Any, **kwargs: Any) -> Any:
+            return converted(*args, **kwargs)
 
-        return regrouped(self._engine, in_replicas(self._group, replica_code, args, kwargs))
+        return regrouped(self._engine, in_replicas(strategy, self._group, code, args, kwargs))
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the sum or mean, on the host; a mean of integers is a float64, as always."""
+        """Returns the sum or mean, on the host; the mean of integers is a float64."""
         parts = self._tensors(value)
         if axis is None:
-            # Slices of a variable's gradient are put together.
+            # Sparse gradients are concatenated, so their sizes may differ.
             dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
             columns = [self._fitting(parts) if dense else parts]
         else:
@@ -113,7 +92,7 @@ class TensorFlowRunner(Runner):
             return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Returns the components one after another, on the host."""
+        """Concatenates the components, on the host."""
         parts = self._tensors(value)
         if isinstance(parts[0], tf.IndexedSlices):
             raise UnsupportedError(
@@ -136,16 +115,16 @@ class TensorFlowRunner(Runner):
         return [self.broadcast(one) for one in sums]
 
     def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
-        """Components that fit together; outside of a graph also with the other workers'.
+        """Checks that components have equal shapes, eagerly on all workers, and returns them.
 
-        Collectives of other sizes would wait for each other. Scalars are taken as they are: to
-        compare costs a fifth of a millisecond, and a loop reduces one per step.
+        Collectives of different sizes would wait for each other. Scalars are not compared over the
+        workers: that takes a fifth of a millisecond, and a loop reduces one scalar per step.
         """
-        fitting(parts, axis)
+        here = [shape_of(part) for part in parts]
+        check_shapes(here, axis)
         job = self._replica_set.job
         if job is not None and tf.executing_eagerly() and parts[0].shape.rank != 0:
-            here = [shape_of(part) for part in parts]
-            everyone = job.exchange("shapes of components", here)
+            everyone = job.all_gather_object("shapes of components", here)
             check_shapes([shape for theirs in everyone for shape in theirs], axis)
         return parts
 
@@ -162,10 +141,10 @@ class TensorFlowRunner(Runner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Sequence[Any]:
-        """Calls the function for each copy of a variable, which it reads and writes alone.
+        """Calls the function once per copy of a variable; each call sees that copy alone.
 
-        A variable of the framework is handed over as its copy on the device. A Keras variable is
-        handed over as it is, and stands for that copy for the time of the call.
+        The function gets the copy of a ``tf.Variable``. It gets a Keras variable itself, which
+        stands for the copy during the call.
         """
         if not self.created(variable):
             raise ScopeError(
@@ -199,9 +178,9 @@ class TensorFlowRunner(Runner):
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Puts the pieces of a batch for the replicas of this process on their devices."""
+        """Divides a batch, and puts the pieces of this process's replicas on their devices."""
         here = self._replica_set.local_replicas
-        return self.per_replica(divided(batch, replicas)[here.start : here.stop])
+        return self.per_replica(split_batch(batch, replicas)[here.start : here.stop])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""
@@ -209,30 +188,18 @@ class TensorFlowRunner(Runner):
         return tuple(self._engine.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
-        """Returns the variable's value; its aggregate, if it is aggregated on reading."""
+        """Returns the variable's value; the aggregate, if the variable is sync-on-read."""
         variable = native(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable = self._engine.extended.read_var(variable)
         return tf.convert_to_tensor(variable)
 
     def created(self, variable: Any) -> bool:
-        """Returns whether the engine made the variable."""
+        """Returns whether the variable was made in the native strategy's scope."""
         variable = native(variable)
         return isinstance(variable, tf.Variable) and (
             self._engine.extended.variable_created_in_scope(variable)
         )
-
-    def distribute(self, dataset: Any, options: InputOptions) -> Any | None:
-        """Returns the engine's distributed dataset for one of ``tf.data``."""
-        return datasets.distribute(self._group, dataset, options)
-
-    def distribute_own(self, dataset: Any, pieces: int, options: InputOptions) -> Any | None:
-        """Returns the engine's dataset of the pieces of a worker's ``tf.data`` batches."""
-        return datasets.distribute_own(self._engine, dataset, pieces, options)
-
-    def distribute_pipelines(self, pipelines: Sequence[Any], options: InputOptions) -> Any | None:
-        """Returns the engine's dataset of replicas' batches for those of ``tf.data``."""
-        return datasets.distribute_pipelines(self._engine, pipelines, options)
 
     def _compiled_around(self, strategy: Strategy, function: Any) -> Any:
         if function not in self._around:
@@ -245,9 +212,11 @@ class TensorFlowRunner(Runner):
         return self._around[function]
 
     def _tensors(self, value: Any) -> list[Any]:
+        parts = copies(to_native(self._engine, native(value)))
+        if len(parts) == 1:  # one value for all replicas
+            parts = [parts[0]] * len(self._group.local)
         return [
-            part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part)
-            for part in components(self._engine, value)
+            part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part) for part in parts
         ]
 
     def _tensor_here(self, leaf: Any) -> Any:

@@ -1,50 +1,43 @@
-"""The functions that Keras's loops call: one compiled graph with all replicas of a step in it."""
+"""The step functions that Keras's loops call: each is one graph with all replicas in it."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.batches import counted_rows, division_errors
-from kerasdist.backends.tensorflow.groups import Group
+from kerasdist import keras_compat
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.first_batches import beginnings
+from kerasdist.backends.tensorflow.batches import (
+    OwnRows,
+    beginnings_of,
+    counted_rows,
+    division_errors,
+)
+from kerasdist.backends.tensorflow.group import Group
+from kerasdist.backends.tensorflow.values import concat
+from kerasdist.backends.trial import examples
 from kerasdist.replica_context import BatchShare
+from kerasdist.training import first_batch
 from kerasdist.training.logs import global_logs
 
-Step = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Returns a function as one graph, that other sizes of a batch do not make anew.
-
-    Args:
-        function: A function of tensors.
-        eagerly: Whether to leave it as it is.
-    """
+    """Compiles a function to a graph, which other batch sizes do not retrace."""
     if eagerly:
         return function
-    # The user's code stays as it is, as in Keras's own step.
+    # AutoGraph does not convert user code in Keras's own step either.
     function = tf.autograph.experimental.do_not_convert(function)
     return tf.function(function, reduce_retracing=True)
-
-
-@dataclass(frozen=True)
-class Around:
-    """What a call of `StepsOnIterator` does outside of the graph.
-
-    Attributes:
-        begin: Called before the steps.
-        compare: Takes what the first step of an iteration returned for it.
-        end: Takes what the last step returned, returns the logs.
-    """
-
-    begin: Callable[[], None]
-    compare: Callable[[Any], None]
-    end: Callable[[Any], Any]
 
 
 @final
@@ -55,131 +48,184 @@ class StepsOnIterator:
         count: How many steps a call does, at most.
     """
 
-    def __init__(self, step: Step, steps: int, around: Around, *, eagerly: bool) -> None:
-        """Prepares the function; it is compiled when it is called.
+    def __init__(
+        self,
+        step: Callable[[Any, list[Any]], Any],
+        replica_set: TensorFlowReplicaSet,
+        steps: int,
+        *,
+        eagerly: bool,
+    ) -> None:
+        """Prepares the function; TensorFlow traces it at its first call.
 
-        Args:
-            step: Takes a batch, returns what `around` takes: for `compare`, and for `end`.
-            steps: How many steps a call does, at most.
-            around: What is done outside of the graph.
-            eagerly: Whether not to compile.
+        `step` takes a batch, and a list to fill with the variables that it reads. It returns the
+        batch's first rows and its number of examples, if workers compare them, the logs, and the
+        values of the variables.
         """
         self.count = steps
-        self._around = around
+        self._replica_set = replica_set
+        # The variables that a step reads: set while it is traced, used after every step.
+        self._read: list[Any] = []
         self._last: Callable[[], Any] = lambda: None
-        self._on_batch = compiled(step, eagerly=eagerly)
-        if eagerly:
-            self._on_iterator = self._eagerly
-        elif steps == 1:
-            self._on_iterator = compiled(lambda it: step(it.get_next()), eagerly=False)
-        else:
-            self._on_iterator = compiled(self._in_a_loop, eagerly=False)
+
+        def on_batch(batch: Any) -> Any:
+            return step(batch, self._read)
+
+        def on_iterator(iterator: Any) -> Any:
+            return on_batch(iterator.get_next())
+
+        self._on_batch = compiled(on_batch, eagerly=eagerly)
+        self._on_iterator = None
+        if not eagerly:
+            inside = on_iterator if steps == 1 else self._in_a_loop
+            self._on_iterator = compiled(inside, eagerly=False)
 
     def __call__(self, iterator: Any) -> Any:
-        """Does the steps.
-
-        Args:
-            iterator: A ``tf.data.Iterator`` of global batches, or any other iterator of batches.
-
-        Returns:
-            The logs of the last step.
-
-        Raises:
-            OutOfRangeError: If there is no batch left.
-        """
-        self._around.begin()
+        """Does the steps. Returns the logs of the last step."""
+        self._replica_set.begin_step()
         with division_errors():
-            first, done = self._done(iterator)
+            first, totals, logs, values = self._done(iterator)
             if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
                 self._last = weakref.ref(iterator)
-                self._around.compare(first)
-            return self._around.end(done)
+                _require_equal_beginnings(self._replica_set, first)
+            self._replica_set.group.remember(self._read, values)
+            for total in totals:
+                self._replica_set.batch_history.add(f"{int(total)} examples")
+            return logs
 
     def _done(self, iterator: Any) -> Any:
-        if isinstance(iterator, tf.data.Iterator):
+        if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
             return self._on_iterator(iterator)
-        done = None
-        for _, batch in zip(range(self.count), iterator, strict=False):
-            done = self._on_batch(as_tensors(batch))
-        if done is None:
+        done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]
+        if not done:
             raise tf.errors.OutOfRangeError(None, None, "End of the data")
-        return done
-
-    def _eagerly(self, iterator: Any) -> Any:
-        first, done = self._on_batch(iterator.get_next())
-        for _ in range(self.count - 1):
-            batch = iterator.get_next_as_optional()
-            if not batch.has_value():
-                break
-            _, done = self._on_batch(batch.get_value())
-        return first, done
+        totals = [total for _, totals, *_ in done for total in totals]
+        return (done[0][0], totals, *done[-1][2:])
 
     def _in_a_loop(self, iterator: Any) -> Any:
-        """The steps of one call as a loop in the graph, which ends where the data ends."""
-        first, logs = self._on_batch(iterator.get_next())
+        """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
+        first, totals, *done = self._on_batch(iterator.get_next())
 
-        def another(_: Any, more: Any, __: Any) -> Any:
-            return more
-
-        def body(done: Any, _: Any, logs: Any) -> Any:
+        def body(count: Any, _: Any, totals: Any, done: Any) -> Any:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
-            logs = tf.cond(has_value, lambda: self._on_batch(batch.get_value())[1], lambda: logs)
-            return done + 1, has_value & (done + 1 < self.count), logs
 
-        *_, logs = tf.while_loop(another, body, (tf.constant(1), tf.constant(True), logs))
-        return first, logs
+            def another() -> Any:
+                _, more, *done = self._on_batch(batch.get_value())
+                return [one + own for one, own in zip(totals, more, strict=True)], done
+
+            done = tf.cond(has_value, another, lambda: (totals, done))
+            return count + 1, has_value & (count + 1 < self.count), *done
+
+        *_, totals, done = tf.while_loop(
+            lambda _, more, *__: more, body, (tf.constant(1), tf.constant(True), totals, done)
+        )
+        return (first, totals, *done)
+
+
+def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
+    """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
+    if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
+        replica_set.first_batches.require_equal(beginnings(first))
+
+
+@final
+class FirstStepChecked:
+    """``train_function`` until the first step is checked; then `steps` replaces it on the model.
+
+    The graph of a step takes its batches from Keras's iterator. The first call reads its batches
+    here, for the check, and passes them on in an iterator of the same type, which needs no other
+    graph.
+    """
+
+    def __init__(self, model: Any, steps: StepsOnIterator) -> None:
+        self._model = model
+        self._steps = steps
+        self._has_begun = False
+
+    def __call__(self, iterator: Any) -> Any:
+        """Does the steps, as `StepsOnIterator` does."""
+        if not self._has_begun and not keras_compat.is_complete(self._model):
+            # This call of a user-defined step builds the rest of the model: the next is checked.
+            self._has_begun = True
+            return self._steps(iterator)
+        if not first_batch.is_wanted(self._model):
+            self._hand_over()
+            return self._steps(iterator)
+        batches = list(itertools.islice(_batches(iterator), self._steps.count))
+        if not batches:
+            return self._steps(iterator)  # raises at the end of the data
+        if first_batch.check(self._model, batches[0], _total(batches[0])):
+            self._hand_over()
+        if isinstance(iterator, tf.data.Iterator):
+            return self._steps(_again(batches, iterator.element_spec))
+        return self._steps(iter(batches))
+
+    def _hand_over(self) -> None:
+        if self._model.train_function is self:
+            self._model.train_function = self._steps
+
+
+def _total(batch: Any) -> int:
+    return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
+
+
+def _batches(iterator: Any) -> Iterator[Any]:
+    if not isinstance(iterator, tf.data.Iterator):
+        yield from map(as_tensors, iterator)
+        return
+    while True:
+        batch = iterator.get_next_as_optional()
+        if not batch.has_value():
+            return
+        yield batch.get_value()
+
+
+def _again(batches: list[Any], spec: Any) -> Any:
+    """Returns an iterator over batches, with the `element_spec` of their original iterator."""
+
+    def dataset(batch: Any) -> tf.data.Dataset:
+        # The tensors' shapes are static, but `spec` may leave sizes open.
+        variant = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch))
+        return tf.data.experimental.from_variant(variant, structure=spec)
+
+    return iter(functools.reduce(tf.data.Dataset.concatenate, map(dataset, batches)))
 
 
 @final
 class PredictionOnBatches:
-    """``predict_function``: the outputs for a list of global batches, one after another."""
+    """``predict_function``: predicts a list of global batches and concatenates the outputs."""
 
     def __init__(
         self,
         build: Callable[[Any], None],
-        step: Step,
+        step: Callable[[Any], Any],
+        replica_set: TensorFlowReplicaSet,
         *,
-        begin: Callable[[Any], None],
         eagerly: bool,
     ) -> None:
-        """Prepares the function; it is compiled when it is called.
-
-        Args:
-            build: Takes the first batch, and makes what the step needs.
-            step: Takes a batch, returns the outputs.
-            begin: Called before the steps of a call, with the first one's batch.
-            eagerly: Whether not to compile.
-        """
+        """Prepares the function; TensorFlow traces it at its first call."""
         self._build = build
         self._is_built = False
-        self._begin = begin
+        self._replica_set = replica_set
         self._step = compiled(step, eagerly=eagerly)
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        """Predicts.
-
-        Args:
-            batches: Global batches, at least one.
-
-        Returns:
-            The outputs for all of them together.
-        """
+        """Returns the outputs for all batches, concatenated."""
         if not self._is_built:
             self._build(batches[0])
             self._is_built = True
-        self._begin(batches[0])
+        self._replica_set.begin_step()
+        _require_equal_beginnings(self._replica_set, beginnings_of(batches[0]))
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
-        return outputs[0] if len(outputs) == 1 else concatenated(outputs)
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras.tree.map_structure(_in_a_row, *outputs)
 
 
 def as_tensors(batch: Any) -> Any:
-    """Returns a batch with arrays made tensors, so that a new size does not compile a new step.
-
-    Args:
-        batch: Arrays, tensors or None in any structure.
-    """
+    """Converts a batch's arrays to tensors, so that a new batch size does not retrace the step."""
 
     def tensor(leaf: Any) -> Any:
         if leaf is None or tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.Optional):
@@ -189,35 +235,17 @@ def as_tensors(batch: Any) -> Any:
     return keras.tree.map_structure(tensor, batch)
 
 
-def concatenated(outputs: Iterable[Any]) -> Any:
-    """Returns outputs in any structure one after another, along axis 0.
-
-    Args:
-        outputs: The same structure of tensors, several times.
-    """
-    return keras.tree.map_structure(lambda *parts: _concat(parts), *outputs)
-
-
-def _concat(parts: Sequence[Any]) -> Any:
+def _in_a_row(*parts: Any) -> Any:
+    """Concatenates the outputs for several batches; stacks scalars."""
     if parts[0] is None:
         return None
-    if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(0, parts)
-    if parts[0].shape.rank == 0:
-        return tf.stack(parts)
-    return tf.concat(parts, 0)
+    return tf.stack(parts) if parts[0].shape.rank == 0 else concat(parts, 0)
 
 
 def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[BatchShare]) -> Any:
-    """Puts together what the replicas predicted.
+    """Combines the replicas' predictions for a global batch.
 
-    Args:
-        group: All replicas.
-        outputs: The same structure of tensors from each replica of this process.
-        shares: Each one's share of the batch.
-
-    Returns:
-        The rows of the global batch; for a scalar the mean over its examples.
+    Returns the rows of all replicas; for a scalar, the mean over the examples.
     """
 
     def together(*parts: Any) -> Any:
@@ -226,7 +254,7 @@ def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[B
         if parts[0].shape.rank != 0:
             return group.concatenation(list(map(counted_rows, parts, shares)), 0)[0]
         weights = [share.weight for share in shares]
-        everyone = group.everyones(list(zip(parts, weights, strict=True)))
+        everyone = group.from_all_replicas(list(zip(parts, weights, strict=True)))
         values, all_weights = zip(*everyone, strict=True)
         return global_logs(values, [{}] * len(values), {}, all_weights)
 

@@ -1,4 +1,4 @@
-"""A training step tried on one device and on the replicas, on TensorFlow: eagerly, both."""
+"""Tries a training step on one device and on the replicas, both eagerly, on TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,45 +10,42 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     counted_rows,
     first_rows,
     none_for_optional,
 )
-from kerasdist.backends.tensorflow.engine_seam import (
+from kerasdist.backends.tensorflow.private.scopes import outside_strategies
+from kerasdist.backends.tensorflow.private.trials import (
     RandomState,
     draws_replaced,
-    outside_strategies,
     plain_copy,
     without_advice,
 )
-from kerasdist.backends.tensorflow.workers_seam import SharedSum
+from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
+from kerasdist.backends.tensorflow.variables import copies
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
+from kerasdist.backends.variable_rules import is_sum_on_read
 from kerasdist.errors import ShapeError
 from kerasdist.input import sharding
 
-# Where a batch is put together that no device has held.
+# The device on which the workers' rows are gathered.
 _HOST = "/device:CPU:0"
-# Of the draws of all workers in a trial.
+# The seed of all workers' random draws in a trial.
 _SEED = 926_535_897
 
 
 @final
 class TensorFlowTrial(Trial):
-    """Gives one device variables of its own, and puts back what the replicas write."""
+    """Gives the step on one device plain variables, and restores what the replicas' step writes."""
 
     def __init__(self, model: Any) -> None:
-        """Prepares a trial.
-
-        Args:
-            model: A model with a `TensorFlowTrainer`, built.
-        """
         super().__init__(model)
         self._replicas = model.replica_set
-        # By id: the Keras variable, the framework's, for each of its copies what was in it, and
-        # what all workers' copies hold together, if that is known.
+        # By id: the Keras variable, its native variable, the old values of the copies, and the
+        # old value aggregated over all workers, if it is known.
         self._kept: dict[int, tuple[Any, Any, list[tf.Tensor], tf.Tensor | None]] = {}
         self._is_alone = False
         self._optimizers: dict[int, tuple[Any, Any]] = {}
@@ -71,7 +68,7 @@ class TensorFlowTrial(Trial):
         self._open.close()
 
     def draw_alike(self) -> None:
-        """Has TensorFlow draw from another generator; at the end it is the one that it was."""
+        """Makes TensorFlow draw from a generator with a fixed seed until the trial ends."""
         self._random.replace(_SEED)
 
     def first_rows(self, batch: Any, count: int) -> Any:
@@ -85,11 +82,11 @@ class TensorFlowTrial(Trial):
             return super().gathered(batch, spares=spares)
         group = self._replicas.group
         own = [int(piece.share.size) for piece in group.pieces(batch)], _form(batch.rows)
-        everyone = job.exchange("rows of the first batch", own)
+        everyone = job.all_gather_object("rows of the first batch", own)
         sizes = tuple(size for theirs, _ in everyone for size in theirs)
         forms = [form for _, form in everyone]
         if any(form != forms[0] for form in forms):
-            # A collective of tensors of other sizes would wait for ever.
+            # A collective of tensors of different sizes would wait forever.
             raise ShapeError(
                 "Expected batches on all workers that differ in their number of rows alone, to put "
                 f"them together. Received: {forms}, by worker. Pad them to one shape."
@@ -97,7 +94,7 @@ class TensorFlowTrial(Trial):
         if spares and sharding.spared(sizes) != sizes:
             sizes = sharding.spared(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            rows = first_rows(batch.rows, max(here, 1))  # one may stand in
+            rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
             batch = OwnRows(rows, tf.constant(here), tf.constant(sum(sizes)))
         pieces = group.pieces(batch)
 
@@ -114,12 +111,12 @@ class TensorFlowTrial(Trial):
         return TriedBatch(batch, rows, sizes)
 
     def keep(self, variables: Iterable[Any]) -> None:
-        """Copies the values of variables, those that it does not know yet."""
+        """Copies the values of those variables that are not kept yet."""
         for variable in variables:
-            own = keras_seam.stored_value(variable)
+            own = keras_compat.stored_value(variable)
             if own is None or id(variable) in self._kept:
                 continue
-            before = [_read(one) for one in _copies(own)]
+            before = [tf.identity(one.read_value()) for one in copies(own)]
             divided = isinstance(own, SharedSum) and not own.is_whole_here
             known = own.known if divided else None
             self._kept[id(variable)] = (variable, own, before, known)
@@ -127,15 +124,15 @@ class TensorFlowTrial(Trial):
                 self._replace(variable)
 
     def restore(self) -> None:
-        """Copies the values back."""
+        """Copies the kept values back into the variables."""
         for _, own, before, known in self._kept.values():
-            for copy, value in zip(_copies(own), before, strict=True):
+            for copy, value in zip(copies(own), before, strict=True):
                 copy.assign(value)
             if known is not None:
-                own.know(known)
+                own.remember(known)
 
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Builds the optimizer in the strategy's scope, and lets it work without it if need be."""
+        """Builds the optimizer in the scope; the step on one device detaches it from the scope."""
         if not optimizer.built and variables is not None:
             self._put_back()
             with self._replicas.placement(), keras.name_scope(optimizer.name):
@@ -146,7 +143,7 @@ class TensorFlowTrial(Trial):
         if self._is_alone and id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = (
                 optimizer,
-                keras_seam.move_optimizer(optimizer, tf.distribute.get_strategy()),
+                keras_compat.move_optimizer(optimizer, tf.distribute.get_strategy()),
             )
 
     def alone(
@@ -157,7 +154,7 @@ class TensorFlowTrial(Trial):
         with outside_strategies(), tf.device(device), self._with_plain_variables():
             if change:
                 self._change(change)
-            return step(keras.tree.map_structure(_none_for_optional, batch)), look()
+            return step(keras.tree.map_structure(none_for_optional, batch)), look()
 
     def divided(
         self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
@@ -167,20 +164,19 @@ class TensorFlowTrial(Trial):
             return self._model.step_on_replicas(step, batch), look()
 
     def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
-        """Steps in where TensorFlow's own functions draw, in all threads."""
+        """Calls `draw` in place of TensorFlow's random functions, in all threads."""
         self._draw = draw
         return nullcontext()
 
     def as_array(self, value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty one for a tensor of an inner graph."""
-        if isinstance(value, tf.distribute.DistributedValues):
-            value = _copies(value)[0]
+        value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):
             value = value.to_tensor()
         if isinstance(value, tf.SparseTensor):
             value = tf.sparse.to_dense(value)
         value = tf.convert_to_tensor(value)
-        if not isinstance(value, tf.__internal__.EagerTensor):
+        if tf.is_symbolic_tensor(value):
             return np.empty(0)
         return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
 
@@ -197,7 +193,7 @@ class TensorFlowTrial(Trial):
             self._is_alone = False
             self._put_back()
             for optimizer, engine in self._optimizers.values():
-                keras_seam.move_optimizer(optimizer, engine)
+                keras_compat.move_optimizer(optimizer, engine)
             self._optimizers.clear()
 
     def _replace_all(self) -> None:
@@ -206,14 +202,14 @@ class TensorFlowTrial(Trial):
 
     def _replace(self, variable: Any) -> None:
         _, own, before, known = self._kept[id(variable)]
-        is_part = variable.synchronization == "on_read" and variable.aggregation == "sum"
+        is_part = is_sum_on_read(variable)
         value = tf.add_n(before) if is_part and len(before) > 1 else before[0]
         value = value if known is None else known
-        keras_seam.store_value(variable, plain_copy(own, value))
+        keras_compat.store_value(variable, plain_copy(own, value))
 
     def _put_back(self) -> None:
         for variable, own, *_ in self._kept.values():
-            keras_seam.store_value(variable, own)
+            keras_compat.store_value(variable, own)
 
     def _change(self, part: float) -> None:
         numbers = np.random.default_rng(0)
@@ -227,16 +223,3 @@ def _form(rows: Any) -> list[str]:
     """The types and shapes of a batch, without its number of rows."""
     leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
     return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]
-
-
-def _copies(own: Any) -> Sequence[Any]:
-    """The copies of a variable in this process."""
-    return own.values if isinstance(own, tf.distribute.DistributedValues) else (own,)
-
-
-def _read(copy: Any) -> tf.Tensor:
-    return tf.identity(copy.read_value())
-
-
-def _none_for_optional(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf

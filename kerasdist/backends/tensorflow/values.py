@@ -1,4 +1,4 @@
-"""The framework's own distributed values, which pass for kerasdist's."""
+"""Distributed values on TensorFlow, which are ``tf.distribute``'s own, and their components."""
 
 from __future__ import annotations
 
@@ -9,37 +9,30 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist import values
-from kerasdist.backends.tensorflow.engine_seam import mirrored
-from kerasdist.backends.tensorflow.variables import native
+from kerasdist.backends.checks import check_shapes
+from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.errors import ReplicaError
+from kerasdist.input.distributed import DistributedDataset
 from kerasdist.structures import map_leaves, transpose
 
 
 def register() -> None:
-    """Lets ``isinstance`` take the framework's values for kerasdist's."""
+    """Registers ``tf.distribute``'s values and datasets as subclasses of kerasdist's."""
+    DistributedDataset.register(tf.distribute.DistributedDataset)
     values.DistributedValues.register(tf.distribute.DistributedValues)
     values.PerReplica.register(tf.types.experimental.distributed.PerReplica)
     values.Mirrored.register(tf.types.experimental.distributed.Mirrored)
 
 
 def wrapped(engine: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
-    """Returns one value of the framework's with these components.
-
-    Args:
-        engine: The strategy whose replicas they are for.
-        parts: One component for each replica of this process; no structures.
-    """
-    # The framework asks for one component after another, by numbers of all workers' replicas.
+    """Returns a ``tf.distribute`` value with these components."""
+    # TensorFlow calls the function once per replica of this worker, in their order.
     remaining = iter(parts)
     return engine.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
 def mirrored_on(engine: tf.distribute.Strategy, tensor: Any) -> Any:
-    """Returns one value of the framework's with a copy of a tensor on each device.
-
-    Args:
-        engine: The strategy whose devices they are.
-        tensor: A tensor, or ``tf.IndexedSlices``.
-    """
+    """Returns a ``tf.distribute`` value with a copy of a tensor on each device."""
     copies = []
     for device in engine.extended.worker_devices:
         with tf.device(device):
@@ -48,16 +41,9 @@ def mirrored_on(engine: tf.distribute.Strategy, tensor: Any) -> Any:
 
 
 def regrouped(engine: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
-    """Returns a structure of distributed values, of one structure a replica.
+    """Merges one structure per replica into one structure of distributed values.
 
-    A leaf that is the same object in all replicas stays itself.
-
-    Args:
-        engine: The strategy of the replicas.
-        structures: One a replica.
-
-    Raises:
-        ValueError: If they are not alike.
+    A leaf that is the same object in all replicas is kept as it is.
     """
 
     def merged(parts: Sequence[Any]) -> Any:
@@ -68,15 +54,7 @@ def regrouped(engine: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
 
 
 def to_native(engine: tf.distribute.Strategy, structure: Any) -> Any:
-    """Returns a structure in which kerasdist's own values are made the framework's.
-
-    Args:
-        engine: The strategy they are for.
-        structure: Nested tuples, lists and dicts.
-
-    Raises:
-        ValueError: If a value is for another number of replicas.
-    """
+    """Converts kerasdist's own distributed values in a structure to ``tf.distribute``'s."""
     replicas = len(engine.extended.worker_devices)
 
     def converted(leaf: Any) -> Any:
@@ -96,24 +74,29 @@ def to_native(engine: tf.distribute.Strategy, structure: Any) -> Any:
     return map_leaves(converted, structure)
 
 
-def components(engine: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
-    """Returns one component a replica, of a tensor itself for each.
-
-    Args:
-        engine: The strategy of the replicas.
-        value: A distributed value, a variable, or a tensor.
-    """
-    value = to_native(engine, native(value))
-    if isinstance(value, tf.distribute.DistributedValues):
-        return tuple(value.values)
-    return (value,) * len(engine.extended.worker_devices)
-
-
 def tensor_of_array(leaf: Any) -> Any:
-    """Returns a tensor of a NumPy array; anything else is returned as it is.
-
-    Args:
-        leaf: Anything.
-    """
+    """Converts a NumPy array to a tensor; returns anything else unchanged."""
     is_array = isinstance(leaf, np.ndarray | np.generic)
     return tf.convert_to_tensor(np.asarray(leaf)) if is_array else leaf
+
+
+def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
+    """Refuses tensors of the replicas that cannot be combined, as far as their shapes are known."""
+    if len({part.dtype for part in parts}) > 1:
+        raise ReplicaError(
+            "Expected tensors of one type from all replicas. Received: "
+            f"dtypes={[part.dtype.name for part in parts]}. Cast them first."
+        )
+    check_shapes([shape_of(part) for part in parts], axis)
+
+
+def concat(parts: Sequence[Any], axis: int) -> Any:
+    """Concatenates tensors along an axis, sparse ones too."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis, parts)
+    return tf.concat(parts, axis)
+
+
+def shape_of(part: Any) -> list[int | None] | None:
+    """Returns a tensor's static shape; None if its rank is unknown."""
+    return part.shape.as_list() if part.shape.rank is not None else None

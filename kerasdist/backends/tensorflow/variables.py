@@ -1,40 +1,38 @@
-"""Whether a model's variables have a copy on every device."""
+"""Keras variables: their native variables, their copies, and listeners to their reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from kerasdist import keras_compat
 from kerasdist.errors import ScopeError
 
 
 def native(variable: Any) -> Any:
-    """Returns the framework's variable in a Keras variable.
-
-    Args:
-        variable: A Keras variable, or the framework's own.
-    """
+    """Returns the framework's variable in a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def gradient_replaces(variable: Any) -> bool:
-    """Returns whether the "gradient" of a variable is its next value, as with float8 scales.
+def copies(variable: Any) -> Sequence[Any]:
+    """Returns the components in this process of a variable or of another distributed value."""
+    held = native(variable)
+    return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
 
-    Args:
-        variable: A Keras variable, or the framework's own.
-    """
+
+def gradient_replaces(variable: Any) -> bool:
+    """Returns whether the "gradient" of a variable is its next value, as with float8 scales."""
     return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
 
 
 def averaged(variables: Iterable[Any]) -> list[Any]:
-    """Returns those variables of which each replica has a part, and that are read as the mean.
-
-    Args:
-        variables: Keras variables.
-    """
+    """Returns the variables of which each replica has its own value, and that read as the mean."""
     read_as_mean = (
         v for v in variables if v.synchronization == "on_read" and v.aggregation == "mean"
     )
@@ -43,11 +41,7 @@ def averaged(variables: Iterable[Any]) -> list[Any]:
 
 
 def statistics_of(layers: Iterable[Any]) -> list[Any]:
-    """Returns the moving statistics of those layers that normalise by the global batch in `fit`.
-
-    Args:
-        layers: Keras layers; those that are not built yet have none.
-    """
+    """Returns the moving statistics of BatchNormalization layers that are read as the mean."""
     norms = (
         one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
     )
@@ -58,14 +52,6 @@ def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, own
     """Refuses variables that were not made in the strategy's scope.
 
     ``tf.distribute`` would fail on them in the middle of a step, with a message about internals.
-
-    Args:
-        variables: Keras variables.
-        engine: The strategy that must have made them.
-        owner: What they belong to, for the message.
-
-    Raises:
-        ScopeError: If one of them has no copy on each of the strategy's devices.
     """
     strangers = [
         variable.path
@@ -79,3 +65,34 @@ def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, own
             "outside of it. Make the model, its optimizer and its metrics in "
             "`with strategy.scope():`, or pass the optimizer and the metrics by name."
         )
+
+
+class _Open(threading.local):
+    """The listeners to this thread's reads of Keras variables."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Any], None]] = []
+
+
+_open = _Open()
+
+
+@contextmanager
+def reads_preceded(listener: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, calls `listener` before each read of a Keras variable by this thread."""
+    _install()
+    _open.listeners.append(listener)
+    try:
+        yield
+    finally:
+        _open.listeners.remove(listener)
+
+
+@cache
+def _install() -> None:
+    keras_compat.install_reads(_tell_listeners)
+
+
+def _tell_listeners(variable: Any) -> None:
+    for listener in _open.listeners:
+        listener(variable)

@@ -1,9 +1,9 @@
-"""Losses that are differentiated as one value for each example, as in keras.io's siamese network.
+"""Gradients of vector losses, one value per example, as in keras.io's siamese network.
 
 ``tape.gradient`` of a vector is the gradient of the sum of its values. On one device that sum goes
-over the global batch, in a replica over the replica's rows; `optimizer.apply` then weights what it
-gets with the replica's share. So the share is taken out here, and the replicas' gradients add up to
-those of the sum over all examples.
+over the global batch, in a replica over the replica's rows; `optimizer.apply` then multiplies each
+replica's gradients by its weight. So they are divided by the weight here: then the replicas'
+gradients add up to the gradient of the sum over all examples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.engine_seam import install_tape_gradient
+from kerasdist.backends.tensorflow.gradients import on_values
+from kerasdist.backends.tensorflow.private.patches import install_tape_gradient
 from kerasdist.replica_context import BatchShare, one_device_replica
 
 
@@ -35,9 +36,15 @@ def _gradient(
     factor = _factor(replica.share, target)
     if factor is None:
         return gradients
+
+    def scaled(gradient: Any) -> Any:
+        return gradient * tf.cast(factor, gradient.dtype)
+
     flat = [
-        # By a tensor, such as the input in a gradient penalty, it is a gradient for each example.
-        _scaled(gradient, factor) if isinstance(source, keras.Variable | tf.Variable) else gradient
+        # A gradient by a tensor, such as the input in a gradient penalty, has a row per example.
+        on_values(scaled, gradient)
+        if isinstance(source, keras.Variable | tf.Variable)
+        else gradient
         for gradient, source in zip(
             tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True
         )
@@ -45,23 +52,15 @@ def _gradient(
     return tf.nest.pack_sequence_as(gradients, flat)
 
 
-def _scaled(gradient: Any, factor: Any) -> Any:
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _scaled(gradient.values, factor)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
-
-
 def _factor(share: BatchShare | None, target: Any) -> Any:
-    """What the gradients of a target lack; None where it is not one value for each example."""
+    """Returns the factor for a target's gradients; None unless it has one value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
-    # A scalar among them would have to be differentiated by itself.
+    # With a scalar among the targets, the gradients of the vectors alone are not known.
     if share is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
-    # In a graph a size that is known does not depend on the batch, unless the batch's is known too.
-    expected = share.size if isinstance(share.size, int) else None
+    # In a graph, a static size is a number of examples only if the batch has a static size too.
+    is_known = isinstance(share.size, int) or tf.executing_eagerly()
+    expected = int(share.size) if is_known else None
     if any(one.shape[0] != expected for one in targets):
         return None
     if isinstance(share.weight, float):

@@ -1,1 +1,1 @@
-"""PyTorch: a thread a replica, all of them in one process."""
+"""PyTorch: one thread per replica in one process, or one process per replica in a job."""

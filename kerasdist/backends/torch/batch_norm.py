@@ -1,10 +1,10 @@
-"""Batch normalization on the CPU, in as few passes over the memory as torch's own makes.
+"""Batch normalization on the CPU by torch's fused kernels.
 
-Keras writes it as single operations, and torch differentiates each of them: in all some twenty
-passes. torch's kernels make four. They take the statistics of the batch as part of the work; here
-they may also be those of the global batch, so that the two halves are apart: the moments of some
-rows, and what they do to the rows. Where the rows' own moments normalise them, as on one device,
-the backward pass of both is torch's single one.
+Keras composes it of elementary operations, and torch differentiates each of them: some twenty
+passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
+but here these may also come from the global batch. So computing statistics (`_Moments`) and
+normalizing by them (`_Normalized`) are separate functions. Rows that are normalized by their own
+statistics, as on one device, use torch's one backward kernel for both (`_NormalizedByOwn`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,21 @@ from typing import Any
 
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 
-# The name under which moments know the tensor that they are of.
+# The attribute of a mean or variance that refers to the tensor it was computed from.
 _OF = "_kerasdist_moments_of"
 
 
 @cache
 def install() -> None:
     """Puts the hooks into Keras, once in a process."""
-    keras_seam.install_in_torch_nn("moments", _moments)
-    keras_seam.install_in_torch_nn("batch_normalization", _normalized)
+    keras_compat.install_in_torch_nn("moments", _moments)
+    keras_compat.install_in_torch_nn("batch_normalization", _normalized)
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of a replica's rows, each of shape ``(channels,)``.
-
-    Args:
-        inputs: The rows, with the channels on the last axis.
-        axes: The axes to average over.
-
-    Returns:
-        The two, or None if torch's kernel does not serve these inputs.
-    """
+    """Returns mean and variance of each channel, None if torch's kernel does not apply."""
     if not _serves(inputs) or sorted(axes) != list(range(inputs.ndim - 1)):
         return None
     mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
@@ -84,7 +76,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: Any) -> bool:
-    """Whether torch's kernels do: on the CPU, for rows that lie one after another."""
+    """Whether torch's kernels apply: in a replica, to contiguous float32 rows on the CPU."""
     return (
         context.replica() is not None
         and _is_plain(inputs)
@@ -104,7 +96,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 class _Moments(torch.autograd.Function):
-    """Mean and variance of each column."""
+    """Computes mean and variance of each column."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,16 +109,16 @@ class _Moments(torch.autograd.Function):
         rows, mean = ctx.saved_tensors
         of_mean, of_variance = gradients
         slope = of_variance * (2 / len(rows))
-        if torch.is_grad_enabled():  # to be differentiated once more
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
             return slope * (rows - rows.mean(0)) + of_mean / len(rows)
         offset = of_mean / len(rows) - slope * mean
-        # One pass for ``slope * rows + offset``.
+        # Computes ``slope * rows + offset`` in one pass.
         identity = torch.zeros_like(mean), torch.ones_like(mean)
         return _normal(rows, slope, offset, identity, 0.0)
 
 
 class _Normalized(torch.autograd.Function):
-    """Rows by any mean and variance of their columns."""
+    """Normalizes rows by a given mean and variance of each column."""
 
     @staticmethod
     def forward(
@@ -139,7 +131,7 @@ class _Normalized(torch.autograd.Function):
         [gradient] = gradients
         rows, mean, variance, scale = ctx.saved_tensors
         inverse = (variance + ctx.epsilon).rsqrt()
-        if torch.is_grad_enabled():  # to be differentiated once more
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
             of_rows = gradient * (scale * inverse)
             of_offset = gradient.sum(0)
             of_scale = (gradient * (rows - mean)).sum(0) * inverse
@@ -152,7 +144,7 @@ class _Normalized(torch.autograd.Function):
 
 
 class _NormalizedByOwn(torch.autograd.Function):
-    """Rows by the mean and variance of their own columns, through which it differentiates, too."""
+    """Normalizes rows by their columns' own mean and variance, and differentiates these, too."""
 
     @staticmethod
     def forward(
@@ -164,7 +156,7 @@ class _NormalizedByOwn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         [gradient] = gradients
         rows, mean, variance, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated once more
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
             deviation = rows - rows.mean(0)
             inverse = (deviation.square().mean(0) + ctx.epsilon).rsqrt()
             normal = deviation * inverse
@@ -194,15 +186,7 @@ def _normal(
     statistics: tuple[torch.Tensor, torch.Tensor],
     epsilon: float,
 ) -> torch.Tensor:
-    """Returns the rows by given statistics, in one pass.
-
-    Args:
-        rows: The rows.
-        scale: What the normal columns are multiplied by.
-        offset: What is added to them then.
-        statistics: Mean and variance of each column.
-        epsilon: What is added to the variance.
-    """
+    """Returns the rows normalized by given statistics, in one pass."""
     return torch.native_batch_norm(rows, scale, offset, *statistics, False, 0.0, epsilon)[0]
 
 
@@ -213,16 +197,7 @@ def _backward(
     statistics: tuple[Any, ...],
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients by rows, scale and offset, in two passes.
-
-    Args:
-        gradient: The gradient by the result.
-        rows: The rows.
-        scale: The scale.
-        statistics: Mean and variance that were given; mean and inverse deviation of the rows; and
-            which of the two count: whether those of the rows do.
-        epsilon: What was added to the variance.
-    """
+    """Returns the gradients of rows, scale and offset, in two passes."""
     kernel = torch.ops.aten.native_batch_norm_backward
     wanted = [True, True, True]
     return kernel(gradient.contiguous(), rows, scale, *statistics, epsilon, wanted)

@@ -1,102 +1,124 @@
-"""What a replica's thread can ask of the others: sums, gathers, and the update of the variables."""
+"""Collectives between replicas: sums, gathers, and the update of the variables.
+
+The replicas of a process are threads that meet at a `Rendezvous`. The last thread to arrive
+combines the threads' values, and the result with that of the other processes (`group.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch import batch_norm
-from kerasdist.backends.torch.components import aggregated
-from kerasdist.backends.torch.differentiable import (
+from kerasdist.backends.torch.autograd_collectives import (
+    GlobalGather,
+    GlobalSum,
+    WeightedLoss,
     as_tensor,
     check_summable,
-    gathered,
-    summed,
-    weighed_before,
 )
+from kerasdist.backends.torch.components import Components
 from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum
+from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.rendezvous import Rendezvous
-from kerasdist.backends.torch.variables import FIT, ReplicaScope
+from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.collectives import CommunicationOptions
-from kerasdist.errors import ReplicaError
+from kerasdist.replica_context import BatchShare, ReplicaContext
 from kerasdist.structures import map_leaves
 from kerasdist.training import numerics
 from kerasdist.values import component, per_replica
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.draws import StepDraws
+    from kerasdist.backends.torch.random import StepDraws
     from kerasdist.strategy import Strategy
 
 
 @final
 class TorchCollectives(Collectives):
-    """The collectives of one replica; one object a replica, for all of its steps."""
+    """The collectives of one replica; one object per replica, for all of its steps.
 
-    weighs_scaled_losses = True
+    Attributes:
+        rank: The replica's number.
+        scope: The scope through which the replica reads and writes variables.
+        draws: The random generators of all replicas.
+        weight: The replica's share of the examples.
+        last_context: The replica's context in the last step.
+        gradient_weight: The weight that the gradients of the replica's loss will get; 1 in the
+            backward pass of a loss that has the weight already.
+    """
+
+    weights_scaled_losses = True
+    own_moments = staticmethod(batch_norm.moments)
 
     def __init__(
         self,
-        rank: int,
+        index: int,
         *,
-        rendezvous: Rendezvous,
         scopes: Sequence[ReplicaScope],
+        rendezvous: Rendezvous,
+        group: Group,
+        components: Components,
         device: str,
         draws: StepDraws,
-        build_lock: threading.RLock,
     ) -> None:
-        """Makes the collectives of one replica.
-
-        Args:
-            rank: The replica's number.
-            rendezvous: Where the replicas meet.
-            scopes: All replicas' scopes.
-            device: Keras's name of the device that holds the variables.
-            draws: The replicas' own generators.
-            build_lock: Held by the replica that builds a layer.
-        """
-        self._build_lock = build_lock
-        self.rank = rank
+        """Takes the scopes of this process's replicas, and this replica's index among them."""
+        self.scope = scopes[index]
+        self.rank = self.scope.rank
         self.draws = draws
-        self._rendezvous = rendezvous
+        self.weight = self.gradient_weight = 1.0
+        self.last_context: ReplicaContext | None = None
+        self._index = index
         self._scopes = scopes
-        self.scope = scopes[rank]
+        self._rendezvous = rendezvous
+        self._group = group
+        self._components = components
         self._device = device
         self._number = 0
-        self.count = 0
-        self.weight = self.gradient_weight = 1.0
-        self.loss: torch.Tensor | None = None  # of this step, for `LossWatch`
+        self._count = 0
 
-    def begin(self, count: int, weight: float) -> None:
-        """Starts a step.
+    def begin(
+        self, strategy: Strategy, replicas: int, count: int, share: BatchShare | None
+    ) -> ReplicaContext:
+        """Starts a step; returns the replica's context, reused if nothing in it has changed.
 
         Args:
-            count: How many replicas take part.
-            weight: This replica's weight in a mean over the examples.
+            strategy: The strategy.
+            replicas: How many replicas take part.
+            count: How many of them are in this process.
+            share: This replica's share of the batch.
         """
-        self.count = count
-        self.weight = self.gradient_weight = weight
-        self.loss = None
+        self._count = count
         self._number = 0
+        self.weight = self.gradient_weight = self.scope.weight
+        last = self.last_context
+        if (
+            last is not None
+            and last.strategy is strategy
+            and last.num_replicas_in_sync == replicas
+            and last.share == share
+        ):
+            last.layer_losses.clear()
+            return last
+        self.last_context = ReplicaContext(
+            strategy=strategy,
+            replica_id_in_sync_group=self.rank,
+            num_replicas_in_sync=replicas,
+            collectives=self,
+            share=share,
+        )
+        return self.last_context
 
-    def differentiated_loss(
-        self, optimizer: Any, loss: torch.Tensor, *, is_weighed: bool
-    ) -> torch.Tensor:
-        """Returns a loss as the backward pass is to begin with it.
-
-        Args:
-            optimizer: The optimizer for which it is.
-            loss: The loss, scaled.
-            is_weighed: Whether it has got this replica's weight.
-        """
-        del optimizer
-        return weighed_before(self, loss) if is_weighed else loss
+    @property
+    def can_create_variables(self) -> bool:
+        """Whether code of this replica may make variables now."""
+        return not self.scope.rules.is_fit or self._count == 1
 
     def merge_call(
         self,
@@ -105,49 +127,76 @@ class TorchCollectives(Collectives):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls the function once, in the thread of the last replica to arrive.
-
-        Args:
-            strategy: The strategy.
-            function: What to call.
-            args: This replica's arguments.
-            kwargs: Keyword arguments.
-        """
+        """Calls the function once in each process, in the thread of its last replica to arrive."""
 
         def merged(brought: Sequence[tuple[list[Any], dict[str, Any]]]) -> tuple[Any, list[int]]:
             with self.no_replica():
-                committed = self._commit(sums=self.scope.rules is not FIT)
+                committed = self.scope.rules.pause(self._scopes[: self._count])
                 all_args, all_kwargs = per_replica(brought)
                 return function(strategy, *all_args, **all_kwargs), committed
 
         label = self._label(f"merge_call of {getattr(function, '__qualname__', function)}")
-        brought = (list(args), dict(kwargs))
-        result, committed = self._rendezvous.meet(self.rank, label, brought, merged)
-        self.scope.settle(committed)
-        return map_leaves(self._own, component(result, self.rank))
+        result, committed = self._meet(label, (list(args), dict(kwargs)), merged)
+        self.scope.refresh(committed)
+        return map_leaves(self._own, component(result, self._index))
 
     def assign_together(self, variable: Any, value: torch.Tensor) -> None:
-        """Assigns the replicas' values to a variable, combined by its aggregation.
-
-        Args:
-            variable: A Keras variable.
-            value: This replica's value.
-        """
+        """Assigns the replicas' values to a variable, combined by its aggregation."""
+        is_equal = self.scope.writes_equal
 
         def assign(brought: Sequence[torch.Tensor]) -> None:
+            total = brought[0]
+            if not is_equal:
+                [total] = self._components.aggregates([variable], [brought])
             with torch.no_grad():
-                keras_seam.stored_value(variable).copy_(aggregated(variable, brought))
+                keras_compat.stored_value(variable).copy_(total)
 
-        label = self._label(f"assignment to {variable.path}")
-        self._rendezvous.meet(self.rank, label, value.detach(), assign)
+        self._meet(self._label(f"assignment to {variable.path}"), value.detach(), assign)
+
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which all replicas assign equal values, so that none is sent."""
+        return self.scope.equal_writes()
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> None:
+        """Lets the optimizer update the variables once, with the weighted sum of the gradients.
+
+        The last replica to arrive runs the update in cross-replica context, in every process alike.
+        """
+        del apply
+
+        def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
+            all_weights, all_gradients, all_variables = zip(*brought, strict=True)
+            weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
+            check_same(all_gradients, all_variables)
+            known = variables or keras_compat.optimized_variables(optimizer)
+            rules = self.scope.rules
+            if rules.reducer is None:
+                own = weighted_sum(all_gradients, weights, known)
+                reduced = self._group.sum_gradients(own, known)
+            else:
+                reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
+            with self.no_replica():
+                committed = rules.commit(self._scopes[: self._count], sums=False)
+                if not optimizer.built and variables is not None:
+                    with keras.name_scope(optimizer.name):
+                        optimizer.build(variables)
+                keras_compat.apply_combined_gradients(optimizer, reduced, variables)
+            return committed
+
+        brought = (self.weight, gradients, variables)
+        self.scope.refresh(self._meet(self._label(f"{optimizer.name}.apply"), brought, update))
+
+    def differentiated_loss(
+        self, optimizer: Any, loss: torch.Tensor, *, is_weighted: bool
+    ) -> torch.Tensor:
+        """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
+        del optimizer
+        return WeightedLoss.apply(self, loss) if is_weighted else loss
 
     def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
-        """Returns a sum divided by the number of replicas, in its type.
-
-        Args:
-            total: What `all_sum` returned.
-            replicas: How many replicas there are.
-        """
+        """Returns a sum divided by the number of replicas, in the sum's type."""
         return (total / replicas).to(total.dtype)
 
     def all_sum(
@@ -155,161 +204,95 @@ class TorchCollectives(Collectives):
         tensors: Sequence[torch.Tensor],
         options: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> list[torch.Tensor]:
-        """Returns each tensor summed over the replicas, with its gradient (see `summed`).
-
-        Args:
-            tensors: Tensors of this replica.
-            options: Not needed: the tensors are summed where they are.
-        """
+        """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
         del options
         tensors = [as_tensor(tensor) for tensor in tensors]
         if not tensors:
             return []
         check_summable(tensors)
-        return summed(self, self._label("all_sum"), tensors)
+        return list(GlobalSum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
 
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
-        """Returns the replicas' tensors one after another along an axis, with their gradient.
+        """Returns the replicas' tensors concatenated along an axis, differentiable."""
+        return GlobalGather.apply(self, self._label("all_gather"), as_tensor(tensor), axis, False)
 
-        Args:
-            tensor: A tensor of this replica, of at least one dimension.
-            axis: The axis, from 0.
-        """
-        return gathered(self, self._label("all_gather"), as_tensor(tensor), axis)
-
-    def own_moments(
-        self, inputs: torch.Tensor, axes: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance of the replica's own rows, by torch's kernel where it serves.
-
-        Args:
-            inputs: Tensor with at least one row.
-            axes: The axes to average over.
-        """
-        return batch_norm.moments(inputs, axes)
-
-    def apply_gradients(
-        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
-    ) -> None:
-        """Lets the optimizer update the variables once, with the weighted sum of the gradients.
-
-        The last replica to arrive does it, as code of no replica.
-
-        Args:
-            apply: Keras's own function for this.
-            optimizer: A Keras optimizer.
-            gradients: This replica's gradients; None where there is none.
-            variables: The variables they belong to, or None for all that the optimizer knows.
-        """
-
-        def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
-            all_weights, all_gradients, all_variables = zip(*brought, strict=True)
-            weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
-            check_same(all_gradients, all_variables)
-            known = variables or keras_seam.optimized_variables(optimizer)
-            reduced = weighted_sum(all_gradients, weights, known)
-            with self.no_replica():
-                committed = self._commit(sums=False)
-                if not optimizer.built and variables is not None:
-                    with keras.name_scope(optimizer.name):
-                        optimizer.build(variables)
-                keras_seam.apply_combined_gradients(optimizer, reduced, variables)
-            return committed
-
-        label = f"{optimizer.name}.apply"
-        brought = (self.weight, gradients, variables)
-        committed = self._rendezvous.meet(self.rank, label, brought, update)
-        self.scope.settle(committed)
+    def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the replicas' tensors stacked along a new first axis, differentiable."""
+        return GlobalGather.apply(self, self._label("all_stack"), as_tensor(tensor)[None], 0, True)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the sums of the replicas' tensors, of which this replica may do as it likes.
+        """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
-        Args:
-            label: What the meeting is for.
-            tensors: Tensors of this replica.
-        """
+        def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+            totals = self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
+            return [
+                [
+                    total.to(own.device, copy=index > 0)  # a replica may change its copy
+                    for total, own in zip(totals, mine, strict=True)
+                ]
+                for index, mine in enumerate(brought)
+            ]
+
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        sums = self._rendezvous.meet(self.rank, f"{label} of shapes {shapes}", tensors, _sums)
-        return sums[self.rank]
+        return self._meet(f"{label} of shapes {shapes}", tensors, sums)[self._index]
 
-    def collect(self, label: str, tensor: torch.Tensor, axis: int) -> tuple[torch.Tensor, int]:
-        """Returns the tensors of all replicas along an axis, and where this replica's begins.
+    def collect(
+        self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
+    ) -> tuple[torch.Tensor, int]:
+        """Concatenates the tensors of all replicas; returns also where this replica's begins.
 
         Args:
-            label: What the meeting is for.
+            label: The name of the operation, which must be the same on all replicas.
             tensor: This replica's tensor.
-            axis: The axis.
+            axis: The axis to concatenate along.
+            alike: Whether all tensors have the same shape, so that workers need not exchange it.
         """
+
+        def concatenated(brought: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+            here = torch.cat([part.to(brought[0].device) for part in brought], axis)
+            if alike:
+                every = [*self._group.gather_alike(here)]
+            else:
+                every = [part for [part] in self._group.gather(label, [here], axis)]
+            begins = [sum(part.shape[axis] for part in every[: self._group.rank])]
+            for part in brought:
+                begins.append(begins[-1] + part.shape[axis])
+            whole = torch.cat(every, axis) if len(every) > 1 else here
+            copies = [whole.to(own.device, copy=i > 0) for i, own in enumerate(brought)]
+            return copies, begins
+
         shape = tuple("any" if i == axis else size for i, size in enumerate(tensor.shape))
         label = f"{label} of shape {shape}"
-        gathered, begins = self._rendezvous.meet(
-            self.rank, label, tensor, lambda brought: _concatenated(brought, axis)
-        )
-        return gathered[self.rank], begins[self.rank]
+        gathered, begins = self._meet(label, tensor, concatenated)
+        return gathered[self._index], begins[self._index]
 
     @contextlib.contextmanager
     def no_replica(self) -> Iterator[None]:
-        """Lets code run once for all replicas, in the thread of one."""
+        """Lets the code inside run in cross-replica context, in the calling replica's thread."""
         with (
-            keras_seam.outside_stateless_scopes(),
+            keras_compat.outside_stateless_scopes(),
             context.replica_scope(None),
             keras.device(self._device),
         ):
             yield
 
-    @contextlib.contextmanager
-    def building(self) -> Iterator[None]:
-        """Lets one replica at a time build a layer, which all of them share.
-
-        Raises:
-            ReplicaError: If another replica does not come to an end with it.
-        """
-        if self._rendezvous.turns:
-            yield
-            return
-        if not self._build_lock.acquire(timeout=self._rendezvous.timeout):
-            raise ReplicaError(
-                "Expected one replica after the other to build a layer. Received: a replica that "
-                f"builds for more than {self._rendezvous.timeout} seconds. Call no collective in "
-                "`build`, or build the model before the replicas run."
-            )
-        try:
-            yield
-        finally:
-            self._build_lock.release()
+    def _meet(self, label: str, value: Any, combine: Callable[[Sequence[Any]], Any]) -> Any:
+        return self._rendezvous.meet(self._index, label, value, combine)
 
     def _own(self, leaf: Any) -> Any:
-        """A tensor of this replica's own, of one that all replicas got."""
+        """Copies a tensor that all replicas share, so that this one may change it."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _commit(self, *, sums: bool) -> list[int]:
-        return self.scope.rules.commit(self._scopes[: self.count], sums=sums)
-
     def _label(self, name: str) -> str:
+        """Returns the label by which replicas compare calls: a name, and the call's number."""
         self._number += 1
         return f"{name} number {self._number}"
 
 
-def _sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Each replica's own sums, on the device of what it brought."""
-    return [
-        [_sum_on(mine[i].device, [tensors[i] for tensors in brought]) for i in range(len(mine))]
-        for mine in brought
-    ]
-
-
-def _sum_on(device: torch.device, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = parts[0].to(device, copy=True)
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0].clone()
     for part in parts[1:]:
-        total += part.to(device)
+        total += part.to(total.device)
     return total
-
-
-def _concatenated(
-    brought: Sequence[torch.Tensor], axis: int
-) -> tuple[list[torch.Tensor], list[int]]:
-    """Each replica's own copy of all tensors along an axis, and where each one's part begins."""
-    begins = [0]
-    for tensor in brought:
-        begins.append(begins[-1] + tensor.shape[axis])
-    return [torch.cat([part.to(mine.device) for part in brought], axis) for mine in brought], begins

@@ -1,8 +1,8 @@
-"""Convolutions over images with the channels last, without two copies of what goes in.
+"""Convolutions over channels-last images, without the two copies that Keras makes of them.
 
-torch's convolutions want the channels first, in the shape; in memory they may be last, which is the
-faster way. Keras copies its images into the one order of memory, and at once back into the other
-(seen in 3.15; the gradients go the same way). Here the axes are named anew, and nothing moves.
+torch's convolutions take images of channels-first shape; in memory the channels may be last, which
+is faster. Keras copies its images to channels-first memory and at once back to channels-last (seen
+in 3.15; it does the same with gradients). Here the axes are only permuted, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 
-# From where to where the axes of a batch of images, or of volumes, go and come back.
+# By rank (batches of images, of volumes): the permutations to channels-first, and back.
 _AXES = {4: ((0, 3, 1, 2), (0, 2, 3, 1)), 5: ((0, 4, 1, 2, 3), (0, 2, 3, 4, 1))}
 
 _signature = cache(inspect.signature)
@@ -26,7 +26,7 @@ _signature = cache(inspect.signature)
 @cache
 def install() -> None:
     """Puts the hook into Keras, once in a process."""
-    keras_seam.install_in_torch_nn("conv", _convolution)
+    keras_compat.install_in_torch_nn("conv", _convolution)
 
 
 def _convolution(original: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -40,6 +40,6 @@ def _convolution(original: Callable[..., torch.Tensor], *args: Any, **kwargs: An
     if axes is None:
         return original(*args, **kwargs)
     there, back = axes
-    given["inputs"] = keras_seam.ops.convert_to_tensor(given["inputs"]).permute(there)
+    given["inputs"] = keras_compat.ops.convert_to_tensor(given["inputs"]).permute(there)
     given["data_format"] = "channels_first"
     return original(*call.args, **call.kwargs).permute(back)

@@ -10,9 +10,9 @@ from typing import Any, final
 
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.torch.reads import ReadRecorder
-from kerasdist.job.current import FUNCTION, explaining
+from kerasdist.job.current import FUNCTION, translating_failures
 from kerasdist.structures import map_leaves
 from kerasdist.user_warnings import warn_user
 
@@ -25,40 +25,21 @@ _UNCOMPILED = (
 
 @final
 class Step:
-    """A step of a custom loop.
-
-    Other backends trace it, so what it does beside its computation counts for nothing there. That
-    allows replicas on the CPU to run at the same time (see `kerasdist.backends.torch.pace`).
-    """
+    """A user function as a step of a custom loop; on one replica it can be compiled."""
 
     def __init__(self, function: Callable[..., Any], jit_compile: bool) -> None:
-        """Makes it; compiling waits for the first call.
-
-        Args:
-            function: The user's function.
-            jit_compile: Whether to compile it with ``torch.compile``, where there is one replica.
-        """
+        """Makes the step; torch compiles it at the first call."""
         functools.update_wrapper(self, function)
         self._function = function
         self._compiled = torch.compile(function) if jit_compile else None
         self._warned = False
 
     def __get__(self, owner: Any, kind: Any = None) -> Callable[..., Any]:
-        """Returns the method of an object, where a step is a method.
-
-        Args:
-            owner: The object, None for its class.
-            kind: The class.
-        """
+        """Binds the step to an object, as Python does with a function in a class."""
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the step, compiled where there is one replica.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-        """
+        """Takes the step, compiled where there is one replica."""
         function = self._function
         if self._compiled is not None:
             if context.get_strategy().num_replicas_in_sync > 1:
@@ -67,13 +48,13 @@ class Step:
                 function = self._compiled
         _inside.steps.append(self)
         try:
-            with explaining(FUNCTION):
+            with translating_failures(FUNCTION):
                 return function(*args, **kwargs)
         finally:
             _inside.steps.pop()
 
     def warn_if_compiled(self) -> None:
-        """Warns, once, that what runs on several replicas is not compiled."""
+        """Warns once, if the user asked to compile, that several replicas run uncompiled code."""
         if self._compiled is not None and not self._warned:
             self._warned = True
             warn_user(_UNCOMPILED)
@@ -81,7 +62,7 @@ class Step:
 
 @final
 class _Inside(threading.local):
-    """Which steps the calling thread is inside of."""
+    """The calling thread's stack of running steps."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -91,30 +72,22 @@ _inside = _Inside()
 
 
 def current_step() -> Step | None:
-    """Returns the step that calls, None outside of all."""
+    """Returns the step that runs in the calling thread, None outside of steps."""
     return _inside.steps[-1] if _inside.steps else None
 
 
 def value_and_grad(
     fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Calls a function and differentiates its value by variables (see `Backend.value_and_grad`).
+    """Returns a function's result and its gradients (see `Backend.value_and_grad`).
 
-    In a replica these are the replica's own gradients, by what it sees of the variables.
-
-    Args:
-        fn: Takes nothing; returns a scalar, or with `has_aux` a pair of it and anything.
-        variables: Keras variables.
-        has_aux: Whether the function returns a pair.
-
-    Raises:
-        ValueError: If the value is no scalar.
+    In a replica the gradients are the replica's own, not summed over the replicas.
     """
     with torch.enable_grad(), ReadRecorder(variables) as recorder:
         result = fn()
         value, _ = result if has_aux else (result, None)
         if not isinstance(value, torch.Tensor):
-            value = keras_seam.ops.convert_to_tensor(value)
+            value = keras_compat.ops.convert_to_tensor(value)
         if value.ndim > 0:
             raise ValueError(
                 "Expected fn to return a scalar. "
@@ -124,7 +97,7 @@ def value_and_grad(
         targets = [recorder.target(variable) for variable in variables]
         gradients = _gradients(value, targets, keep_graph=recorder.is_nested)
     if not recorder.is_nested:
-        # What differentiated it has freed the graph behind it.
+        # The backward pass has freed the graph of the result.
         result = map_leaves(_detached, result)
     return result, [
         torch.zeros_like(target, requires_grad=False)

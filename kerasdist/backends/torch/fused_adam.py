@@ -1,13 +1,13 @@
-"""Keras's Adam on the CPU, in one pass over the memory.
+"""Keras's Adam on the CPU by torch's fused kernel, in one pass over memory.
 
-Keras's own makes ten passes, and new tensors in most of them; torch's kernel reads and writes each
-number once. It serves the Adam and AdamW that Keras ships, where replicas' gradients are applied;
-weight decay, clipping, averages and all else that an optimizer does stays Keras's code.
+Keras's own code makes ten passes, most of them with new tensors; the kernel reads and writes each
+number once. It replaces the update rule of the Adam and AdamW that Keras ships, where replicas'
+gradients are applied. Weight decay, clipping and weight averages remain Keras's code.
 
-The two write the rule in other ways. With t steps taken, Keras subtracts ``alpha m / (sqrt(v) +
-epsilon)`` where ``alpha = rate sqrt(1 - beta_2^t) / (1 - beta_1^t)``; torch divides m and v by
-those factors one by one, which gives epsilon another weight. After endless steps the factors are 1:
-so torch is told that, and gets alpha for a rate.
+The two apply epsilon differently. At step t Keras subtracts ``alpha m / (sqrt(v) + epsilon)`` where
+``alpha = rate sqrt(1 - beta_2^t) / (1 - beta_1^t)``; torch divides m and v by those factors
+separately, which gives epsilon another weight. As t goes to infinity the factors become 1. So the
+kernel gets an infinite t, and alpha as its learning rate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 
 _ENDLESS = torch.tensor(math.inf)
 
@@ -29,7 +29,7 @@ _ENDLESS = torch.tensor(math.inf)
 @cache
 def install() -> None:
     """Puts the hook into Keras, once in a process."""
-    keras_seam.install_torch_adam(_update)
+    keras_compat.install_torch_adam(_update)
 
 
 def _update(
@@ -59,21 +59,21 @@ def _update(
         amsgrad=optimizer.amsgrad,
         maximize=False,
     )
-    # The kernel leaves that out, and autograd asks for it, as we do for what replicas hold.
+    # The kernel does not count versions, by which autograd, `Kept` and `Alias` detect changes.
     torch.autograd.graph.increment_version(operands.written)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Operands:
-    """What the kernel works on.
+    """The tensors that the kernel reads and writes.
 
     Attributes:
         values: The variables' values.
-        gradients: As many gradients.
-        momentums: As many momentums.
-        velocities: As many velocities.
-        highest: The highest velocities, if they are kept, else none.
+        gradients: Their gradients.
+        momentums: Their momentums.
+        velocities: Their velocities.
+        highest: The maximums of their velocities with ``amsgrad=True``, else an empty list.
     """
 
     values: list[torch.Tensor]
@@ -84,14 +84,14 @@ class _Operands:
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """What the kernel writes to."""
+        """The tensors that the kernel writes."""
         return [*self.values, *self.momentums, *self.velocities, *self.highest]
 
 
 def _operands(
     optimizer: Any, gradients: Sequence[torch.Tensor], variables: Sequence[Any]
 ) -> _Operands | None:
-    """Returns the operands, None if they are not all as the kernel takes for granted."""
+    """Returns the operands; None unless all are dense, contiguous, float32 and on the CPU."""
     values = [variable.value for variable in variables]
     if any(
         gradient.layout is not torch.strided or gradient.shape != value.shape
@@ -99,7 +99,7 @@ def _operands(
     ):
         return None
     momentums, velocities, highest = (
-        [slot.value for slot in slots] for slots in keras_seam.adam_slots(optimizer, variables)
+        [slot.value for slot in slots] for slots in keras_compat.adam_slots(optimizer, variables)
     )
     dense = [gradient.contiguous() for gradient in gradients]
     operands = _Operands(values, dense, momentums, velocities, highest)
@@ -111,15 +111,15 @@ def _operands(
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Whether no user code is in the rule."""
+    """Whether the optimizer's class is Keras's own, and its hyperparameters are plain floats."""
     numbers = (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
-    return keras_seam.is_kerass_own(type(optimizer)) and all(
+    return keras_compat.is_builtin(type(optimizer)) and all(
         isinstance(number, float) for number in numbers
     )
 
 
 def _alpha(optimizer: Any, learning_rate: Any) -> float:
-    """The rate with both corrections, in float32 and in Keras's order of operations."""
+    """Returns the learning rate with both bias corrections, computed as Keras does in float32."""
     one = np.float32(1)
     step = np.float32(_number(optimizer.iterations) + 1)
     unseen_1 = one - np.float32(optimizer.beta_1) ** step
@@ -128,4 +128,4 @@ def _alpha(optimizer: Any, learning_rate: Any) -> float:
 
 
 def _number(scalar: Any) -> float:
-    return keras_seam.ops.convert_to_tensor(scalar).item()
+    return keras_compat.ops.convert_to_tensor(scalar).item()

@@ -1,4 +1,4 @@
-"""Gradients of several replicas, made one."""
+"""Sums the gradients of a process's replicas."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ import torch
 
 from kerasdist.errors import ReplicaError
 
-# A replica's gradients; None where there is none.
+# A replica's gradients, one per variable; None for a variable without gradient.
 Gradients = Sequence[torch.Tensor | None]
 
 
 def weighted_sum(
     all_gradients: Sequence[Gradients], weights: Sequence[float], variables: Sequence[Any]
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of the replicas' gradients, in the order of ranks.
-
-    Args:
-        all_gradients: Each replica's gradients; None where there is none.
-        weights: Each replica's weight.
-        variables: The variables they belong to.
-    """
+    """Returns the weighted sum of the gradients of a process's replicas, in the order of ranks."""
     with torch.no_grad():
         tensors = [[g for g in gradients if g is not None] for gradients in all_gradients]
         if any(len(some) < len(variables) for some in tensors) or any(
@@ -50,7 +44,7 @@ def _sum_of_tensors(all_tensors: Sequence[list[torch.Tensor]]) -> Sequence[torch
 def _weighted_sum_of_tensors(
     all_tensors: Sequence[list[torch.Tensor]], weights: Sequence[float]
 ) -> Sequence[torch.Tensor]:
-    # A running mean, in one pass a replica; it is the weighted sum, as weights sum to 1.
+    # A running mean takes one pass per replica. It is the weighted sum if the weights sum to 1.
     mean: Sequence[torch.Tensor] = all_tensors[0]
     weight = weights[0]
     for index in range(1, len(weights)):
@@ -61,7 +55,7 @@ def _weighted_sum_of_tensors(
             mean = torch._foreach_lerp([*mean], here, part)
         else:
             torch._foreach_lerp_([*mean], here, part)
-    # They do not where losses were weighted before: see `weighs_scaled_losses`.
+    # The weights do not sum to 1 if the losses were weighted: see `weights_scaled_losses`.
     return mean if math.isclose(weight, 1.0) else torch._foreach_mul([*mean], weight)
 
 
@@ -73,8 +67,7 @@ def _sum_of_one(
         return None
     device = pairs[0][0].device
     if variable.overwrite_with_gradient:
-        # Not a gradient but a new value (float8: scales and histories of maxima), as Keras combines
-        # it.
+        # Its gradient is its next value (float8: scales, histories of maxima): take the maximum.
         parts = [gradient.to(device) for gradient, _ in pairs]
         return torch.stack(parts).amax(0)
     total = pairs[0][0] * pairs[0][1]
@@ -86,15 +79,7 @@ def _sum_of_one(
 def check_same(
     all_gradients: Sequence[Gradients], all_variables: Sequence[list[Any] | None]
 ) -> None:
-    """Checks that the replicas bring gradients of the same variables.
-
-    Args:
-        all_gradients: Each replica's gradients.
-        all_variables: The variables they belong to, a list a replica, or None.
-
-    Raises:
-        ReplicaError: If they do not.
-    """
+    """Checks that the replicas bring gradients of the same variables."""
     keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
     sizes = [len(gradients) for gradients in all_gradients]
     if any(key != keys[0] for key in keys) or any(size != sizes[0] for size in sizes):

@@ -1,9 +1,9 @@
-"""Masks and sample weights together, of which Keras on PyTorch changes the weights in place.
+"""Applies a mask to sample weights, which Keras on PyTorch changes in place.
 
-``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that reaches the batch's own
-weights, so whatever reads them later in the step, such as a weighted metric, sees them masked and,
-for a mean, times ``total / valid`` (seen in Keras 3.15). To give one device's numbers that factor
-must be the global batch's.
+Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that changes the
+batch's own weights, so code that reads them later in the step, such as a weighted metric, gets them
+masked and, for a mean, times ``total / valid`` (seen in Keras 3.15). To give one device's numbers,
+this factor must be computed over the global batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.replica_context import one_device_replica
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -24,7 +24,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 @cache
 def install() -> None:
     """Puts the hook into Keras."""
-    keras_seam.install_apply_mask(_apply_mask)
+    keras_compat.install_apply_mask(_apply_mask)
 
 
 def _apply_mask(
@@ -33,7 +33,7 @@ def _apply_mask(
     replica = one_device_replica()
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
-    # The loss keeps a copy for its backward pass; the weights themselves are changed below.
+    # A copy, which the loss keeps for its backward pass; the batch's own weights change below.
     merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
     with torch.no_grad():
         float_mask = mask.to(merged.dtype)
@@ -41,6 +41,6 @@ def _apply_mask(
             counts = torch.stack([float_mask.new_tensor(math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
-        if merged.dtype == sample_weight.dtype:  # else Keras's cast has made a copy
+        if merged.dtype == sample_weight.dtype:  # else Keras changes only a cast copy
             sample_weight *= float_mask.reshape(sample_weight.shape)
     return merged

@@ -1,7 +1,8 @@
-"""torch's own modules in a replica: whoever asks for parameters gets the replica's.
+"""Gives torch's own modules the parameters of the replica that runs them.
 
-Keras reads its variables through the replica's scope. torch's code takes parameters from the
-modules instead, so each way to them that a Keras layer offers leads through the scope here.
+Keras reads its variables through the replica's scope, but torch's code takes parameters from the
+modules. So every method of a Keras layer that gives access to them is replaced by one that takes
+the scope's values.
 """
 
 from __future__ import annotations
@@ -17,33 +18,28 @@ import keras
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kerasdist import context, keras_seam
+from kerasdist import context, keras_compat
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.reads import ReadRecorder
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.errors import ReplicaError, UnsupportedError
 from kerasdist.replica_context import one_device_replica
 
-# A module that uses a collective inside would make another replica wait here, for nothing.
+# How long a replica waits until another leaves a module. A replica that calls a collective inside
+# the module never leaves it.
 _WAIT_SECONDS = 60.0
 
-# One replica at a time can put its tensors into a module; they take turns.
+# A lock per module: one replica at a time can put its tensors into it.
 _in_use: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
 
 
 @cache
 def install() -> None:
-    """Leads the ways to parameters through the replica's scope, once in a process."""
+    """Makes every access to parameters go through the replica's scope; once per process."""
     _lead(keras.layers.Layer, "named_parameters", _named_parameters)
     _lead(keras.layers.Layer, "zero_grad", _zero_grad)
     _lead(keras.layers.TorchModuleWrapper, "parameters", _wrapped_parameters)
     _lead(keras.layers.TorchModuleWrapper, "call", _call_module)
-    refuse_torch_optimizers()
-
-
-@cache
-def refuse_torch_optimizers() -> None:
-    """Refuses torch's own optimizers in a replica, once in a process."""
     register_optimizer_step_pre_hook(_refuse_torch_optimizer)
 
 
@@ -68,7 +64,9 @@ def _named_parameters(
     original: Any, scope: ReplicaScope, layer: Any, *args: Any, **kwargs: Any
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    with keras_seam.outside_stateless_scopes():  # the first call hands torch the layer's variables
+    with (
+        keras_compat.outside_stateless_scopes()
+    ):  # the first call registers the layer's variables with torch
         parameters = original(layer, *args, **kwargs)
     for name, parameter in parameters:
         yield name, values.get(id(parameter), parameter)
@@ -92,9 +90,12 @@ def _call_module(
 ) -> Any:
     module = wrapper.module
     wrapper.train(training is not False)
+    buffers = _buffers(scope, module)
+    if scope.is_only:  # the only replica uses the module's own tensors
+        return original(wrapper, *args, training=training, **kwargs)
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
-    tensors.update(_buffers(scope, module))
+    tensors.update(buffers)
     lock = _in_use.setdefault(module, threading.Lock())
     if not lock.acquire(timeout=_WAIT_SECONDS):
         raise ReplicaError(
@@ -110,20 +111,12 @@ def _call_module(
 
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The replica's buffers of a module: in training copies, which the module may change."""
-    refuse_own_batch_norm(module)
+    """Returns the replica's buffers of a module: in training, copies that the module may change."""
+    _refuse_own_batch_norm(module)
     return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
 
 
-def refuse_own_batch_norm(module: torch.nn.Module) -> None:
-    """Refuses torch's own batch normalization where the batch to normalize is the global one.
-
-    Args:
-        module: A module that a replica calls.
-
-    Raises:
-        UnsupportedError: If it has one, in training, and the one-device contract holds.
-    """
+def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
     replica = one_device_replica()
     if replica is None or replica.strategy.options.batch_norm == "per_replica":
         return
@@ -138,11 +131,11 @@ def refuse_own_batch_norm(module: torch.nn.Module) -> None:
 
 
 def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Tensor]:
-    reader = keras_seam.stateless_scope()
+    reader = keras_compat.stateless_scope()
     if not isinstance(reader, ReadRecorder):
         reader = scope
     return {
-        id(keras_seam.stored_value(variable)): reader.get_current_value(variable)
+        id(keras_compat.stored_value(variable)): reader.get_current_value(variable)
         for variable in layer.variables
     }
 

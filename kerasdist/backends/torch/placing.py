@@ -1,4 +1,4 @@
-"""The devices of replicas, and values that come from outside as tensors on them."""
+"""Converts devices to those of Keras and torch, and values to tensors on them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import torch
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.devices import Device
 
-# Types that Keras takes over as they are.
+# NumPy types that Keras and torch convert to the same types.
 _KNOWN_TO_TORCH = frozenset(
     {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
     | {np.float16, np.float32, np.float64}
@@ -19,32 +19,17 @@ _KNOWN_TO_TORCH = frozenset(
 
 
 def keras_name(device: Device) -> str:
-    """Returns Keras's name of a device; torch has one CPU, whatever the number of a logical one.
-
-    Args:
-        device: The device.
-    """
+    """Returns Keras's name of a device; all logical CPU devices are torch's one CPU."""
     return "cpu" if device.kind == "cpu" else str(device)
 
 
 def torch_device(device: Device) -> torch.device:
-    """Returns torch's own device.
-
-    Args:
-        device: The device.
-    """
+    """Returns the ``torch.device`` of a device."""
     return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)
 
 
 def required_tensor(value: Any) -> torch.Tensor:
-    """Returns a tensor of what a replica brings to a reduction.
-
-    Args:
-        value: A number, array or tensor.
-
-    Raises:
-        ValueError: If it is none of them.
-    """
+    """Converts the value that a replica contributes to a reduction to a tensor."""
     if isinstance(value, torch.Tensor):
         return value
     if value is None or isinstance(value, str | bytes):
@@ -52,19 +37,14 @@ def required_tensor(value: Any) -> torch.Tensor:
             f"Expected a tensor from every replica. Received: {value!r:.100}. Let the function "
             "return a number or a tensor."
         )
-    return keras_seam.ops.convert_to_tensor(value)
+    return keras_compat.ops.convert_to_tensor(value)
 
 
 def on_device(device: torch.device, leaf: Any) -> Any:
-    """Returns an array or tensor as a tensor on a device, anything else as it is.
-
-    Args:
-        device: The device.
-        leaf: A leaf of a structure.
-    """
+    """Returns an array or tensor as a tensor on a device, anything else unchanged."""
     if isinstance(leaf, np.ndarray | np.generic):
-        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's way takes ten times as long
+        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's conversion takes ten times as long
             return torch.as_tensor(leaf, device=device)
         with keras.device(str(device)):
-            leaf = keras_seam.ops.convert_to_tensor(leaf)
+            leaf = keras_compat.ops.convert_to_tensor(leaf)
     return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf

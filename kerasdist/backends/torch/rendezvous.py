@@ -1,11 +1,12 @@
-"""Where the threads of one step meet: each brings a value, the last combines, all get the result.
+"""The rendezvous of a step's threads: each brings a value, the last combines, all get the result.
 
-No framework in here. A step that goes wrong ends for everybody: a participant that raises, ends its
-step while others wait for it, brings something else than they do, or does not come in time, breaks
-the rendezvous, and whoever waits, or comes later, gets a `ReplicaError`.
+The file does not depend on a framework. A participant breaks the rendezvous if it raises, ends its
+step while others wait, makes another call than they do, or does not arrive in time. Then every
+participant that waits, or arrives later, gets a `ReplicaError`.
 
-With ``turns`` only one participant runs at a time, from meeting to meeting, always in the same
-order. That is the right way where they share one processor (see `kerasdist.backends.torch.team`).
+The participants take turns: only one runs at a time, from one meeting to the next, always in the
+same order. So replicas can share the state that Keras's layers and torch keep once per process: a
+layer's cached mask, torch's own generator, a layer that its first call builds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, final
 
 from kerasdist.errors import ReplicaError
 
-# As long as NCCL gives a collective. A replica that waits for so long waits for one that hangs.
+# NCCL's time-out for a collective. A replica that has waited for so long waits for one that hangs.
 TIMEOUT_SECONDS = 600.0
 
 
@@ -31,15 +32,8 @@ class Rendezvous:
     """The meetings of up to `size` participants, step after step."""
 
     def __init__(self, size: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
-        """Makes the meeting place.
-
-        Args:
-            size: The largest number of participants of a step.
-            timeout: How long, in seconds, a participant waits for the others.
-        """
         self.timeout = timeout
-        self.turns = False
-        # A participant waits by acquiring its gate; whoever lets it go on releases the gate.
+        # A participant waits by acquiring its gate; another one lets it go on by releasing it.
         self.gates = [threading.Lock() for _ in range(size)]
         for gate in self.gates:
             gate.acquire()
@@ -47,45 +41,29 @@ class Rendezvous:
         self._count = 0
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: dict[int, BaseException | None] = {}
-        self._ready: deque[int] = deque()  # may go on, once the turn is theirs
+        self._ready: deque[int] = deque()  # participants that may go on, in turn
         self._result: Any = None
         self._broken: BaseException | None = None
 
     @property
     def broken(self) -> BaseException | None:
-        """What ended the step for everybody, None while all is well."""
+        """The error that ended the step for all participants, None if there is none."""
         return self._broken
 
-    def begin(self, count: int, *, turns: bool) -> None:
-        """Starts a step; participant 0 is the caller, the others wait at their gates.
-
-        Args:
-            count: How many take part, the first ones.
-            turns: Whether they run one at a time.
-        """
+    def begin(self, count: int) -> None:
+        """Starts a step; participant 0 is the caller, the others wait at their gates."""
         self._count = count
-        self.turns = turns
         self._arrived.clear()
         self._finished.clear()
         self._result = None
-        self._let_go_on(range(1, count))
+        self._ready.extend(range(1, count))
 
     def meet(
         self, rank: int, label: str, value: Any, combine: Callable[[Sequence[Any]], Any]
     ) -> Any:
-        """Waits for the others and returns what `combine` makes of everybody's values.
+        """Waits for all participants; returns what `combine` makes of their values.
 
-        Args:
-            rank: The participant that calls.
-            label: What the meeting is for; all must give the same.
-            value: What this participant brings.
-            combine: Called once, by the last to arrive, with the values in the order of ranks.
-
-        Returns:
-            The result of `combine`, the same object for all.
-
-        Raises:
-            ReplicaError: If the step is broken.
+        All participants get the same object.
         """
         with self._lock:
             self._check()
@@ -104,12 +82,7 @@ class Rendezvous:
             return self._result
 
     def finish(self, rank: int, error: BaseException | None) -> None:
-        """Ends the step of one participant; participant 0 waits until all have ended theirs.
-
-        Args:
-            rank: The participant.
-            error: What its step raised, None if it ended well.
-        """
+        """Ends the step of one participant; participant 0 waits until all have ended theirs."""
         with self._lock:
             self._finished[rank] = error
             if error is not None:
@@ -134,7 +107,7 @@ class Rendezvous:
             self._check()
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], Any]) -> Any:
-        """What the last to arrive does; the others wait meanwhile."""
+        """Combines the values, in the last participant to arrive; the others wait meanwhile."""
         arrived = [self._arrived[participant] for participant in range(self._count)]
         if any(label != arrived[0][0] for label, _ in arrived):
             held = ", ".join(f"replica {r}: {label}" for r, (label, _) in enumerate(arrived))
@@ -148,14 +121,8 @@ class Rendezvous:
             self._check()
             self._result = result
             self._arrived.clear()
-            self._let_go_on(other for other in range(self._count) if other != rank)
+            self._ready.extend(other for other in range(self._count) if other != rank)
         return result
-
-    def _let_go_on(self, ranks: Any) -> None:
-        self._ready.extend(ranks)
-        if not self.turns:
-            while self._ready:
-                self.gates[self._ready.popleft()].release()
 
     def _pass_turn(self) -> None:
         if self._ready:
@@ -184,7 +151,7 @@ class Rendezvous:
             raise Stopped(f"The step was ended by: {self._broken!r}")
 
     def _break(self, error: BaseException, *, by: int) -> None:
-        """Ends the step for everybody: the first error counts, and whoever waits may go on."""
+        """Ends the step for all participants: keeps the first error, and wakes those that wait."""
         if self._broken is not None:
             return
         self._broken = error

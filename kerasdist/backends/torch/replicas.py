@@ -1,50 +1,55 @@
-"""The replicas of a strategy on PyTorch, and how they take a step together."""
+"""The replicas of a strategy on PyTorch, and how they run a step together."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
-from kerasdist import context, keras_seam
-from kerasdist.backends.base import ReplicaOptions, ReplicaSet
+from kerasdist import context, keras_compat
+from kerasdist.backends import checksums
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.runner import Runner
-from kerasdist.backends.sole import SoleRunner
+from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.backends.torch import (
     batch_norm,
     convolutions,
-    draws,
     fused_adam,
     masks,
     modules,
+    random,
     rendezvous,
 )
+from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import Components, LoopRules
-from kerasdist.backends.torch.draws import FirstDraw, StepDraws, part_from_first_gpu
-from kerasdist.backends.torch.host_memory import keep_freed_memory
-from kerasdist.backends.torch.pace import TakeTurns
-from kerasdist.backends.torch.pieces import Part
+from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.placing import keras_name, torch_device
-from kerasdist.backends.torch.team import Team
-from kerasdist.backends.torch.thread_settings import ThreadSettings, compute_with
-from kerasdist.backends.torch.variables import FIT, ReplicaScope, Rules, commit_buffers
+from kerasdist.backends.torch.process_group import ProcessGroup
+from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
+from kerasdist.backends.torch.steps import Steps
+from kerasdist.backends.torch.thread_pool import ThreadPool
+from kerasdist.backends.torch.thread_settings import ThreadSettings
+from kerasdist.backends.torch.trainer import TorchTrainer
+from kerasdist.backends.torch.variables import ReplicaScope, Rules
+from kerasdist.backends.torch.worker_data import OwnRowsAdapter, WholeBatchesAdapter
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import ScopeError
-from kerasdist.replica_context import ReplicaContext
+from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.input.worker_batches import ShardedAdapter
+from kerasdist.job.job import Job
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.steps import Steps
     from kerasdist.backends.trial import Trial
     from kerasdist.strategy import Strategy
 
@@ -53,28 +58,53 @@ if TYPE_CHECKING:
 class TorchReplicaSet(ReplicaSet):
     """Devices, and a thread for each that lives as long as this object.
 
-    Replicas run at the same time or take turns, as their `Pace` says.
+    Threads of one process take turns, but the kernels that a replica has launched on its GPU run
+    on while the next replica launches its own. In a job each worker has one replica.
+
+    Attributes:
+        group: The collectives between the processes that hold replicas.
+        components: The components of variables on the replicas of this process.
+        loop_rules: The rules for reads and writes of variables in custom loops.
     """
 
-    def __init__(self, devices: Sequence[Device], options: ReplicaOptions) -> None:
-        """Makes the set.
+    trainer_class = TorchTrainer
 
-        Args:
-            devices: Devices of this machine, all of one kind.
-            options: How to compute.
-        """
-        super().__init__(devices, options)
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> None:
+        """Makes the set. All workers of a job must call it, after `connect`."""
+        if job is not None and len(devices) != 1:
+            raise UnsupportedError(
+                "Expected one device a worker on PyTorch, where a process computes on one. "
+                f"Received: devices={[str(device) for device in devices]}. Start one worker a "
+                f"device: kerasdist run --workers N script.py, or name one: "
+                f"devices=[{str(devices[0])!r}]."
+            )
+        super().__init__(devices, options, job)
         self.timeout = rendezvous.TIMEOUT_SECONDS
-        self._crew: Crew | None = None
+        self._threads: ReplicaThreads | None = None
         self._one_step = threading.Lock()
-        self.components = Components(len(self.devices))
-        if len(self.devices) > 1:
-            modules.install()
-            masks.install()
-            draws.install()
-            fused_adam.install()
-            convolutions.install()
-            batch_norm.install()
+        self.group = Group()
+        if job is not None:
+            device = torch_device(devices[0])
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            self.group = ProcessGroup(job, device, communication)
+        self.gradients_travel_as = self.group.gradients_travel_as
+        self.components = Components(self.group, self.local_replicas, self.num_replicas)
+        self.loop_rules = LoopRules(self.components, self._initialize)
+        if not self.is_plain:
+            for hooks in (modules, masks, random, fused_adam, convolutions, batch_norm):
+                hooks.install()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is only one replica, which runs plain Keras's steps."""
+        return self.job is None and self.num_replicas == 1
 
     @property
     def on_cpu(self) -> bool:
@@ -83,80 +113,72 @@ class TorchReplicaSet(ReplicaSet):
 
     @cached_property
     def runner(self) -> Runner:
-        """How user functions run on the devices."""
-        if self.num_replicas == 1:
+        """The runner of user functions on the devices."""
+        if self.is_plain:
             return SoleRunner(self.placement)
-        from kerasdist.backends.torch.runner import TorchRunner
+        from kerasdist.backends.torch.runner import TorchRunner  # it imports this file
 
         return TorchRunner(self)
 
-    @property
-    def trainer_class(self) -> type[Any]:
-        """The class that is put in front of a model's own."""
-        from kerasdist.backends.torch.trainer import TorchTrainer  # it needs this file
-
-        return TorchTrainer
-
     def steps(self, model: Any) -> Steps:
-        """Returns how a model's steps run on the devices.
-
-        Args:
-            model: A model with the trainer of `trainer_class`.
-        """
-        from kerasdist.backends.torch.steps import SoleSteps, ThreadSteps  # they need this file
-
-        return SoleSteps() if self.num_replicas == 1 else ThreadSteps(model)
+        """Returns the functions of a model's steps on these devices."""
+        return Steps(model)
 
     def trial(self, model: Any) -> Trial:
-        """Returns what a training step is tried with.
-
-        Args:
-            model: A model with the trainer of `trainer_class`.
-        """
-        if self.num_replicas == 1:
+        """Returns a trial of a model's training step on these devices."""
+        if self.is_plain:
             return super().trial(model)
-        from kerasdist.backends.torch.trial import TorchTrial  # few programs need it
+        from kerasdist.backends.torch.trial import TorchTrial  # late, as few programs need it
 
         return TorchTrial(model)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns the adapter itself: global batches are divided when a step begins.
-
-        Args:
-            adapter: The adapter that Keras made.
-        """
+        """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
+        # In a replica, where a model may call another one's `predict`, batches are not divided.
+        if self.job is None or context.replica() is not None or isinstance(adapter, ShardedAdapter):
+            return adapter
+        if not keras_compat.is_array_adapter(adapter):
+            return WholeBatchesAdapter(adapter, self.first_batches)
+        if not keras_compat.has_sparse(adapter):
+            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas)
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns Keras's scope of the first device, which holds the variables.
 
-        In a replica, where a model may call another one's `predict`, its own device stays in force.
+        In a replica, where a model may call another one's `predict`, the replica keeps its device.
         """
         if context.replica() is not None:
             return contextlib.nullcontext()
         return keras.device(keras_name(self.variable_devices[0]))
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the values that they have on the chief."""
+        own = [keras_compat.stored_value(variable).detach() for variable in variables]
+        for mine, chiefs in zip(own, self.group.from_chief(own), strict=True):
+            # Writing an equal value would needlessly invalidate the variable's components.
+            if not torch.equal(mine, chiefs):
+                mine.copy_(chiefs)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker, computed on its device."""
+        values = [keras_compat.stored_value(variable).detach() for variable in variables]
+        bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
+        if self.on_cpu:
+            return [checksums.of_array(one.numpy()) for one in bits]
+        sums = [one.sum(dtype=torch.int64) for one in bits]
+        return torch.stack(sums).tolist() if sums else []
 
     def run(
         self,
         strategy: Strategy,
         step: Callable[[Any], Any],
         parts: Sequence[Part],
-        take_turns: TakeTurns,
+        rules: Rules,
     ) -> list[Any]:
-        """Runs one step on every replica that has a part in it, and writes what they assigned.
+        """Runs one step on the replicas of this process, each with its part of the input.
 
-        Args:
-            strategy: The strategy that owns this set.
-            step: What a replica does with its argument.
-            parts: What the replicas get, all with a share of a batch or all without.
-            take_turns: Whether the replicas take turns.
-
-        Returns:
-            What the step returned in each replica, in the order of ranks.
-
-        Raises:
-            ScopeError: In the function of a `merge_call`.
-            Exception: What `step` raised in the first replica that failed.
+        Returns the step's result in each replica, by rank.
         """
         outer = context.enclosing_replica()
         if outer is not None and outer.strategy.replica_set is self:
@@ -166,178 +188,95 @@ class TorchReplicaSet(ReplicaSet):
                 "Call it after `run` has returned."
             )
         with self._one_step:  # two threads may use one strategy, one after the other
-            crew = self._crew
-            if crew is None:
-                crew = self._crew = Crew(self)
-                weakref.finalize(self, crew.team.close)
+            threads = self._threads
+            if threads is None:
+                threads = self._threads = ReplicaThreads(self)
+                weakref.finalize(self, threads.pool.close)
             try:
-                return crew.run(strategy, step, parts, take_turns)
+                return threads.run(strategy, step, parts, rules)
             finally:
-                if crew.team.spent:
-                    crew.team.close()
-                    self._crew = None
+                if threads.pool.spent:
+                    threads.pool.close()
+                    self._threads = None
+
+    def _initialize(self, variable: Any) -> None:
+        """Initializes a variable that a symbolic call made, on the device of the variables."""
+        with context.replica_scope(None), self.placement():
+            keras_compat.initialize_waiting_variable(variable)
 
 
 @final
-class Crew:
-    """The replicas' threads and what each of them keeps from step to step."""
+class ReplicaThreads:
+    """The threads of a process's replicas, with the scopes and collectives that they reuse."""
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
-        """Starts the threads.
-
-        Args:
-            replica_set: The devices, and what is kept of the replicas' variables.
-        """
-        devices = replica_set.devices
+        """Starts the threads."""
         home = keras_name(replica_set.variable_devices[0])
-        self._on_cpu = replica_set.on_cpu
-        if self._on_cpu:
-            keep_freed_memory()
-        self._draws = StepDraws(len(devices))
-        self.team = Team(len(devices), timeout=replica_set.timeout)
-        names = [keras_name(device) for device in devices]
-        scopes = [
-            ReplicaScope(rank, torch_device(device), copies=names[rank] != home)
-            for rank, device in enumerate(devices)
-        ]
-        build_lock = threading.RLock()
-        self._replicas = [
-            Replica(
+        devices = replica_set.devices
+        self._elsewhere = replica_set.num_replicas - len(devices)
+        self._draws = StepDraws(replica_set.num_replicas)
+        self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
+        self._devices = [keras_name(device) for device in devices]
+        self._scopes = [
+            ReplicaScope(
                 rank,
-                names[rank],
-                scopes[rank],
-                TorchCollectives(
-                    rank,
-                    rendezvous=self.team.rendezvous,
-                    scopes=scopes,
-                    device=home,
-                    draws=self._draws,
-                    build_lock=build_lock,
-                ),
+                torch_device(device),
+                copies=keras_name(device) != home,
+                is_only=len(devices) == 1,
             )
-            for rank in range(len(devices))
+            for rank, device in zip(replica_set.local_replicas, devices, strict=True)
         ]
-        self._loop_rules = LoopRules(replica_set.components, functools.partial(_initialize, home))
+        self._collectives = [
+            TorchCollectives(
+                index,
+                scopes=self._scopes,
+                rendezvous=self.pool.rendezvous,
+                group=replica_set.group,
+                components=replica_set.components,
+                device=home,
+                draws=self._draws,
+            )
+            for index in range(len(devices))
+        ]
 
     def run(
-        self,
-        strategy: Strategy,
-        step: Callable[[Any], Any],
-        parts: Sequence[Part],
-        take_turns: TakeTurns,
+        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
-        """Runs one step (see `TorchReplicaSet.run`).
-
-        Args:
-            strategy: The strategy.
-            step: What a replica does with its argument.
-            parts: What the replicas get.
-            take_turns: Whether the replicas take turns.
-        """
+        """Runs one step (see `TorchReplicaSet.run`)."""
         self._draws.begin()
-        with take_turns(parts, self._draws) as turns:
-            return self._run(strategy, step, parts, turns=turns)
-
-    def _run(
-        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], *, turns: bool
-    ) -> list[Any]:
-        replicas = self._replicas[: len(parts)]
-        rules: Rules = self._loop_rules if parts[0].share is None else FIT
-        generator = keras_seam.global_seed_generator()
+        count = len(parts)
+        scopes = self._scopes[:count]
+        for scope, part in zip(scopes, parts, strict=True):
+            scope.begin(part.weight, rules)
+        rules.begin(scopes)
+        generator = keras_compat.global_seed_generator()
         if generator is None:
             first_draw = FirstDraw()
-            keras_seam.set_global_seed_generator(first_draw)
-        settings = ThreadSettings.of_this_thread()
-        threads = torch.get_num_threads()
-        share = threads if turns or not self._on_cpu else max(1, threads // len(parts))
+            keras_compat.set_global_seed_generator(first_draw)
+        settings = ThreadSettings.of_this_thread() if count > 1 else None
 
-        def work(rank: int) -> Any:
-            compute_with(share)
-            if rank == 0:
-                return replicas[0].take_step(strategy, step, parts, rules)
-            with settings.applied():
-                return replicas[rank].take_step(strategy, step, parts, rules)
+        def work(index: int) -> Any:
+            scope, part = scopes[index], parts[index]
+            told = self._collectives[index].begin(
+                strategy, count + self._elsewhere, count, part.share
+            )
+            part_from_other_gpus(scope.rank, scope.device)
+            with settings.applied() if settings and index else contextlib.nullcontext():
+                with keras.device(self._devices[index]), context.replica_scope(told), scope:
+                    result = step(part.argument)
+                if not rules.is_fit:
+                    keras_compat.initialize_waiting_variables()
+            return result
 
         try:
-            results = self.team.run(len(parts), work, turns=turns)
+            results = self.pool.run(count, work)
         finally:
-            compute_with(threads)
             if generator is None:
-                keras_seam.set_global_seed_generator(first_draw.generator)
-        scopes = [replica.scope for replica in replicas]
-        rules.commit(scopes, sums=True)
-        if scopes[0].buffers:
-            commit_buffers(scopes)
+                keras_compat.set_global_seed_generator(first_draw.generator)
+        rules.end(scopes)
         for scope in scopes:
             scope.end()
-        told = [replica.context for replica in replicas if replica.context is not None]
-        if rules is FIT and told[0].layer_losses:
-            layer_losses.hand_over(told)
+        if rules.is_fit and not self._elsewhere:
+            told = [one.last_context for one in self._collectives[:count]]
+            layer_losses.hand_over([one for one in told if one is not None])
         return results
-
-
-@dataclass(eq=False)
-class Replica:
-    """One replica: its device, its view of the variables, its way to the others.
-
-    Attributes:
-        rank: Its number.
-        device: Keras's name of its device.
-        scope: Its view of the variables.
-        collectives: Its way to the others.
-        context: What code of its last step was told of it.
-    """
-
-    rank: int
-    device: str
-    scope: ReplicaScope
-    collectives: TorchCollectives
-    context: ReplicaContext | None = None
-
-    def take_step(
-        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
-    ) -> Any:
-        """Runs a step on this replica's part, in the thread that is this replica's.
-
-        Args:
-            strategy: The strategy.
-            step: What to do with the argument.
-            parts: What the replicas get.
-            rules: What reads and writes of variables mean.
-        """
-        part_from_first_gpu(self.rank, self.scope.device)
-        part = parts[self.rank]
-        told = self._told(strategy, part, len(parts))
-        self.scope.begin(part.weight, rules)
-        self.collectives.begin(len(parts), part.weight)
-        with keras.device(self.device), context.replica_scope(told), self.scope:
-            result = step(part.argument)
-        if rules is not FIT:
-            keras_seam.initialize_waiting_variables()
-        return result
-
-    def _told(self, strategy: Strategy, part: Part, count: int) -> ReplicaContext:
-        """The context of this step: the last one's, if it fits, since most batches are alike."""
-        last = self.context
-        if (
-            last is not None
-            and last.strategy is strategy
-            and last.num_replicas_in_sync == count
-            and last.share == part.share
-        ):
-            last.layer_losses.clear()
-            return last
-        self.context = ReplicaContext(
-            strategy=strategy,
-            replica_id_in_sync_group=self.rank,
-            num_replicas_in_sync=count,
-            collectives=self.collectives,
-            share=part.share,
-        )
-        return self.context
-
-
-def _initialize(home: str, variable: Any) -> None:
-    """Gives its value to a variable that a symbolic call made, on the device of the variables."""
-    with context.replica_scope(None), keras.device(home):
-        keras_seam.initialize_waiting_variable(variable)

@@ -1,6 +1,6 @@
-"""What of PyTorch's a training run must find again, whichever backend Keras runs on.
+"""The state of PyTorch that a resumed training run needs, whichever backend Keras runs on.
 
-A ``DataLoader`` draws its order from PyTorch's generators on every backend.
+On every backend a ``DataLoader`` draws its order from PyTorch's generators.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ def random_state() -> str:
 
 
 def set_random_state(state: str) -> None:
-    """Lets torch's generator on the host go on from a state.
-
-    Args:
-        state: What `random_state` returned.
-    """
+    """Restores the state of torch's generator on the host."""
     torch.set_rng_state(_tensor(state))
+
+
+def seed(number: int) -> None:
+    """Seeds torch's generators, of all devices."""
+    torch.manual_seed(number)
 
 
 def gpu_random_states() -> list[str]:
@@ -33,21 +34,13 @@ def gpu_random_states() -> list[str]:
 
 
 def set_gpu_random_states(states: list[str]) -> None:
-    """Lets those generators go on from their states.
-
-    Args:
-        states: What `gpu_random_states` returned, on as many GPUs.
-    """
+    """Restores the states of the generators of this process's GPUs."""
     if states:
         torch.cuda.set_rng_state_all([_tensor(state) for state in states])
 
 
 def kept(value: Any) -> str | np.ndarray[Any, Any] | None:
-    """Returns what to keep of a generator or a tensor of PyTorch's, None for anything else.
-
-    Args:
-        value: Anything.
-    """
+    """Returns what to save of a torch generator or a dense tensor, None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes().hex()
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
@@ -56,12 +49,7 @@ def kept(value: Any) -> str | np.ndarray[Any, Any] | None:
 
 
 def put_back(kept_value: str | np.ndarray[Any, Any], current: Any) -> Any:
-    """Returns a generator or a tensor as it was.
-
-    Args:
-        kept_value: What `kept` returned.
-        current: What stands there now; a generator must.
-    """
+    """Returns a generator or a tensor, restored from what `kept` returned."""
     if isinstance(kept_value, str):
         current.set_state(_tensor(kept_value))
         return current

@@ -1,227 +1,192 @@
-"""How the steps of `fit`, `evaluate` and `predict` run on replicas that are threads."""
+"""How the steps of `fit`, `evaluate` and `predict` run on the replicas."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
-from kerasdist import context
-from kerasdist.backends.torch.loss_watch import LossWatch
-from kerasdist.backends.torch.pace import Pace
-from kerasdist.backends.torch.pieces import Division, divide, join
-from kerasdist.training.logs import global_logs
-from kerasdist.training.metrics import metrics_of, settle
+from kerasdist import context, keras_compat
+from kerasdist.backends.torch.batches import Part, divide, has_rows, join
+from kerasdist.backends.torch.fit_rules import FitRules
+from kerasdist.backends.torch.group import Group
+from kerasdist.backends.torch.logs import Logs, Report
+from kerasdist.backends.torch.process_group import ProcessGroup
+from kerasdist.backends.torch.reducer import GradientReducer
+from kerasdist.backends.torch.variables import is_sum
+from kerasdist.input.sharding import examples
+from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.structures import flatten, pack
+from kerasdist.training.metrics import metrics_of, use_global_batch
 
-# A step of Keras's or the user's, of a batch.
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.replicas import TorchReplicaSet
+
+# A step of Keras or the user, called with a batch.
 Step = Callable[[Any], Any]
 
-# What Keras's loops call, with a list of batches.
+# A function that Keras's loops call with a list of batches.
 Function = Callable[[Sequence[Any]], Any]
 
 
-class Steps(abc.ABC):
-    """How the steps of one model run."""
+@final
+class Steps:
+    """Runs the steps of one model, and divides each global batch over the replicas.
 
-    @abc.abstractmethod
-    def logging(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes steps and returns the last one's logs.
+    Every worker takes plain Keras's step with the whole batch if the batch cannot be divided, if
+    another model's replica calls this model, or if the strategy has one replica.
+    """
 
-        Args:
-            step: The step, which each replica takes with its piece of the batch.
-            alone: The same for a batch that is not divided.
-        """
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._replicas: TorchReplicaSet = model.replica_set
+        self._group = self._replicas.group
+        # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
+        self._in_parts: FitRules | None = None
 
     def training(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes training steps and returns the last one's logs.
-
-        Args:
-            step: The step, which each replica takes with its piece of the batch.
-            alone: The same for a batch that is not divided.
-        """
-        return self.logging(step, alone)
-
-    @abc.abstractmethod
-    def predicting(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes steps and returns their predictions, one after another.
-
-        Args:
-            step: The step, which each replica takes with its piece of the batch.
-            alone: The same for a batch that is not divided.
-        """
-
-    @abc.abstractmethod
-    def end(self) -> bool:
-        """Ends a loop: warns if a loss was finite on some replicas and not on others.
-
-        Returns:
-            Whether the last step's logs are still to be made.
-        """
-
-
-@final
-class SoleSteps(Steps):
-    """The steps of a model with one replica: plain Keras's."""
+        """Returns a function that takes training steps and returns the last one's logs."""
+        if not isinstance(self._group, ProcessGroup) or not self._model.trains_by_builtin_step:
+            return self.logging(step, alone)
+        return self._logging(step, alone, GradientReducer(self._model, self._group))
 
     def logging(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes the steps as they are.
+        """Returns a function that takes steps and returns the last one's logs."""
+        return self._logging(step, alone, None)
 
-        Args:
-            step: Not needed.
-            alone: The step.
-        """
-        del step
+    def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
+        model = self._model
+        if not self._replicas.is_plain:
+            for metric in metrics_of(model):
+                use_global_batch(metric, model.bound_strategy)
+        rules = FitRules(self._group, _sums_of(model), _written_alike(model))
+        rules.reducer = reducer
+
+        def replica_step(piece: Any) -> Report:
+            replica: Any = context.replica()
+            logs = step(piece)
+            reads = not model.runs_builtin_steps and replica.replica_id_in_sync_group == 0
+            return Report(logs, model.get_metrics_result() if reads else {})
 
         def run(batches: Sequence[Any]) -> Any:
-            for batch in batches:
-                logs = alone(batch)
+            for left, given in zip(reversed(range(len(batches))), batches, strict=True):
+                batch = self._shared_out(given)
+                parts = self._parts(batch)
+                if parts is None:
+                    self.end()
+                    logs = alone(batch)
+                else:
+                    reports = self._replicas.run(model.bound_strategy, replica_step, parts, rules)
+                    logs = self._logs(reports, parts, rules, is_last=not left)
             return logs
 
         return run
 
-    def predicting(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes the steps as they are.
-
-        Args:
-            step: Not needed.
-            alone: The step.
-        """
-        del step
-        return lambda batches: joined([alone(batch) for batch in batches])
-
-    def end(self) -> bool:
-        """Ends a loop, after which nothing is left to do."""
-        return False
-
-
-class Report(NamedTuple):
-    """What one replica's step tells.
-
-    Attributes:
-        logs: What the step returned.
-        results: The replica's own results of the metrics, where they are needed.
-        loss: The replica's loss, if Keras computed it.
-    """
-
-    logs: Any
-    results: dict[str, Any]
-    loss: torch.Tensor | None
-
-
-@final
-class ThreadSteps(Steps):
-    """Divides each global batch over the threads of a strategy.
-
-    A batch that cannot be divided, and all of another model's step in a replica, is plain Keras's.
-    """
-
-    def __init__(self, model: Any) -> None:
-        """Makes them.
-
-        Args:
-            model: A model with a `TorchTrainer`.
-        """
-        self._model = model
-        self._replicas = model.replica_set
-        self._watch = LossWatch()
-
-    def logging(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes steps and returns the last one's logs.
-
-        Args:
-            step: The step of a piece.
-            alone: The step of a batch that is not divided.
-        """
+    def _logs(
+        self, reports: Sequence[Report], parts: Sequence[Part], rules: FitRules, *, is_last: bool
+    ) -> Any:
+        """Returns the logs of the global batch, an empty dict if no callback needs them."""
         model = self._model
-        own_steps = model.runs_kerass_own_steps
-        for metric in metrics_of(model):
-            settle(metric, model.bound_strategy)
-        pace = Pace(model, on_cpu=self._replicas.on_cpu)
-
-        def replica_step(piece: Any) -> Report:
-            replica = context.replica()
-            logs = step(piece)
-            reads = not own_steps and replica.replica_id_in_sync_group == 0  # type: ignore[union-attr]
-            results = model.get_metrics_result() if reads else {}
-            return Report(logs, results, replica.collectives.loss)  # type: ignore[union-attr]
-
-        def run(batches: Sequence[Any]) -> Any:
-            for batch in batches:
-                division = self._division(batch)
-                if division is None:
-                    logs = alone(batch)
-                else:
-                    reports = self._replicas.run(
-                        model.bound_strategy, replica_step, division.parts, pace.of_step
-                    )
-                    self._watch.note([report.loss for report in reports])
-            if division is None:
-                return logs
-            if own_steps:
-                return model.get_metrics_result()
-            return self._global_logs(reports, division)
-
-        return run
+        if not is_last or (model.runs_builtin_steps and not self._replicas.batch_logs_matter):
+            rules.exchange(sums=False)
+            self._in_parts = rules
+            return {}
+        self._in_parts = None
+        if model.runs_builtin_steps:
+            rules.exchange()
+            return model.get_metrics_result()
+        weights = [part.weight for part in parts]
+        logs = Logs(reports, weights, is_chief=self._group.rank == 0)
+        totals = rules.exchange(logs.parts)
+        with torch.no_grad():
+            return logs.combined(totals, model.get_metrics_result())
 
     def predicting(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes steps and returns their predictions.
-
-        Args:
-            step: The step of a piece.
-            alone: The step of a batch that is not divided.
-        """
+        """Returns a function that returns all rows' predictions, on every worker."""
         model = self._model
-        pace = Pace(model, on_cpu=self._replicas.on_cpu)
+        rules = FitRules(self._group)
 
-        def predictions(batch: Any) -> Any:
-            division = self._division(batch)
-            if division is None:
+        def predictions(given: Any) -> Any:
+            batch = self._shared_out(given)
+            parts = self._parts(batch)
+            if parts is None:
                 return alone(batch)
-            ensure_built(model, batch)
-            return join(
-                self._replicas.run(model.bound_strategy, step, division.parts, pace.of_step)
-            )
+            _ensure_built(model, parts[0].argument)
+            own = _joined(self._replicas.run(model.bound_strategy, step, parts, rules))
+            rules.exchange()
+            return of_all(self._group, own, "predict")
 
-        return lambda batches: joined([predictions(batch) for batch in batches])
+        return lambda batches: _joined([predictions(batch) for batch in batches])
 
     def end(self) -> bool:
-        """Ends a loop: warns if a loss was finite on some replicas and not on others."""
-        self._watch.look()
-        return False
+        """Sums the metrics over the workers if that was postponed; returns whether it was."""
+        rules, self._in_parts = self._in_parts, None
+        if rules is not None and rules.sums_are_parts:
+            rules.exchange()
+        return rules is not None
 
-    def _division(self, batch: Any) -> Division | None:
-        """The pieces of a batch, or None if there is one to do it all."""
-        if context.replica() is not None:
+    def _parts(self, batch: Any) -> list[Part] | None:
+        """Divides a batch over the replicas; None if every worker computes the whole batch."""
+        replicas = self._replicas
+        if replicas.is_plain or context.replica() is not None:
             return None
-        return divide(batch, self._replicas.num_replicas)
+        replicas.begin_step()
+        if replicas.job is not None:
+            replicas.first_batches.compare()
+            total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+            replicas.batch_history.add(total)
+        return divide(batch, replicas.num_replicas, replicas.local_replicas)
 
-    @torch.no_grad()
-    def _global_logs(self, reports: Sequence[Report], division: Division) -> Any:
-        logs = [report.logs for report in reports]
-        results = [report.results for report in reports]
-        return global_logs(logs, results, self._model.get_metrics_result(), division.weights)
+    def _shared_out(self, batch: Any) -> Any:
+        """Returns the batch, or if a worker has no rows of it, the global batch on every worker."""
+        if not isinstance(batch, WorkerShard) or min(batch.sizes) > 0:
+            return batch
+        # The data of some workers have ended. They compute some of the other workers' rows.
+        return of_all(self._group, batch.rows, "share out a batch")
 
 
-def ensure_built(model: Any, batch: Any) -> None:
+def of_all(group: Group, own: Any, purpose: str) -> Any:
+    """Returns the rows of all workers, one after another. All workers must call it."""
+    if group.size == 1:
+        return own
+    leaves = flatten(own)
+    tensors = [
+        (index, keras_compat.ops.convert_to_tensor(leaf))
+        for index, leaf in enumerate(leaves)
+        if leaf is not None
+    ]
+    if tensors:
+        every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
+        for (index, tensor), *parts in zip(tensors, *every, strict=True):
+            # A scalar belongs to no example: take the chief's.
+            leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]
+    return pack(own, leaves)
+
+
+def _ensure_built(model: Any, batch: Any) -> None:
     """Builds a model before replicas call it for predictions.
 
-    `fit` and `evaluate` build the model first, Keras's `predict` lets the first call do it.
-
-    Args:
-        model: The model.
-        batch: A batch of its data.
+    `fit` and `evaluate` build the model first; in Keras's `predict` the first call builds it.
     """
     if not model.built:
         model.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
 
 
-def joined(outputs: Sequence[Any]) -> Any:
-    """Returns the predictions of several batches, one after another.
-
-    Args:
-        outputs: Those of each batch.
-    """
+def _joined(outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else join(outputs)
+
+
+def _sums_of(model: Any) -> Iterator[Any]:
+    for metric in metrics_of(model):
+        yield from filter(is_sum, metric.variables)
+
+
+def _written_alike(model: Any) -> Iterator[Any]:
+    """Yields the variables to which all workers assign equal values: synchronized statistics."""
+    if model.bound_strategy.options.batch_norm == "per_replica":
+        return
+    for layer in keras_compat.flat_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+            yield from (layer.moving_mean, layer.moving_variance)

@@ -1,4 +1,4 @@
-"""What torch and Keras remember by thread, carried from the calling thread to a replica's."""
+"""Copies the thread-local settings of torch and Keras from the calling thread to a replica's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 
 
 @final
@@ -21,19 +21,21 @@ class ThreadSettings:
         keras_state: Keras's scopes and policies.
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
-        autocast: For each kind of device on which torch casts by itself, the type it casts to.
+        autocast: The kinds of device for which autocast is on, each with the type it casts to.
+        threads: How many threads torch computes with on the CPU.
     """
 
     keras_state: dict[str, Any]
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
+    threads: int
 
     @classmethod
     def of_this_thread(cls) -> ThreadSettings:
         """Returns the settings of the calling thread."""
         return cls(
-            keras_state=keras_seam.copy_thread_state(),
+            keras_state=keras_compat.copy_thread_state(),
             gradients=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast=tuple(
@@ -41,13 +43,16 @@ class ThreadSettings:
                 for kind in ("cpu", "cuda")
                 if torch.is_autocast_enabled(kind)
             ),
+            threads=torch.get_num_threads(),
         )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Gives the settings to the calling thread, which is a replica's own."""
-        keras_seam.paste_thread_state(self.keras_state)
-        if self.gradients and not self.inference and not self.autocast:  # as a new thread has it
+        """Applies the settings to the current thread, which belongs to a replica."""
+        keras_compat.paste_thread_state(self.keras_state)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if self.gradients and not self.inference and not self.autocast:  # a thread's defaults
             yield
             return
         with ExitStack() as stack:
@@ -57,13 +62,3 @@ class ThreadSettings:
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype))
             yield
-
-
-def compute_with(threads: int) -> None:
-    """Lets torch compute with so many threads for the thread that calls.
-
-    Args:
-        threads: At least 1.
-    """
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)

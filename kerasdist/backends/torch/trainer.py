@@ -10,16 +10,14 @@ import torch
 from kerasdist import context
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.steps import Function, Step, Steps
-from kerasdist.backends.torch.workers.collectives import WorkerCollectives
 from kerasdist.backends.trial import examples
-from kerasdist.input.shares import WorkerRows
+from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.training import first_batch
 from kerasdist.training.trainer import ReplicatedTrainer
 from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.replicas import TorchReplicaSet
-    from kerasdist.backends.torch.workers.replicas import WorkerReplicaSet
 
 # The name under which a model keeps its `Steps`.
 _STEPS = "_kerasdist_steps"
@@ -27,17 +25,13 @@ _STEPS = "_kerasdist_steps"
 
 @final
 class TorchTrainer(ReplicatedTrainer):
-    """Lets a model's steps run on the replicas; Keras's own loops call it."""
+    """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
     if TYPE_CHECKING:
-        replica_set: TorchReplicaSet | WorkerReplicaSet
+        replica_set: TorchReplicaSet
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes ``train_function(batches)``: a training step a batch; returns the last one's logs.
-
-        Args:
-            force: Whether to make it again.
-        """
+        """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
 
         def step(batch: Any) -> Any:
             return self.train_step(batch)  # type: ignore[attr-defined]
@@ -48,11 +42,11 @@ class TorchTrainer(ReplicatedTrainer):
         return self.train_function
 
     def _checked(self, function: Function) -> Function:
-        """The same, which compares the first step with that of one device where that is wanted."""
+        """Wraps a train function to compare its first step with that of one device, if wanted."""
 
         def checked(batches: Any) -> Any:
             first = batches[0]
-            size = first.total if isinstance(first, WorkerRows) else examples(first)
+            size = first.total if isinstance(first, WorkerShard) else examples(first)
             if not first_batch.is_wanted(self) or first_batch.check(self, first, size):
                 self.train_function = function
             return function(batches)
@@ -60,11 +54,7 @@ class TorchTrainer(ReplicatedTrainer):
         return checked
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes ``test_function(batches)``: a test step a batch; returns the last one's logs.
-
-        Args:
-            force: Whether to make it again.
-        """
+        """Makes ``test_function(batches)``: one step per batch; returns the last one's logs."""
 
         def step(batch: Any) -> Any:
             with torch.no_grad():
@@ -75,11 +65,7 @@ class TorchTrainer(ReplicatedTrainer):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes ``predict_function(batches)``: the predictions of all batches, one after another.
-
-        Args:
-            force: Whether to make it again.
-        """
+        """Makes ``predict_function(batches)``: the predictions of all batches, concatenated."""
 
         def step(batch: Any) -> Any:
             with torch.no_grad():
@@ -90,7 +76,7 @@ class TorchTrainer(ReplicatedTrainer):
         return self.predict_function
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        # Keras takes a batch from the iterator if the model is to be built.
+        # Keras builds the model from a batch of the iterator, which cannot be a `WorkerShard`.
         seen = None if iterator is None else _rows_alone(iterator)
         super()._symbolic_build(seen, data_batch)
 
@@ -98,7 +84,7 @@ class TorchTrainer(ReplicatedTrainer):
         steps = vars(self).get(_STEPS)
         if steps is None:
             steps = self.replica_set.steps(self)
-            object.__setattr__(self, _STEPS, steps)  # past Keras's tracking of attributes
+            object.__setattr__(self, _STEPS, steps)  # bypasses Keras's tracking of attributes
         return steps
 
     def _as_plain_keras(self, step: Step) -> Step:
@@ -116,14 +102,11 @@ class TorchTrainer(ReplicatedTrainer):
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
         replica = context.replica()
-        if replica is None or not isinstance(
-            replica.collectives, TorchCollectives | WorkerCollectives
-        ):
+        if replica is None or not isinstance(replica.collectives, TorchCollectives):
             return loss
-        replica.collectives.loss = loss.detach()
         if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
-            # A loss a example (`reduction=None`): torch refuses to differentiate the global
-            # batch's, so it must refuse a replica's of one example, too.
+            # With `reduction=None` there is a loss per example. torch refuses to differentiate the
+            # losses of the global batch, so it must refuse a replica's single one, too.
             return loss.expand(2)
         return loss
 
@@ -133,10 +116,10 @@ class TorchTrainer(ReplicatedTrainer):
         return super()._get_metrics_result_or_logs(logs)  # type: ignore[misc]
 
     def _sync_metrics(self) -> None:
-        """Does nothing: after Keras 3.15 `fit` adds up metrics over processes, and ours are."""
+        """Does nothing: `Steps` sums metrics over workers, as Keras after 3.15 would do here."""
 
 
 def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:
-    """What an iterator of Keras's yields, of a worker's part of a batch the rows."""
+    """Yields the items of a Keras iterator, with the rows of a `WorkerShard` in its place."""
     for *place, batches in iterator:
-        yield (*place, [one.rows if isinstance(one, WorkerRows) else one for one in batches])
+        yield (*place, [one.rows if isinstance(one, WorkerShard) else one for one in batches])

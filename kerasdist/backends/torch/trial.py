@@ -1,9 +1,10 @@
-"""A training step tried on one device and on the replicas, on PyTorch."""
+"""Tries a training step on one device and on the replicas, on PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, final
 
 import keras
@@ -11,10 +12,14 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kerasdist import keras_seam
-from kerasdist.backends.torch.draws import RandomState
-from kerasdist.backends.trial import Draw, Trial
-from kerasdist.input.dividing import rows
+from kerasdist import keras_compat
+from kerasdist.backends.torch import states
+from kerasdist.backends.torch.steps import of_all
+from kerasdist.backends.trial import Draw, Trial, TriedBatch
+from kerasdist.input import sharding
+from kerasdist.input.batch_forms import BatchHistory
+from kerasdist.input.sharding import rows
+from kerasdist.input.worker_shard import WorkerShard
 
 _DRAWING = frozenset(
     {
@@ -51,26 +56,26 @@ _LEAVING_OUT = frozenset(
     }
 )
 
-# Of the draws of all workers in a trial.
+# The seed of all workers' draws in a trial.
 _SEED = 0
 
 
 class TorchTrial(Trial):
-    """Writes into the variables themselves, and puts back what was in them."""
+    """Lets steps write into the variables themselves, and restores their values afterwards."""
 
     def __init__(self, model: Any) -> None:
-        """Prepares a trial.
-
-        Args:
-            model: A model with a `TorchTrainer`, built.
-        """
         super().__init__(model)
-        # By id: the tensor, what was in it, and its gradient.
+        # By the tensor's id: the tensor, a copy of its value, and a copy of its gradient.
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
-        self._random = RandomState()
+        self._open = ExitStack()
 
     def __enter__(self) -> TorchTrial:
-        self._random = RandomState()
+        self._open.callback(states.set_gpu_random_states, states.gpu_random_states())
+        self._open.callback(states.set_random_state, states.random_state())
+        replicas = self._model.replica_set
+        self._open.callback(setattr, replicas, "batch_history", replicas.batch_history)
+        self._open.callback(setattr, replicas, "batch_logs_matter", replicas.batch_logs_matter)
+        replicas.batch_history, replicas.batch_logs_matter = BatchHistory(), True
         for buffer in self._model.buffers():
             self._keep(buffer)
         for parameter in self._model.parameters():
@@ -80,31 +85,43 @@ class TorchTrial(Trial):
     def __exit__(self, *error: object) -> None:
         self.restore()
         self._kept.clear()
-        self._random.restore()
+        self._open.close()
+
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        if not isinstance(batch, WorkerShard):
+            return super().gathered(batch, spares=spares)
+        group, purpose = self._model.replica_set.group, "check the first batch"
+        if min(batch.sizes) == 0:  # then `Steps` divides the global batch
+            return super().gathered(of_all(group, batch.rows, purpose), spares=spares)
+        if spares:
+            sizes = sharding.spared(batch.sizes)
+            batch = replace(batch, rows=self.first_rows(batch.rows, sizes[batch.rank]), sizes=sizes)
+        return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
     def draw_alike(self) -> None:
-        """Seeds torch's generators; at the end of the trial they are as they were."""
+        """Seeds torch's generators, whose states the end of the trial restores."""
         torch.manual_seed(_SEED)
 
     def first_rows(self, batch: Any, count: int) -> Any:
-        """Returns views of the tensors."""
+        """Returns the first rows of a batch, as views of its tensors."""
         return rows(batch, 0, count)
 
     def keep(self, variables: Iterable[Any]) -> None:
-        """Copies the values of variables, those that it does not know yet."""
-        for value in keras_seam.stored_values(variables):
+        """Copies the values of those variables that have not been copied yet."""
+        for value in keras_compat.stored_values(variables):
             if value is not None:
                 self._keep(value)
 
     def restore(self) -> None:
-        """Copies the values back."""
+        """Writes the copied values and gradients back."""
         with torch.no_grad():
             for value, before, gradient in self._kept.values():
                 value.copy_(before)
                 value.grad = gradient
 
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Builds the optimizer, if it is not built; its variables are as any others."""
+        """Builds the optimizer if it is not built, and copies its variables' values."""
         if not optimizer.built and variables is not None:
             with self._model.replica_set.placement(), keras.name_scope(optimizer.name):
                 optimizer.build(variables)
@@ -113,7 +130,7 @@ class TorchTrial(Trial):
     def alone(
         self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any], change: float
     ) -> tuple[Any, Any]:
-        """Takes the step in this thread, with the variables themselves."""
+        """Takes the step in this thread, outside of replicas."""
         if change:
             self._change(change)
         with self._model.replica_set.placement():
@@ -122,14 +139,14 @@ class TorchTrial(Trial):
     def divided(
         self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
     ) -> tuple[Any, Any]:
-        """Takes the step in the replicas' threads."""
+        """Takes the step on the replicas."""
         replicas = self._model.replica_set
         with replicas.placement():
             logs = replicas.steps(self._model).logging(step, step)([batch])
             return logs, look()
 
     def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
-        """Steps in where torch's own functions draw."""
+        """Returns a context in which `draw` replaces the draws of torch's own functions."""
         return _Drawing(draw)
 
     def as_array(self, value: Any) -> Any:
@@ -151,7 +168,7 @@ class TorchTrial(Trial):
         numbers = np.random.default_rng(0)
         with torch.no_grad():
             for variable in self._model.trainable_variables:
-                value = keras_seam.stored_value(variable)
+                value = keras_compat.stored_value(variable)
                 if value is not None and value.is_floating_point():
                     change = numbers.uniform(-part, part, tuple(value.shape))
                     value.mul_(torch.as_tensor(1.0 + change, dtype=value.dtype).to(value.device))
@@ -159,7 +176,7 @@ class TorchTrial(Trial):
 
 @final
 class _Drawing(TorchFunctionMode):
-    """Calls a function where torch draws, in one thread."""
+    """Calls a function in place of each random draw of torch, in the current thread."""
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()
@@ -172,7 +189,7 @@ class _Drawing(TorchFunctionMode):
         if func in _LEAVING_OUT:
             return self._draw("dropout", lambda: func(*args, **kwargs), args[0])
         if func is torch.randperm:
-            # Of as many rows as the caller has: in order, on one device and on replicas.
+            # One device permutes more rows than a replica, so both keep their order instead.
             drawn = func(*args, **kwargs)
             return self._draw("shuffle", lambda: drawn, torch.arange(len(drawn)).to(drawn))
         if func in _DRAWING:

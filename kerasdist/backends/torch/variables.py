@@ -1,43 +1,39 @@
-"""What a replica sees of the model's variables, and how its writes reach them.
+"""How a replica reads the model's variables, and how its writes reach them.
 
 Every read and write of a Keras variable passes the `keras.StatelessScope` of the calling thread. A
 replica reads an alias: a leaf of its own that shares the variable's storage (on another device: a
-copy), so that ``variable.value.grad`` after a backward pass is the replica's own gradient. What it
-assigns stays with it until the step's `Rules` combine the replicas' values: in `fit` `FitRules`, in
-custom loops `kerasdist.backends.torch.components.LoopRules`.
+copy), so that ``variable.value.grad`` after a backward pass is the replica's own gradient. The only
+replica of a process reads the variable's value itself. A replica keeps what it assigns until the
+step's `Rules` combine the replicas' values: in `fit` those of `kerasdist.backends.torch.fit_rules`,
+in custom loops those of `kerasdist.backends.torch.components`.
 """
 
 from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, final
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
 
-from kerasdist import keras_seam
-from kerasdist.errors import UnsupportedError
+from kerasdist import keras_compat
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.reducer import GradientReducer
 
 
 @final
 class Alias:
-    """A replica's leaf for one variable, kept from step to step, and its gradient with it."""
+    """A replica's autograd leaf for one variable, kept from step to step with its gradient."""
 
     __slots__ = ("_address", "_source", "_variable", "_version", "leaf")
 
     def __init__(
         self, variable: Any, source: torch.Tensor, device: torch.device, forget: Any
     ) -> None:
-        """Makes the leaf.
-
-        Args:
-            variable: The Keras variable.
-            source: Where it keeps its value.
-            device: The replica's device.
-            forget: Called when the variable is no more.
-        """
         self._variable = weakref.ref(variable, forget)
         self._source = source
         self._address = source.data_ptr()
@@ -48,11 +44,7 @@ class Alias:
         self.leaf = leaf.requires_grad_(source.requires_grad)
 
     def serves(self, source: torch.Tensor) -> bool:
-        """Returns whether the leaf still stands for the variable's value, brought up to date.
-
-        Args:
-            source: Where the variable keeps its value now.
-        """
+        """Returns whether the leaf still fits the variable; updates a leaf on another device."""
         leaf = self.leaf
         if (
             source is not self._source
@@ -67,134 +59,128 @@ class Alias:
 
 
 class Rules(abc.ABC):
-    """What a replica's reads and writes of variables mean: one kind for `fit`, one for loops."""
+    """The rules by which replicas read and write variables; `fit` and custom loops differ.
+
+    Attributes:
+        is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
+        reducer: Sums gradients over the workers during the backward pass; None: after it.
+    """
+
+    is_fit = False
+    reducer: GradientReducer | None = None
+
+    @abc.abstractmethod
+    def begin(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Starts a step of the replicas of this process."""
 
     @abc.abstractmethod
     def own_value(
         self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns what a replica holds apart of a variable, None where it shares the variable's.
-
-        Args:
-            scope: The replica's scope.
-            variable: A Keras variable that this replica did not assign to.
-            source: Where the variable keeps its value, None if it has none yet.
-        """
+        """Returns the replica's own value of a variable, None where all replicas share one."""
 
     @abc.abstractmethod
     def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
-        """Assigns to a variable for all replicas at once, if that is what the variable wants.
+        """Combines the replicas' values at once, for a variable with an aggregation.
 
-        Args:
-            scope: The replica's scope.
-            variable: A Keras variable.
-            value: This replica's value.
-
-        Returns:
-            Whether it was done; if not, the replica keeps the value until `commit`.
+        Returns whether it did; if not, the replica keeps its value until `commit`.
         """
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes what the replicas keep into the variables.
+        """Writes the values that replicas keep into the variables; into sums only if `sums`.
 
-        Args:
-            scopes: The replicas' scopes, in the order of ranks.
-            sums: Whether to write those too that are aggregated when they are read.
-
-        Returns:
-            The ids of the variables that were written; the scopes are to `settle` them.
+        Returns the ids of the variables that were written, which every scope must `refresh`.
         """
+
+    @abc.abstractmethod
+    def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
+        """Commits on all workers, before cross-replica code runs in the middle of a step."""
+
+    @abc.abstractmethod
+    def end(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Ends a step."""
 
 
 @final
 class ReplicaScope(keras.StatelessScope):
-    """The variables as one replica sees them; entered for each of its steps."""
+    """The scope through which one replica reads and writes variables, entered for each step."""
 
-    def __init__(self, rank: int, device: torch.device, *, copies: bool) -> None:
-        """Makes the scope of one replica.
-
-        Args:
-            rank: The replica's number.
-            device: Its device.
-            copies: Whether the variables live on another device.
-        """
+    def __init__(
+        self, rank: int, device: torch.device, *, copies: bool, is_only: bool = False
+    ) -> None:
         super().__init__(initialize_variables=False)
         self.rank = rank
         self.device = device
+        self.is_only = is_only  # whether it is the only replica of its process
         self._copies = copies
         self.weight = 1.0
-        self.rules: Rules = FIT
+        self.rules: Rules
+        # Whether all replicas assign equal values now, and the ids of the variables they did so to.
+        self.writes_equal = False
+        self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were assigned to; their values stand in `state_mapping`.
+        # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, Any] = {}
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, weight: float, rules: Rules) -> None:
-        """Starts a step: nothing is written yet.
-
-        Args:
-            weight: The replica's share of the batch.
-            rules: What its reads and writes mean.
-        """
+        """Starts a step: nothing is written yet."""
         self.weight = weight
         self.rules = rules
         self.end()
 
     def end(self) -> None:
-        """Forgets the step, so that no variable or tensor lives longer because of it."""
+        """Drops all references to the step's variables and tensors, so that they can be freed."""
         self.state_mapping.clear()
         self.written.clear()
+        self.written_equal.clear()
         self.buffers.clear()
 
     def get_current_value(self, variable: Any) -> torch.Tensor:
-        """Returns the replica's value of a variable.
-
-        Args:
-            variable: A Keras variable.
-        """
+        """Returns the replica's value of a variable."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self.state_mapping[id(variable)] = self._first_read(variable)
         return value
 
     def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
-        """Notes what the replica assigns to a variable.
-
-        Args:
-            update: The variable and its new value.
-        """
+        """Keeps what the replica assigns to a variable."""
         variable, value = update
         if self.rules.assign_together(self, variable, value):
             return
-        # A copy, as Keras's own assign makes: what was assigned may be changed in place afterwards.
+        # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
         value = value.detach().clone()
-        if keras_seam.stored_value(variable).requires_grad:
+        if keras_compat.stored_value(variable).requires_grad:
             value.requires_grad_(True)
         self.state_mapping[id(variable)] = value
         self.written[id(variable)] = variable
+        (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
+
+    @contextmanager
+    def equal_writes(self) -> Iterator[None]:
+        """Returns a context in which all replicas assign equal values."""
+        outer, self.writes_equal = self.writes_equal, True
+        try:
+            yield
+        finally:
+            self.writes_equal = outer
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
-        """Returns the replica's buffer of a torch module.
-
-        Args:
-            buffer: The module's own.
-            changing: Whether the module may change it in place.
-        """
+        """Returns a torch module's buffer on the replica's device, its own copy if `changing`."""
         if not changing:
             return buffer.to(self.device)
+        if self.is_only:
+            self.buffers[id(buffer)] = (buffer, buffer)
+            return buffer
         _, copy = self.buffers.setdefault(
             id(buffer), (buffer, buffer.detach().to(self.device, copy=True))
         )
         return copy
 
     def clear_gradients(self, variables: Iterable[Any]) -> None:
-        """Forgets the replica's gradients.
-
-        Args:
-            variables: Whose gradients.
-        """
+        """Clears the replica's gradients of these variables."""
         for variable in variables:
             alias = self._aliases.get(id(variable))
             if alias is not None:
@@ -202,28 +188,29 @@ class ReplicaScope(keras.StatelessScope):
             own = self.state_mapping.get(id(variable))
             if own is not None:
                 own.grad = None
+            stored = keras_compat.stored_value(variable) if self.is_only else None
+            if stored is not None:
+                stored.grad = None
 
-    def settle(self, committed: Iterable[int]) -> None:
-        """Lets the replica see variables that were changed for all replicas.
-
-        Args:
-            committed: Ids of the variables whose own values were committed.
-        """
+    def refresh(self, committed: Iterable[int]) -> None:
+        """Makes the replica read committed variables again at their next use."""
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or self.rules is not FIT:  # to be brought up to date at the next read
+        if self._copies or not self.rules.is_fit:  # forget reads, keep own writes
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
 
     def _first_read(self, variable: Any) -> torch.Tensor:
-        source = keras_seam.stored_value(variable)
-        own = self.rules.own_value(self, variable, source)
-        if own is not None:
-            return own
-        if source is None:
-            source = keras_seam.stored_value(variable)  # the rules have seen to it
+        own = self.rules.own_value(self, variable, keras_compat.stored_value(variable))
+        return self.leaf(variable) if own is None else own
+
+    def leaf(self, variable: Any) -> torch.Tensor:
+        """Returns the autograd leaf of a variable in the replica's graphs."""
+        source = keras_compat.stored_value(variable)
+        if self.is_only:
+            return source
         key = id(variable)
         alias = self._aliases.get(key)
         if alias is None or not alias.serves(source):
@@ -233,113 +220,25 @@ class ReplicaScope(keras.StatelessScope):
         return alias.leaf
 
 
-@final
-class FitRules(Rules):
-    """Contract C1: what a replica assigns stays with it, until the step ends."""
-
-    def own_value(
-        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """Returns zeros for a part of a sum: replica 0 alone starts from the variable's value.
-
-        Args:
-            scope: The replica's scope.
-            variable: A Keras variable.
-            source: Where it keeps its value.
-
-        Raises:
-            UnsupportedError: If the variable was made in this step.
-        """
-        if source is None:
-            raise UnsupportedError(
-                "Expected every variable to exist before the replicas run. Received: "
-                f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
-                "or `__init__`, or call the model once on a batch before you train it."
-            )
-        if scope.rank and is_sum(variable):
-            return torch.zeros_like(source, device=scope.device, requires_grad=False)
-        return None
-
-    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
-        """Returns False: the replicas' values are combined in `commit`.
-
-        Args:
-            scope: The replica's scope.
-            variable: A Keras variable.
-            value: This replica's value.
-        """
-        del scope, variable, value
-        return False
-
-    def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes what the replicas assigned, combined by each variable's ``aggregation``.
-
-        Args:
-            scopes: The replicas' scopes, in the order of ranks.
-            sums: Whether to write sums too. In the middle of a step they must stay parts.
-        """
-        written: dict[int, Any] = {}
-        for scope in scopes:
-            written.update(scope.written)
-        if not sums:
-            written = {key: variable for key, variable in written.items() if not is_sum(variable)}
-        if written:
-            with torch.no_grad():
-                targets = [keras_seam.stored_value(variable) for variable in written.values()]
-                values = [
-                    _combined(key, variable, target, scopes)
-                    for (key, variable), target in zip(written.items(), targets, strict=True)
-                ]
-                torch._foreach_copy_(targets, values)
-        return list(written)
-
-
-FIT = FitRules()
-
-
 def is_sum(variable: Any) -> bool:
-    """Returns whether a variable is a sum over the replicas, as the state of a metric is.
-
-    Args:
-        variable: A Keras variable.
-    """
+    """Returns whether a variable is a sum over the replicas, as the state of a metric is."""
     return variable.aggregation == "sum"
 
 
-@torch.no_grad()
-def commit_buffers(scopes: Sequence[ReplicaScope]) -> None:
-    """Writes the replicas' buffers into torch's modules: their mean over the examples.
-
-    Args:
-        scopes: The replicas' scopes, in the order of ranks.
-    """
-    total = sum(scope.weight for scope in scopes)
+def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
+    """Writes the replicas' buffers, combined, into torch's modules; returns those buffers."""
     for key, (buffer, first) in scopes[0].buffers.items():
         if not buffer.is_floating_point():
             buffer.copy_(first)
             continue
-        parts = [
-            scope.buffers.get(key, (buffer, buffer))[1].to(buffer.device) * scope.weight
-            for scope in scopes
-        ]
-        buffer.copy_(torch.stack(parts).sum(0) / total)
+        parts = [scope.buffers.get(key, (buffer, buffer))[1].to(buffer.device) for scope in scopes]
+        buffer.copy_(mean(parts, [scope.weight for scope in scopes]))
+    return [buffer for buffer, _ in scopes[0].buffers.values()]
 
 
-def _combined(
-    key: int, variable: Any, target: torch.Tensor, scopes: Sequence[ReplicaScope]
-) -> torch.Tensor:
-    parts = [scope.state_mapping[key].detach() for scope in scopes if key in scope.written]
-    if target.device != parts[-1].device:
-        parts = [part.to(target.device) for part in parts]
-    if is_sum(variable):
-        # Replica 0 started from the value itself, the others from zero.
-        total = parts[0] if key in scopes[0].written else target + parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-    if variable.aggregation == "mean" and target.is_floating_point():
-        weights = [scope.weight for scope in scopes if key in scope.written]
-        return torch.stack(
-            [part * (weight / sum(weights)) for part, weight in zip(parts, weights, strict=True)]
-        ).sum(0)
-    return parts[0]
+def mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Returns a weighted mean."""
+    total = sum(weights)
+    return torch.stack(
+        [part * (weight / total) for part, weight in zip(parts, weights, strict=True)]
+    ).sum(0)

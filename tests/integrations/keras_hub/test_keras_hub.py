@@ -14,7 +14,7 @@ from tests.fresh import ROOT, run_python
 PACKAGES = Path(sys.prefix) / "keras-hub"
 BACKENDS = ("tensorflow", "jax", "torch")
 CASES = ("text_classifier", "lora", "causal_lm", "image_classifier", "random_search")
-SECONDS = 400
+SECONDS = 1500
 # Sums of float32 in another order, through a few steps: 7e-7 was seen. Adam divides by gradients
 # that may be nearly nothing, so that LoRA's differ by more than the others'.
 RELATIVE, ABSOLUTE = 1e-5, 1e-5
@@ -56,7 +56,6 @@ def differences(plain, ours, path=""):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 20)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_plain_keras(results, backend, case):

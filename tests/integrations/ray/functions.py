@@ -22,7 +22,7 @@ def tell(greeting: str, *, name: str):
     names = ("KERASDIST_LOCAL_RANK", "KERASDIST_LOCAL_WORKERS", "KERASDIST_RESTART")
     return {
         "said": f"{greeting} {name}",
-        "ranks": job.exchange("ranks", job.rank),
+        "ranks": job.all_gather_object("ranks", job.rank),
         "imported": sorted({"keras", "torch"} & set(sys.modules)),
         "variables": [os.environ[each] for each in (*names, "KERAS_BACKEND")],
         "process": os.getpid(),
@@ -33,7 +33,7 @@ def raise_an_error():
     job = joined()
     if job.rank == 1:
         raise LookupError("no such file\nand a second line")
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def be_killed_the_first_time(folder: str):
@@ -42,7 +42,7 @@ def be_killed_the_first_time(folder: str):
     (Path(folder) / f"{restart}-{job.rank}").write_text(str(os.getpid()), encoding="utf-8")
     if restart == 0 and job.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return [restart, *job.exchange("the next step", job.rank)]
+    return [restart, *job.all_gather_object("the next step", job.rank)]
 
 
 def be_killed():
@@ -50,7 +50,7 @@ def be_killed():
     if job.rank == 1:
         print("about to go", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    job.exchange("the next step", None)
+    job.all_gather_object("the next step", None)
 
 
 def fit(seed: int):

@@ -10,13 +10,11 @@ from ray.cluster_utils import Cluster
 
 from kerasdist.errors import ClusterError
 from kerasdist_ray import RayJobError, attempt, job, run_on_ray
+from kerasdist_ray.actor import Node
 from kerasdist_ray.process import Answer
-from kerasdist_ray.seat import Node
 from tests.environment import WORKERS, values
 from tests.integrations.ray import functions
 from tests.multiprocess.launching import left_after
-
-pytestmark = pytest.mark.timeout(180)  # two processes import a framework, on a busy machine
 
 ENV = {"KERAS_BACKEND": "torch", "KERASDIST_MEETING_TIMEOUT": "60", **values(WORKERS)}
 
@@ -68,10 +66,10 @@ def test_ranks_of_a_machine_follow_each_other():
     assert attempt._meeting_point(nodes) == "a.example:20000"
     assert attempt._meeting_point(nodes[:2]) == "127.0.0.1:20000"
     for own_devices, places in ((False, [(0, 2), (1, 2)] * 2), (True, [(0, 1)] * 4)):
-        seats = attempt._seats(nodes, own_devices=own_devices)
-        assert [(seat.local_rank, seat.local_workers) for seat in seats] == places
-        assert [seat.rank for seat in seats] == [0, 1, 2, 3]
-        assert [seat.host for seat in seats] == ["a.example"] * 2 + ["b.example"] * 2
+        slots = attempt._slots(nodes, own_devices=own_devices)
+        assert [(slot.local_rank, slot.local_workers) for slot in slots] == places
+        assert [slot.rank for slot in slots] == [0, 1, 2, 3]
+        assert [slot.host for slot in slots] == ["a.example"] * 2 + ["b.example"] * 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def wait_for_the_signal(job):
     (FOLDER / f"ready-{job.rank}").touch()
     while not told:
         time.sleep(0.02)
-    job.exchange("backup", None)
+    job.all_gather_object("backup", None)
     sys.exit(ExitCode.PREEMPTED)
 
 
@@ -30,14 +30,14 @@ def be_killed_the_first_time(job):
     if os.environ["KERASDIST_RESTART"] == "0":
         if job.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        job.exchange("the next step", None)
+        job.all_gather_object("the next step", None)
 
 
 def main():
     job, _ = current.join(detect().membership(), {"keras": "1"})
     job.after_connecting()
     place = job.membership
-    ranks = job.exchange("ranks", job.rank)
+    ranks = job.all_gather_object("ranks", job.rank)
     globals()[sys.argv[1]](job)
     facts = [place.source, ranks, place.local_rank, place.local_workers, *sys.argv[2:]]
     print(f"{facts} threads={os.environ['OMP_NUM_THREADS']}", flush=True)

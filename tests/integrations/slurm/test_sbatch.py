@@ -13,9 +13,7 @@ from tests.fresh import ROOT
 
 SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"
 HERE = Path(__file__).parent
-SECONDS = 60
-
-pytestmark = pytest.mark.timeout(SECONDS + 10)
+SECONDS = 120
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ import pytest
 from tests.fresh import run_fresh
 
 SCRIPT = """
-import gc, json, threading, traceback, warnings
+import gc, json, threading, time, traceback, warnings
 import kerasdist as kd
 import keras, numpy as np, torch
 from keras import ops
-from kerasdist.backends.torch.rendezvous import Rendezvous
 
 strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
 rank = lambda: kd.get_replica_context().replica_id_in_sync_group
@@ -85,20 +84,13 @@ def what_differentiates_may_make_variables():
     return [gradients[1].tolist(), float(made[1].learning_rate.numpy())]
 
 @case
-def layers_are_built_once_even_without_turns():
-    from kerasdist.backends.torch import pace
-    import contextlib
-    of_run = pace.LoopPace.of_run
-    pace.LoopPace.of_run = lambda *_: contextlib.nullcontext(False)
-    try:
-        counts = set()
-        for _ in range(10):
-            with strategy.scope():
-                model = keras.Sequential([keras.layers.Dense(3), keras.layers.LSTM(2)])
-            strategy.run(lambda: model(np.ones((1, 2, 2), "float32")))
-            counts.add(len(model.trainable_variables))
-    finally:
-        pace.LoopPace.of_run = of_run
+def layers_are_built_once():
+    counts = set()
+    for _ in range(3):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(3), keras.layers.LSTM(2)])
+        strategy.run(lambda: model(np.ones((1, 2, 2), "float32")))
+        counts.add(len(model.trainable_variables))
     return list(counts)
 
 @case
@@ -156,40 +148,17 @@ def a_step_may_be_a_method():
             return x * self.scale
     return Trainer().step(2)
 
-turns = []
-begin = Rendezvous.begin
-def watched(self, count, *, turns):
-    globals()["turns"].append(turns)
-    return begin(self, count, turns=turns)
-Rendezvous.begin = watched
-
-def paced(layers, wrap, extra=lambda: 0):
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
-    def replica_step(x):
-        return ops.sum(model(x, training=True)) + extra()
-    step = wrap(lambda x: strategy.run(replica_step, args=(x,)))
-    [batch] = strategy.distribute_dataset([np.ones((128, 64), "float32")])
-    turns.clear()
-    for _ in range(3):
-        step(batch)
-    return list(turns)
-
-class Own(keras.layers.Layer):
-    def call(self, x):
-        return x
-
-wide = lambda: [keras.layers.Dense(256), keras.layers.Dense(256), keras.layers.Dropout(0.5)]
-
 @case
-def pace():
-    return {
-        "in a function": paced(wide(), kd.function),
-        "not in a function": paced(wide(), lambda step: step),
-        "a small model": paced([keras.layers.Dense(4)], kd.function),
-        "a layer of the user's": paced([*wide(), Own()], kd.function),
-        "a draw": paced(wide(), kd.function, lambda: torch.rand(())),
-    }
+def replicas_take_turns():
+    events = []
+    def step():
+        for number in range(3):
+            events.append((rank(), number))
+            time.sleep(0.001)
+        kd.get_replica_context().all_reduce("SUM", torch.ones(()))
+        events.append((rank(), "met"))
+    strategy.run(step)
+    return [list(event) for event in events]
 
 @case
 def loops_in_threads():
@@ -209,15 +178,13 @@ def loops_in_threads():
 print(json.dumps(told))
 """
 
-ALL_TURNS, THEN_AT_ONCE = [True] * 3, [True, False, False]
-
 EXPECTED = {
     "backward_gives_each_replica_its_gradient": [[1.0, 2.0], [1.0, 2.0], None],
     "gradients_despite_no_grad": [[4.0, 4.0], [4.0, 4.0]],
     "parameters_of_torchs_modules": [[[1.0], [2.0]], [1.0]],
     "losses_of_layers_in_value_and_grad": [2.0],
     "what_differentiates_may_make_variables": [[2.0, 2.0], 0.5],
-    "layers_are_built_once_even_without_turns": [5],
+    "layers_are_built_once": [5],
     "run_in_a_merge_call_is_refused": True,
     "run_in_value_and_grad_is_refused": True,
     "components_end_with_their_variable": [1, False],
@@ -225,13 +192,12 @@ EXPECTED = {
     "a_component_gives_way_to_a_change_from_outside": [[[0.0, 0.0], [5.0, 5.0], [6.0, 7.0]], 7.0],
     "only_a_function_on_one_replica_is_compiled": [[[2.0, 2.0]] * 2, 1],
     "a_step_may_be_a_method": 6,
-    "pace": {
-        "in a function": THEN_AT_ONCE,
-        "not in a function": ALL_TURNS,
-        "a small model": ALL_TURNS,
-        "a layer of the user's": ALL_TURNS,
-        "a draw": ALL_TURNS,
-    },
+    # The last to arrive at a meeting goes on first.
+    "replicas_take_turns": [
+        *([rank, number] for rank in (0, 1) for number in range(3)),
+        [1, "met"],
+        [0, "met"],
+    ],
     "loops_in_threads": [],
 }
 

@@ -2,22 +2,22 @@
 
 import pytest
 
-from kerasdist.input.batch_forms import Course, first_difference
+from kerasdist.input.batch_forms import BatchHistory, first_difference
 
 
-def course(*forms):
-    made = Course()
+def history(*forms):
+    made = BatchHistory()
     for form in forms:
-        made.note(form)
+        made.add(form)
     return made
 
 
 def test_equal_forms_in_a_row_are_counted():
-    noted = course(4, 4, 4, 2, 4)
-    assert noted.runs() == [[3, "4"], [1, "2"], [1, "4"]]
-    assert noted.runs() == [[3, "4"], [1, "2"], [1, "4"]]
-    noted.clear()
-    assert noted.runs() == []
+    seen = history(4, 4, 4, 2, 4)
+    assert seen.runs() == [[3, "4"], [1, "2"], [1, "4"]]
+    assert seen.runs() == [[3, "4"], [1, "2"], [1, "4"]]
+    seen.clear()
+    assert seen.runs() == []
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_equal_forms_in_a_row_are_counted():
     ],
 )
 def test_the_first_step_that_differs_is_found(one, other, expected):
-    assert first_difference([course(*one).runs(), course(*other).runs()]) == expected
+    assert first_difference([history(*one).runs(), history(*other).runs()]) == expected

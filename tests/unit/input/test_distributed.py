@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.distributed import DividedDataset, distributed, from_function
-from kerasdist.input.dividing import divided
+from kerasdist.input.fit_adapter import whole
 from kerasdist.input.options import InputOptions, InputReplicationMode
+from kerasdist.input.sharding import split_batch
 from kerasdist.input.sources import batches_of
-from kerasdist.input.whole import whole
 from kerasdist.strategy import Strategy
 
 PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
@@ -19,7 +19,7 @@ PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PE
 @given(st.integers(0, 40), st.integers(1, 6))
 def test_pieces_put_together_are_the_batch(rows, replicas):
     batch = {"x": np.arange(rows), "y": [np.arange(2 * rows).reshape(rows, 2)], "z": 7}
-    pieces = divided(batch, replicas)
+    pieces = split_batch(batch, replicas)
     assert len(pieces) == replicas
     np.testing.assert_array_equal(np.concatenate([one["x"] for one in pieces]), batch["x"])
     np.testing.assert_array_equal(np.concatenate([one["y"][0] for one in pieces]), batch["y"][0])
@@ -30,13 +30,13 @@ def test_pieces_put_together_are_the_batch(rows, replicas):
 
 
 def test_what_has_no_rows_goes_to_all():
-    pieces = divided((None, np.float32(2.0), "text"), 3)
+    pieces = split_batch((None, np.float32(2.0), "text"), 3)
     assert pieces == [(None, np.float32(2.0), "text")] * 3
 
 
 def test_arrays_of_other_lengths_are_refused():
     with pytest.raises(InputError, match=r"Expected all arrays of a batch.*Received: shapes="):
-        divided((np.zeros(3), np.zeros(4)), 2)
+        split_batch((np.zeros(3), np.zeros(4)), 2)
 
 
 @pytest.fixture

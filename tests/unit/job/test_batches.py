@@ -2,19 +2,19 @@
 
 import pytest
 
-from kerasdist.input.batch_forms import Course
+from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.job.batches import STEPS_BEYOND, came_apart
 
 
 def report(*runs, clears=0):
-    course = Course()
+    history = BatchHistory()
     for _ in range(clears):
-        course.note(1)
-        course.clear()
+        history.add(1)
+        history.clear()
     for count, form in runs:
         for _ in range(count):
-            course.note(form)
-    return course.report()
+            history.add(form)
+    return history.report()
 
 
 @pytest.mark.parametrize(

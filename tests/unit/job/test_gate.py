@@ -11,42 +11,42 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kerasdist.errors import JobError
-from kerasdist.job import handshake, wire
-from kerasdist.job.hub import Hub
-from kerasdist.job.link import Link
+from kerasdist.job import handshake, protocol
+from kerasdist.job.client import Client
+from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
+from kerasdist.launch.placement import free_port
 
 MINE = Credentials(b"a secret", "job 7")
 TIMEOUTS = Timeouts(join=30.0, heartbeat=30.0, meeting=30.0)
 FRAMES = 10_000
 
 
-class Coordinator:
-    """The chief's hub, with as many workers as it wants."""
+class Chief:
+    """The chief's coordinator, with as many workers as it wants."""
 
     def __init__(self, workers: int):
         self.workers = workers
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.hub = Hub("127.0.0.1", self.port, workers, TIMEOUTS, MINE)
-        self.links: list[Link] = []
+        self.port = free_port()
+        self.coordinator = Coordinator("127.0.0.1", self.port, workers, TIMEOUTS, MINE)
+        self.clients: list[Client] = []
 
-    def link(self, rank: int, known: Credentials = MINE, seconds: float = 30.0) -> Link:
+    def client(self, rank: int, known: Credentials = MINE, seconds: float = 30.0) -> Client:
         facts = {"rank": rank, "num_workers": self.workers, "pid": rank, "host": "here"}
         limits = Timeouts(seconds, 30.0, 30.0)
-        return Link("127.0.0.1", self.port, facts, limits, known)
+        return Client("127.0.0.1", self.port, facts, limits, known)
 
     def gather(self):
         """All workers come."""
         with ThreadPoolExecutor(self.workers) as pool:
-            self.links = list(pool.map(self.link, range(self.workers)))
+            self.clients = list(pool.map(self.client, range(self.workers)))
 
     def goes_on(self):
         """All workers exchange something."""
         with ThreadPoolExecutor(self.workers) as pool:
             results = pool.map(
-                lambda link: link.meet("main", 1, "a step", link.facts["rank"]), self.links
+                lambda client: client.meet("main", 1, "a step", client.facts["rank"]), self.clients
             )
         assert list(results) == [list(range(self.workers))] * self.workers
 
@@ -58,12 +58,12 @@ class Coordinator:
 
 @pytest.fixture
 def coordinator():
-    one = Coordinator(2)
+    one = Chief(2)
     yield one
     with ThreadPoolExecutor() as pool:
-        list(pool.map(Link.close, one.links))
-    if one.links:
-        one.hub.wait_until_all_left(10)
+        list(pool.map(Client.close, one.clients))
+    if one.clients:
+        one.coordinator.wait_until_all_left(10)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -78,11 +78,11 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_a_worker_without_the_secret_is_told(coordinator, capsys):
     with pytest.raises(JobError, match="refused this worker: its KERASDIST_SECRET is not the one"):
-        coordinator.link(1, Credentials(b"another", "job 7"))
+        coordinator.client(1, Credentials(b"another", "job 7"))
     with pytest.raises(JobError, match="one on this job's chief, none on the worker"):
-        coordinator.link(1, Credentials(None, "job 7"))
+        coordinator.client(1, Credentials(None, "job 7"))
     with pytest.raises(JobError, match="the chief of job 'job 7' answers, not of 'job 8'"):
-        coordinator.link(1, Credentials(b"a secret", "job 8"), seconds=0.5)
+        coordinator.client(1, Credentials(b"a secret", "job 8"), seconds=0.5)
     coordinator.gather()
     coordinator.goes_on()
     said = capsys.readouterr().err
@@ -99,20 +99,20 @@ def test_a_replayed_answer_is_refused(coordinator, capsys):
         """Stands between a worker and the chief, and keeps what the worker says."""
         worker = proxy.accept()[0]
         with worker, coordinator.stranger() as chief:
-            worker.sendall(wire.packed(wire.receive(chief)))
-            heard.append(wire.receive(worker))
+            worker.sendall(protocol.packed(protocol.receive(chief)))
+            heard.append(protocol.receive(worker))
 
     thread = threading.Thread(target=listen_in)
     thread.start()
     facts = {"rank": 1, "num_workers": 2, "pid": 1, "host": "here"}
     with pytest.raises(JobError):
-        Link("127.0.0.1", proxy.getsockname()[1], facts, Timeouts(0.3, 30.0, 30.0), MINE)
+        Client("127.0.0.1", proxy.getsockname()[1], facts, Timeouts(0.3, 30.0, 30.0), MINE)
     thread.join()
     proxy.close()
     with coordinator.stranger() as again:
-        wire.receive(again)
-        again.sendall(wire.packed(heard[0]))
-        assert wire.receive(again)["type"] == "refused"
+        protocol.receive(again)
+        again.sendall(protocol.packed(heard[0]))
+        assert protocol.receive(again)["type"] == "refused"
     coordinator.gather()
     coordinator.goes_on()
     assert "is not the one of this job" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_a_replayed_answer_is_refused(coordinator, capsys):
 def test_large_slow_and_silent_peers_are_dropped(coordinator, monkeypatch, capsys):
     monkeypatch.setattr(handshake, "SECONDS", 0.5)
     with coordinator.stranger() as large, coordinator.stranger() as slow:
-        large.sendall((handshake.MAX_BYTES + 1).to_bytes(wire.HEADER_BYTES, "big"))
+        large.sendall((handshake.MAX_BYTES + 1).to_bytes(protocol.HEADER_BYTES, "big"))
         slow.sendall(b"\0")
         began = time.monotonic()
         assert is_closed(large)
@@ -157,7 +157,7 @@ def test_ten_thousand_generated_frames(coordinator, capsys):
     assert all("refused a connection from 127.0.0.1:" in line for line in lines), lines
 
 
-def send(coordinator: Coordinator, frame: bytes):
+def send(coordinator: Chief, frame: bytes):
     """Sends bytes on a connection of their own, and sees to it that they change nothing."""
     with coordinator.stranger() as one:
         try:
@@ -180,12 +180,12 @@ def generated(rng: random.Random) -> bytes:
             body = b"[" * rng.randrange(1, 4000)
             return len(body).to_bytes(4, "big") + body
         case 3:
-            return wire.packed(_value(rng, 3))
+            return protocol.packed(_value(rng, 3))
         case _:
             kinds = ("answer", "hello", "beat", "meet", "bye", "roster", "failure", "proof")
             fields = ("nonce", "digest", "rank", "num_workers", "channel", "label", "value", "why")
             message = {name: _value(rng, 1) for name in rng.sample(fields, 4)}
-            return wire.packed({"type": rng.choice(kinds), **message})
+            return protocol.packed({"type": rng.choice(kinds), **message})
 
 
 def _value(rng: random.Random, depth: int):

@@ -1,26 +1,87 @@
-"""An interrupt is heard, wherever it comes."""
+"""An interrupt is heard, even where code drops it that drops errors."""
 
+import sysconfig
+
+import pytest
+
+from kerasdist.job import interruption
 from tests.fresh import run_fresh
 
 SCRIPT = """
-import os, signal, time
+import os, signal, sysconfig
+from pathlib import Path
 from kerasdist.job import interruption
 
-interruption.hear_what_is_dropped()
+def function(name, folder, body):
+    lines = "".join(f"    {line}\\n" for line in body)
+    exec(compile(f"def {name}(call):\\n{lines}", f"{folder}/{name}.py", "exec"), globals())
+    return globals()[name]
 
 class Dropping:
     def __del__(self):  # Python drops what is raised here
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(5)
 
+DROPS = ["try:", "  call()", "except KeyboardInterrupt: pass"]
+FUNCTIONS = {
+    "ours": function("calls", Path(interruption.__file__).parent, ["call()"]),
+    "framework": function("drops", sysconfig.get_path("stdlib"), DROPS),
+    "user": function("catches", "/home/user", DROPS),
+    "garbage": lambda _: Dropping(),
+}
+call = lambda: os.kill(os.getpid(), signal.SIGINT)
+for name in reversed(STACK):
+    call = lambda function=FUNCTIONS[name], call=call: function(call)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+dropped = interruption.DroppedInterrupts(lambda: IN_A_CALL)
 try:
-    Dropping()
-    time.sleep(5)
-    print("not heard")
+    call()
+    dropped.raise_again()
+    print("goes on")
 except KeyboardInterrupt:
-    print("heard")
+    print("raised again")
+dropped.raise_again()  # once
 """
 
 
-def test_an_interrupt_is_heard_that_came_in_code_that_drops_errors():
-    assert run_fresh(SCRIPT).split() == ["heard"]
+@pytest.mark.parametrize(
+    ("stack", "in_a_call", "expected"),
+    [
+        (["ours", "framework"], True, "raised again"),
+        (["user", "ours", "framework"], True, "raised again"),
+        (["ours", "user"], True, "goes on"),
+        (["ours", "user", "framework"], True, "goes on"),
+        (["ours", "framework"], False, "goes on"),
+        (["garbage"], False, "raised again"),
+    ],
+)
+def test_what_code_has_dropped_is_raised_again(stack, in_a_call, expected):
+    script = SCRIPT.replace("STACK", repr(stack)).replace("IN_A_CALL", repr(in_a_call))
+    assert run_fresh(script).strip() == expected
+
+
+def raised(script_of_the_interrupt, message="lost"):
+    """An error raised in this file, by a framework that caught an interrupt from a script."""
+    framework = f"""
+try:
+    exec(compile("raise KeyboardInterrupt", {script_of_the_interrupt!r}, "exec"))
+except KeyboardInterrupt:
+    raise RuntimeError({message!r})
+"""
+    with pytest.raises(RuntimeError) as caught:
+        exec(compile(framework, f"{sysconfig.get_path('purelib')}/framework.py", "exec"))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [("/home/user/train.py", "/home/user/train.py:1"), ("<frozen importlib>", f"{__file__}:")],
+    ids=["in user code", "in a framework that user code called"],
+)
+def test_the_line_names_the_users_script(script, place):
+    error = raised(script)
+    interrupt = interruption.interrupt_behind(error)
+    assert interrupt is not None
+    said = interruption.described(interrupt, error)
+    assert said.startswith(f"interrupted (Ctrl-C) at {place}"), said
+    assert said.endswith("; then RuntimeError: lost"), said

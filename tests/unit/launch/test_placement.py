@@ -8,7 +8,7 @@ import pytest
 from kerasdist.errors import ClusterError
 from kerasdist.launch import commands
 from kerasdist.launch.environment import for_another_machine, of_job, of_worker
-from kerasdist.launch.placement import Seat, open_coordinator, place
+from kerasdist.launch.placement import Slot, open_coordinator, place
 from kerasdist.launch.spec import JobSpec, python_command
 
 
@@ -35,9 +35,9 @@ def test_one_machine():
     ],
 )
 def test_hosts_are_filled_in_order(workers, hosts, sizes):
-    seats = place(workers, hosts)
-    assert [seat.rank for seat in seats] == list(range(sum(sizes.values())))
-    assert [(seat.host, seat.local_rank, seat.local_workers) for seat in seats] == [
+    slots = place(workers, hosts)
+    assert [slot.rank for slot in slots] == list(range(sum(sizes.values())))
+    assert [(slot.host, slot.local_rank, slot.local_workers) for slot in slots] == [
         (host, local, size) for host, size in sizes.items() for local in range(size)
     ]
 
@@ -101,7 +101,7 @@ def test_a_remote_command_survives_the_shell(tmp_path):
         stop_seconds=7.5,
     )
     secret = {"KERASDIST_SECRET": "not for the arguments of a process"}
-    words = commands.there(spec, Seat("far", 1, 0, 2), {"MINE": "a 'b' $c", **secret})
+    words = commands.there(spec, Slot("far", 1, 0, 2), {"MINE": "a 'b' $c", **secret})
     *ssh, host, line = words
     assert (ssh[0], host) == ("ssh", "far")
     assert "BatchMode=yes" in ssh
@@ -110,8 +110,8 @@ def test_a_remote_command_survives_the_shell(tmp_path):
     assert "MINE=a 'b' $c" in split
     assert "not for the arguments" not in " ".join(words)
     assert split[split.index("/opt/python") :] == [
-        *("/opt/python", "-P", "-m", "kerasdist.launch.guard", "--secret-on-input"),
-        *("--grace", "7.5", "--share", "2", "--seat", "0", "--"),
+        *("/opt/python", "-P", "-m", "kerasdist.launch.supervisor", "--secret-on-input"),
+        *("--grace", "7.5", "--share", "2", "--slot", "0", "--"),
         *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
     ]
 
@@ -138,7 +138,7 @@ def test_what_another_machine_gets():
 
 def test_ours_win_over_those_given():
     spec = JobSpec(("true",), environment={"KERASDIST_RANK": "9", "PYTHONUNBUFFERED": "0"})
-    variables = of_worker(spec, Seat(None, 1, 1, 2), 2, "h:1", 0)
+    variables = of_worker(spec, Slot(None, 1, 1, 2), 2, "h:1", 0)
     assert variables["KERASDIST_RANK"] == "1"
     assert variables["PYTHONUNBUFFERED"] == "0"
     assert "KERASDIST_CPU_DEVICES" not in variables

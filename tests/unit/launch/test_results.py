@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from kerasdist.job.exit_codes import ExitCode
-from kerasdist.launch.spec import AttemptResult, Ending
+from kerasdist.launch.spec import AttemptResult, WorkerExit
 
 LOST, PREEMPTED = ExitCode.LOST_WORKER, ExitCode.PREEMPTED
 
@@ -13,7 +13,7 @@ LOST, PREEMPTED = ExitCode.LOST_WORKER, ExitCode.PREEMPTED
 def attempt(*codes, stopped=(), stop_signal=None):
     """Endings in the order of time: rank 0 first."""
     endings = (
-        Ending(rank, code, float(rank), rank in stopped, False, ())
+        WorkerExit(rank, code, float(rank), rank in stopped, False, ())
         for rank, code in enumerate(codes)
     )
     return AttemptResult(tuple(endings), stop_signal)

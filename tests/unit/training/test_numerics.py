@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasdist import keras_seam
+from kerasdist import keras_compat
 from kerasdist.training import numerics
 from tests.unit import simulation
 
@@ -128,5 +128,7 @@ def test_a_gradient_counts_by_its_weight_and_not_at_all_without_example(weight):
 
 def test_keras_still_merges_masks_and_weights_as_the_derivation_assumes():
     mask = np.array([[1, 0, 1]], bool)
-    merged = keras_seam.apply_mask(None, mask, dtype="float32", reduction="mean_with_sample_weight")
+    merged = keras_compat.apply_mask(
+        None, mask, dtype="float32", reduction="mean_with_sample_weight"
+    )
     assert np.asarray(merged).tolist() == [[1, 0, 1]]

@@ -1,6 +1,8 @@
-"""Programs: what is traced and compiled, and when; what they consume."""
+"""Programs: what is traced and compiled, and when; what becomes of their arrays."""
 
 import gc
+import signal
+import threading
 import weakref
 
 import jax
@@ -10,6 +12,8 @@ import pytest
 from keras import ops
 
 import kerasdist as kd
+from kerasdist import keras_compat
+from kerasdist.errors import ScopeError
 from kerasdist.functions import function
 from tests.unit.backends.jax_cases.case import case, components, index
 
@@ -68,29 +72,84 @@ def a_function_that_is_gone_leaves_nothing_behind(strategy):
 
 
 @case
-def what_a_step_writes_is_consumed_and_what_others_hold_is_not(strategy):
+def arrays_that_others_hold_live_on(strategy):
+    """Not consumed are arrays that were read, nor those of another variable, nor an argument."""
     with strategy.scope():
         variable = keras.Variable(np.ones(300, "float32"), aggregation="mean")
         target = keras.Variable(np.zeros(300, "float32"))
+    outside = keras.Variable(np.zeros(300, "float32"))
     step = function(lambda: strategy.run(lambda: variable.assign(variable + 1.0) is None))
+    with_argument = function(lambda x: variable.assign(variable + x) is None)
     step()
-    before = pointers(variable)
-    step()
-    assert pointers(variable) == before  # in place
-    target.assign(variable.value)  # one array, two variables
-    held = variable.value
+    target.assign(variable.value)  # one array, three variables
+    outside.assign(variable)
+    held, view = variable.value, np.asarray(variable)
+    with_argument(held)
     for _ in range(3):
         step()
-    assert float(variable.value[0]) == 6.0
-    np.testing.assert_array_equal(held, target.value)
+    assert float(variable.value[0]) == 7.0
+    for one in (held, view, target.value, outside.value):
+        np.testing.assert_array_equal(one, np.full(300, 2.0, "float32"))
     copying = function(lambda: target.assign(variable.value))
     copying()
     step()
-    assert (float(target.value[0]), float(variable.value[0])) == (6.0, 7.0)
+    assert (float(target.value[0]), float(variable.value[0])) == (7.0, 8.0)
 
 
-def pointers(variable):
-    return {shard.data.unsafe_buffer_pointer() for shard in variable.value.addressable_shards}
+@case
+def a_step_writes_new_values_over_the_old(strategy):
+    """As if the variable were changed in place: at no time are there two arrays for it."""
+    with strategy.scope():
+        variable = keras.Variable(np.ones(300, "float32"), aggregation="mean")
+        constant = keras.Variable(np.ones(300, "float32"))
+    step = function(lambda: strategy.run(lambda: variable.assign(variable + constant) is None))
+
+    def places():
+        stored = keras_compat.stored_value(variable)  # reading it would keep it
+        return [shard.data.unsafe_buffer_pointer() for shard in stored.addressable_shards]
+
+    step()
+    before = places()
+    for _ in range(3):
+        step()
+        assert places() == before
+    held = variable.value
+    step()
+    assert places() != before
+    assert not held.is_deleted()
+    assert (float(held[0]), float(variable.value[0])) == (5.0, 6.0)
+
+
+@case
+def an_interrupted_step_loses_no_value(strategy):
+    """Ctrl-C comes while a program runs, and the user goes on in the same process."""
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((400, 400), "float32"), aggregation="mean")
+    ones = np.ones((400, 400), "float32")
+
+    def work():
+        product = variable @ variable @ variable @ variable
+        variable.assign(variable + ones + 0.0 * product)
+
+    step = function(lambda: strategy.run(work))
+    step()
+    steps = 1
+    for number in range(30):
+        interrupter = threading.Timer(0.002 + 0.0007 * number, signal.raise_signal, [signal.SIGINT])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            interrupter.start()
+            while True:
+                step()
+                steps += 1
+        except KeyboardInterrupt:
+            pass
+        finally:
+            interrupter.join()
+            signal.signal(signal.SIGINT, before)
+        value = float(variable.value[0, 0])
+        assert value in (steps, steps + 1), (value, steps)
+        steps = value
 
 
 @case
@@ -110,7 +169,7 @@ def batches_of_one_form_are_compiled_for_once(strategy):
     wider = [(np.ones((4, 3), "float32"), np.ones(4, "float32"))]
     assert [float(total(batch)) for batch in strategy.distribute_dataset(wider)] == [16.0]
     assert len(traces) > once
-    for width in range(4, 80):  # more forms than are remembered of batches, fewer than of programs
+    for width in range(4, 8):
         next(iter(strategy.distribute_dataset([np.ones((4, width), "float32")])))
     again = [float(total(batch)) for batch in strategy.distribute_dataset(batches)]
     assert again == found
@@ -173,3 +232,16 @@ def a_function_stays_on_the_device_of_its_strategy(strategy):
         variable = keras.Variable(1.0)
     step = function(lambda: alone.run(lambda: variable.assign_add(1.0)))
     assert step().devices() == variable.value.devices() == {jax.devices()[1]}
+
+
+@case
+def a_function_of_strategies_on_different_devices_is_refused(strategy):
+    """Also where both begin with the same device."""
+    wider = kd.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+
+    @function
+    def both():
+        return strategy.run(index), wider.run(index)
+
+    with pytest.raises(ScopeError, match="to have the same devices"):
+        both()

@@ -5,9 +5,10 @@ import keras
 import numpy as np
 from jax import numpy as jnp
 
+import kerasdist as kd
 from kerasdist.functions import function
 from kerasdist.values import Mirrored, PerReplica
-from tests.unit.backends.jax_cases.case import REPLICAS, case, components, numbered
+from tests.unit.backends.jax_cases.case import REPLICAS, case, components, index, numbered
 
 
 @case
@@ -41,7 +42,7 @@ def arrays_of_a_batch_enter_together_and_come_out_apart(strategy):
     def whole(batch):
         return strategy.gather(strategy.run(lambda x: x, args=(batch,)), axis=0)
 
-    for used in (batch, {"n": batch["n"]}, batch["rest"]):  # the second leaves a place empty
+    for used in (batch, {"n": batch["n"]}, batch["rest"]):
         [divided] = strategy.distribute_dataset([used])
         part = strategy.local_results(divided)[1]
         for leaf, found in zip(jax.tree.leaves(used), jax.tree.leaves(part), strict=True):
@@ -49,15 +50,13 @@ def arrays_of_a_batch_enter_together_and_come_out_apart(strategy):
         assert jax.tree.structure(whole(divided)) == jax.tree.structure(used)
     [divided] = strategy.distribute_dataset([batch])
     for leaf in jax.tree.leaves(batch):
-        if leaf is not batch["large"]:
-            leaf[:] = 0  # what waits for a program is a copy
+        leaf[:] = 0  # what is on the devices is a copy
     some = {"rest": divided["rest"][1], "again": divided["rest"][1], "double": divided["double"]}
     found = whole(some)
     np.testing.assert_allclose(found["rest"], expected["rest"][1], rtol=1e-6)
     np.testing.assert_allclose(found["again"], expected["rest"][1], rtol=1e-6)
     np.testing.assert_allclose(found["double"], expected["double"], rtol=1e-6)
     found = whole(divided)
-    batch["large"][:] = 0  # and so is what a program has taken
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
 
 
@@ -93,6 +92,16 @@ def arrays_of_a_batch_may_lie_and_be_typed_in_any_way(strategy):
     for name, leaf in batch.items():  # each without neighbours
         check({name: leaf})
     check({"no column": numbers[:4, :0], **batch})
+
+
+@case
+def a_replica_of_several_devices_has_one_component(strategy):
+    wide = kd.TPUStrategy(experimental_device_assignment=kd.DeviceAssignment.build(2, (2,)))
+    results = strategy.local_results(strategy.run(lambda: index() * 2))
+    assert [int(one) for one in results] == [0, 2]
+    results = wide.local_results(wide.run(lambda: index() * 2))
+    assert [int(one) for one in results] == [0, 2]
+    assert [one.shape for one in wide.local_results(numbered(wide))] == [(2,)] * 2
 
 
 @case
@@ -145,7 +154,7 @@ def a_batch_can_be_looked_at_while_a_program_is_traced_for_it(strategy):
 
     @function
     def total(batch):
-        seen.append(np.asarray(divided[0].values[1]).sum())  # from here on it lies alone
+        seen.append(np.asarray(divided[0].values[1]).sum())
         return strategy.reduce("SUM", strategy.run(lambda x, y: x.sum() + y.sum(), batch), None)
 
     assert [float(total(divided)) for _ in range(2)] == [34.0, 34.0]

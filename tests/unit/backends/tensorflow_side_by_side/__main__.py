@@ -1,4 +1,4 @@
-"""``python -m tests.unit.backends.tensorflow_side_by_side [case ...]``: on two and three."""
+"""``python -m tests.unit.backends.tensorflow_side_by_side [case ...]``: on two or three."""
 
 import importlib
 import json
@@ -6,9 +6,9 @@ import sys
 import traceback
 
 import kerasdist as kd
+from tests.unit.backends.tensorflow_side_by_side import REPLICAS, replicas_of
 
 MODULES = ("crossing", "loops", "runs")
-REPLICAS = (2, 3)
 
 
 def main():
@@ -22,11 +22,13 @@ def main():
     for module in MODULES:
         importlib.import_module(f"{__package__}.{module}")
     complaints = {}
-    for replicas in REPLICAS:
-        devices = [f"CPU:{index}" for index in range(replicas)]
-        for function in CASES:
-            if chosen and function.__name__ not in chosen:
-                continue
+    for function in CASES:
+        name = function.__name__
+        if chosen and name not in chosen:
+            continue
+        # A case that is named runs on both.
+        for replicas in REPLICAS if chosen else [replicas_of(name)]:
+            devices = [f"CPU:{index}" for index in range(replicas)]
             try:
                 # TensorFlow's collectives on CPUs fail for good after a first mistake, and when a
                 # list of several shapes is reduced eagerly.
@@ -38,7 +40,7 @@ def main():
             except Exception:  # noqa: BLE001  all are to be told
                 complaint = traceback.format_exc()
             module = function.__module__.rpartition(".")[2]
-            complaints[f"{replicas} {module} {function.__name__}"] = complaint
+            complaints[f"{replicas} {module} {name}"] = complaint
     print(json.dumps(complaints))
 
 

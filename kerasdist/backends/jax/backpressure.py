@@ -1,0 +1,56 @@
+"""Limits how far the host runs ahead of the devices.
+
+On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
+lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client), and
+the launch of the next one waits for its turn *inside* the thread pool that also runs the programs.
+The pool has as many threads as there are cores, or devices if they are more. On two cores, one
+thread waits there for a launch, the other in an all-reduce for its partner, and the partner finds
+no thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived", and after 40
+seconds XLA aborts the process. The stacks of a stopped process show
+``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker,
+``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``) prevents the
+deadlock, and so do fewer programs in flight. Seen with jaxlib 0.10.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import jax
+
+# How many launches lie between two marks. At most twice as many are in flight, which is well below
+# 32, since callbacks and user code launch programs, too.
+_STRIDE = 8
+
+
+@final
+class FreeFlow:
+    """Lets the host run ahead as far as JAX does."""
+
+    def after_launch(self, outputs: Any, state: Any) -> None:
+        """Does nothing."""
+
+
+@final
+class BoundedFlow:
+    """Marks a step every `_STRIDE` launches, and waits until the step marked before is done."""
+
+    def __init__(self) -> None:
+        """Starts counting."""
+        self._launches = 0
+        self._mark: list[Any] = []
+
+    def after_launch(self, outputs: Any, state: Any) -> None:
+        """Counts a launch; at a mark, waits for the step marked before."""
+        self._launches += 1
+        if self._launches < _STRIDE:
+            return
+        self._launches = 0
+        jax.block_until_ready(self._mark)
+        self._mark = jax.tree.leaves(outputs)[:1]
+        if not self._mark:  # the step has only state, which the next step donates: wait now
+            jax.block_until_ready(jax.tree.leaves(state)[:1])
+
+
+# All strategies of a process launch into the same queues.
+ALL_CPUS = BoundedFlow()

@@ -1,0 +1,195 @@
+"""One compiled executable of a program: what it takes and returns, and how it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax import components, donation, scopes
+from kerasdist.backends.jax.arrays import is_array
+from kerasdist.backends.jax.placement import MeshPlacement, Placement
+from kerasdist.backends.jax.values import (
+    Padded,
+    Stacked,
+    flatten,
+    is_distributed,
+    itself,
+    joined,
+    rebuilt,
+)
+
+
+class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
+    """A program turned out to need more variables than it was given."""
+
+
+@dataclass
+class Executable:
+    """A program, compiled for some arguments.
+
+    Attributes:
+        known: The variables that are its inputs, by their ids.
+        consumed: How many of the known variables it writes; they come first, and it consumes their
+            arrays.
+        held: The known variables of which replicas hold components, by their ids.
+        place: Where it runs, None for the default device.
+        constants: Arguments that are compiled in.
+        compiled: The compiled function.
+        traced: The function that JAX traces, set only during a call: it refers to the user's
+            function and arguments, which this object must not keep alive.
+        written: The variables whose new values it returns, as tracing found them.
+        written_apart: The written variables of which it returns components.
+        form: How to rebuild the results from the arrays that it returns.
+    """
+
+    known: dict[int, Any]
+    consumed: int
+    held: dict[int, Any]
+    place: Placement | None
+    constants: list[Any]
+    compiled: Callable[..., Any] | None = None
+    traced: Callable[..., Any] | None = None
+    written: list[Any] = field(default_factory=list)
+    written_apart: list[Any] = field(default_factory=list)
+    form: _Form | None = None
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How to rebuild a program's results from the arrays that it returns.
+
+    Attributes:
+        structure: The structure of the results' pytree.
+        constants: The leaves of the pytree, None in place of each array.
+        whole: For each array that is whole on every device: the index of its leaf, and the function
+            that makes the leaf from it.
+        pieces: Likewise for arrays with a piece on each device.
+    """
+
+    structure: Any
+    constants: list[Any]
+    whole: list[tuple[int, Callable[[Any], Any]]]
+    pieces: list[tuple[int, Callable[[Any], Any]]]
+
+    def together(self, whole: Sequence[Any], pieces: Sequence[Any]) -> Any:
+        """Rebuilds the results from the arrays."""
+        leaves = list(self.constants)
+        pairs = zip([*self.whole, *self.pieces], [*whole, *pieces], strict=True)
+        for (index, made), array in pairs:
+            leaves[index] = made(array)
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def launch(executable: Executable, traced: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+    """Runs an executable, and gives the variables their new values."""
+    place = executable.place
+    on_mesh = isinstance(place, MeshPlacement)
+    if executable.compiled is None:
+        executable.compiled = _compile(executable)
+    if place is not None:
+        place.begin_step()
+    arguments = _arguments(executable, arrays)
+    results: list[Any] = []
+    executable.traced = traced
+    try:
+        with contextlib.nullcontext() if place is None or on_mesh else place.variables():
+            # In one call of C code: Python raises KeyboardInterrupt between its own instructions
+            # only, so not after the old values are consumed and before the new ones are kept.
+            results.extend(map(executable.compiled, *([one] for one in arguments)))
+    finally:
+        executable.traced = None
+        if results:
+            _store(executable, results[0][0])
+    new, apart, whole, pieces = results[0]
+    for variable, stack in zip(executable.written_apart, apart, strict=True):
+        aggregate = keras_compat.stored_value(variable)
+        components.remember(variable, components.Components(stack, aggregate))
+    if place is not None:
+        place.flow.after_launch((whole, pieces), new)
+    assert executable.form is not None
+    return executable.form.together(whole, pieces)
+
+
+def _arguments(executable: Executable, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the arguments of the compiled function."""
+    place, count = executable.place, executable.consumed
+    variables = list(executable.known.values())
+    values = keras_compat.stored_values(variables)
+    if isinstance(place, MeshPlacement):
+        at_rest = place.to_rest(values, variables)
+        if at_rest is not values:  # the variables keep the moved arrays
+            keras_compat.store_values(variables, at_rest)
+            values = at_rest
+    values[:count] = donation.consumable(variables[:count], values[:count])
+    if not isinstance(place, MeshPlacement):
+        return values[:count], values[count:], [], arrays
+    values = place.to_program(values, variables)
+    stacks = [components.stack_on(variable, place) for variable in executable.held.values()]
+    return values[:count], values[count:], stacks, list(map(place.argument, arrays))
+
+
+def _store(executable: Executable, new: list[Any]) -> None:
+    """Gives the variables their new values."""
+    if isinstance(executable.place, MeshPlacement):
+        new = executable.place.from_program(new)
+    keras_compat.store_values(executable.written, new)
+    donation.mark_unread(executable.written, new)
+
+
+def _compile(executable: Executable) -> Callable[..., Any]:
+    def program(
+        consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Sequence[Any]
+    ) -> Any:
+        traced, known = executable.traced, executable.known
+        assert traced is not None
+        held = dict(zip(executable.held, stacks, strict=False))  # on one device `stacks` is empty
+        scope = scopes.ProgramScope(known, [*consumed, *kept], held)
+        with scope:
+            whole, pieces, executable.form = _leaving(traced(arrays), executable.place)
+        if scope.variables:
+            executable.known |= scope.variables
+            raise Incomplete
+        # Every variable whose array is consumed needs a new one, even if this trace writes none.
+        first = dict(itertools.islice(known.items(), executable.consumed))
+        written = list({**first, **scope.written}.values())
+        apart = [v for v in written if scope.written_stack(v) is not None]
+        executable.written, executable.written_apart = written, apart
+        new = [scope.peek(variable) for variable in written]
+        if isinstance(executable.place, MeshPlacement):
+            new = executable.place.constrained(new, written)
+        return new, [scope.written_stack(variable) for variable in apart], whole, pieces
+
+    place = executable.place
+    if not isinstance(place, MeshPlacement):
+        return jax.jit(program, donate_argnums=0)
+    variables = None if place.layout.splits.rules else place.whole  # None: as constrained
+    shardings = variables, place.pieces, place.whole, place.pieces
+    return jax.jit(program, donate_argnums=0, out_shardings=shardings)
+
+
+def _leaving(results: Any, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
+    """Splits results into whole arrays, arrays in pieces, and the form to rebuild them."""
+    made = place.result if isinstance(place, MeshPlacement) else itself
+    leaves, structure = flatten(results)
+    whole: list[Any] = []
+    pieces: list[Any] = []
+    form = _Form(structure, leaves, [], [])
+    for index, leaf in enumerate(leaves):
+        if is_array(leaf):
+            whole.append(leaf)
+            form.whole.append((index, made))
+            leaves[index] = None
+        elif is_distributed(leaf) and (source := joined(leaf)) is not None:
+            divided = isinstance(source, Stacked | Padded)
+            (pieces if divided else whole).append(source.array)
+            again = partial(rebuilt, type(leaf), type(source), source.layout)
+            (form.pieces if divided else form.whole).append((index, again))
+            leaves[index] = None
+    return whole, pieces, form

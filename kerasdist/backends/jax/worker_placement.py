@@ -1,0 +1,160 @@
+"""Where the arrays of a step live with several workers, whose devices form one mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from kerasdist.backends.jax.layout import AXIS, Layout
+from kerasdist.backends.jax.placement import MeshPlacement, Step, is_placed, moved
+
+_assembled = jax.make_array_from_single_device_arrays
+
+# When programs are compared, constants with more elements than this are compared by type only.
+_LARGE_CONSTANT = 64
+
+
+@final
+class WorkerPlacement(MeshPlacement):
+    """Keeps variables as global arrays in programs, as host-local arrays between programs.
+
+    All processes must take part when one of them computes with a global array. Between programs a
+    process may do something alone, such as saving, so variables are host-local arrays then, whole
+    on each device of the process. Both kinds of arrays use the same buffers: converting one to the
+    other copies nothing.
+
+    Each worker has the same batch, and contributes the rows of its own replicas.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self.places_ahead = True
+        self._is_sole = len(layout.local) == 1
+        self._here: Sharding = (
+            SingleDeviceSharding(layout.local[0])
+            if self._is_sole
+            else NamedSharding(Mesh(list(layout.local), (AXIS,)), PartitionSpec())
+        )
+
+    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Converts global arrays to host-local ones, and moves others here in one transfer."""
+        del variables
+        return moved(self.from_program(arrays), [self._here] * len(arrays))
+
+    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Converts host-local arrays to global ones."""
+        pairs = zip(arrays, self.layout.of_variables(variables), strict=True)
+        return [_assembled(array.shape, target, self._parts(array)) for array, target in pairs]
+
+    def from_program(self, arrays: list[Any]) -> list[Any]:
+        """Converts global arrays to host-local ones; returns the same list if none is global."""
+        if all(one.is_fully_addressable for one in arrays):
+            return arrays
+        return [one if one.is_fully_addressable else self._local(one) for one in arrays]
+
+    def _parts(self, array: Any) -> list[Any]:
+        """Returns the shards of an array on this process's devices."""
+        return [array] if self._is_sole else [shard.data for shard in array.addressable_shards]
+
+    def _local(self, array: Any) -> Any:
+        if self._is_sole:
+            return array.addressable_data(0)
+        return _assembled(array.shape, self._here, self._parts(array))
+
+    def result(self, array: Any) -> Any:
+        """Returns a program's result as a host-local array."""
+        return self.from_program([array])[0]
+
+    def argument(self, array: Any) -> Any:
+        """Makes a global array of the workers' arrays; returns a global array unchanged."""
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return array
+        return self.everywhere(array)
+
+    def everywhere(self, array: Any) -> Any:
+        """Makes a global array of the workers' arrays, which should be equal."""
+        return self._whole(_own_copy(array))
+
+    def spread(self, stack: Any) -> Any:
+        """Sends each of this process's devices its element along axis 0."""
+        return self._rows(stack, self.pieces, axis=0)
+
+    def batch(self, batch: Any, axis: int = 0) -> Any:
+        """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
+        leaves = jax.tree.leaves(batch)
+        target = self.layout.entry(leaves, axis)
+        if all(is_placed(leaf, target) for leaf in leaves):
+            return batch
+        if target is self.whole:
+            return jax.tree.map(self.everywhere, batch)
+        return jax.tree.map(lambda leaf: self._rows(leaf, target, axis), batch)
+
+    def chosen(self, numbers: Any) -> Any:
+        """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
+        share, rest = divmod(len(numbers), self.layout.replicas)
+        here = self.layout.local_replicas
+        return numbers if rest else numbers[here.start * share : here.stop * share]
+
+    def chosen_rows(self, batch: Any, total: int) -> Any:
+        """Makes a global batch of `total` rows; `batch` has those that `chosen` selected here."""
+        if total % self.layout.replicas:
+            return jax.tree.map(self._whole, batch)
+
+        def assembled(leaf: Any) -> Any:
+            share = leaf.shape[0] // len(self.layout.local)
+            parts = [leaf[i * share : (i + 1) * share] for i in range(len(self.layout.local))]
+            return self._joined(parts, (total, *leaf.shape[1:]), self.pieces)
+
+        return jax.tree.map(assembled, batch)
+
+    def _whole(self, leaf: Any) -> Any:
+        return self.to_program([jax.device_put(leaf, self._here)], [None])[0]
+
+    def _rows(self, leaf: Any, target: NamedSharding, axis: int) -> Any:
+        """Makes a global array; this worker contributes the rows of its replicas."""
+        here, share = self.layout.local_replicas, leaf.shape[axis] // self.layout.replicas
+        before = (slice(None),) * axis
+        parts = [
+            _own_copy(leaf[(*before, slice(replica * share, (replica + 1) * share))])
+            for replica in here
+        ]
+        return self._joined(parts, leaf.shape, target)
+
+    def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
+        return _assembled(shape, target, jax.device_put(parts, list(self.layout.local)))
+
+    def eager(self, step: Step) -> Step:
+        """Lets each worker run the step alone, with the whole batch."""
+        gather = jax.jit(lambda batch: batch, out_shardings=self.whole)
+
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            self._keep_forms(jax.tree.leaves(batch))
+            return step(self.at_rest(state), self.at_rest(gather(batch)))
+
+        return run
+
+    def _keep_forms(self, leaves: Sequence[Any]) -> None:
+        self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
+
+    def _compare(self, program: Any, state: Any, batch: Any) -> None:
+        # JAX caches the lowered program, so the call does not lower it again.
+        self.compare_program(_text(program.lower(state, batch)))
+
+    def _output_sharding(self, leaf: Any) -> NamedSharding:
+        del leaf
+        return self.whole  # every worker needs the whole output
+
+
+def _own_copy(rows: Any) -> Any:
+    """Copies rows on the host: JAX may share NumPy's memory, which the user may overwrite."""
+    return rows if isinstance(rows, jax.Array) else np.array(rows)
+
+
+def _text(lowered: Any) -> str:
+    """Returns a program as text, without source locations and the values of large constants."""
+    module = lowered.compiler_ir("stablehlo").operation
+    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)

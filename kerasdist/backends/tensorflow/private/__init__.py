@@ -1,0 +1,1 @@
+"""All uses of TensorFlow's private API; tests fail if TensorFlow changes any of them."""

@@ -1,0 +1,133 @@
+"""Patches of TensorFlow, applied for good when the backend is imported."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.distribute import values_util
+
+from kerasdist.backends.variable_rules import shares_of_integers
+from kerasdist.errors import KerasdistError
+
+
+@cache
+def install() -> None:
+    """Patches TensorFlow, once in a process."""
+    let_autograph_pass_over("kerasdist")
+    let_errors_pass(KerasdistError)
+    let_variables_be_read()
+    keep_sums_of_integers()
+    tf.get_logger().addFilter(_OnePassage())
+
+
+def let_autograph_pass_over(package: str) -> None:
+    """Keeps AutoGraph from converting a package's code, as it does for TensorFlow and Keras.
+
+    User functions that the package calls are still converted, see `converted_as_here`.
+    (``do_not_convert`` would exclude those too.)
+    """
+    rule = autograph_config.DoNotConvert(package)
+    autograph_config.CONVERSION_RULES = (rule, *autograph_config.CONVERSION_RULES)
+
+
+def let_errors_pass(error_class: type[Exception]) -> None:
+    """Lets errors of a class leave compiled functions with their own type.
+
+    AutoGraph would raise a ``StagingError`` in their place.
+    """
+    error_class.ag_pass_through = True  # type: ignore[attr-defined]
+
+
+def let_variables_be_read() -> None:
+    """Gives mirrored variables the conversions to numbers that ``tf.Variable`` has.
+
+    ``int``, ``float``, ``bool`` and ``np.array`` of a mirrored or sync-on-read variable then give
+    what ``.numpy()`` gives. TensorFlow leaves them out: ``bool`` is always true, the others raise.
+    """
+
+    def array(variable: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # `variable.numpy()` returns a copy
+        return np.asarray(variable.numpy(), dtype)
+
+    conversions: dict[str, Callable[..., Any]] = {
+        "__array__": array,
+        "__bool__": _truth,
+        "__int__": lambda variable: int(variable.numpy()),
+        "__float__": lambda variable: float(variable.numpy()),
+        "__complex__": lambda variable: complex(variable.numpy()),
+    }
+    for name, conversion in conversions.items():
+        setattr(distributed_values.DistributedVariable, name, conversion)
+
+
+def _truth(variable: Any) -> bool:
+    """Returns whether a mirrored variable's value is true, as ``tf.Variable`` does.
+
+    TensorFlow's own code always gets True: it tests whether there is a variable at all
+    (`check_destinations`).
+    """
+    asks = sys._getframe(1).f_globals["__name__"]
+    return asks.startswith("tensorflow.") or bool(tf.convert_to_tensor(variable))
+
+
+def keep_sums_of_integers() -> None:
+    """Makes an integer variable that is read as a sum return the value that was assigned to it.
+
+    TensorFlow assigns the value, divided by the number of replicas and rounded down, to each
+    replica: with two replicas, a confusion matrix of ones would be read as zeros. Here the first
+    replica also gets the remainder.
+    """
+    original = values_util.on_read_assign_cross_replica
+
+    def assign(var: Any, value: Any, read_value: bool = True) -> Any:
+        if var.aggregation != tf.VariableAggregation.SUM or not var.dtype.is_integer:
+            return original(var, value, read_value)
+        engine = var.distribute_strategy
+        replicas = engine.num_replicas_in_sync
+        total = tf.cast(value, var.dtype)
+        first_share, share = shares_of_integers(total, replicas)
+        first = engine.extended._get_replica_id_in_sync_group(0)
+        ranks = iter(range(first, first + replicas))
+
+        def assign_share(device: Any, variable: Any, value: Any) -> Any:
+            del value
+            part = first_share if next(ranks) == 0 else share
+            return values_util.assign_on_device(device, variable, part)
+
+        return values_util.assign_on_each_device(var, assign_share, total, read_value)
+
+    values_util.on_read_assign_cross_replica = assign
+
+
+class _OnePassage(logging.Filter):
+    """Lets TensorFlow warn about eager replicas once per process, not in each of five steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "eagerly has significant overhead" not in str(record.msg):
+            return True
+        passes, self._passed = not self._passed, True
+        return passes
+
+
+def install_tape_gradient(hook: Callable[..., Any]) -> None:
+    """Calls `hook` in place of ``tf.GradientTape.gradient``; the hook gets the original first."""
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    tf.GradientTape.gradient = hooked

@@ -1,0 +1,83 @@
+"""Opens and leaves the scopes of ``tf.distribute``'s strategies in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, final
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+from kerasdist import context
+
+
+@final
+class EngineScope(context.Placement):
+    """``strategy.scope()`` of a ``tf.distribute`` strategy, which outlives ``clear_session``.
+
+    TensorFlow stores the open scope on its default graph, which Keras's ``clear_session`` drops:
+    the scope would silently not be in force any more, and its exit would fail.
+    """
+
+    def __init__(self, engine: tf.distribute.Strategy) -> None:
+        self._engine = engine
+        self._scope: Any = None
+
+    def __enter__(self) -> None:
+        _renew_scopes_after_reset()
+        super().__enter__()
+
+    def leave(self, *error: Any) -> None:
+        """Leaves the scope."""
+        self._scope.__exit__(*(error or (None, None, None)))
+
+    def renew(self) -> None:
+        """Enters the scope, on the current default graph."""
+        self._scope = self._engine.scope()
+        self._scope.__enter__()
+
+
+@cache
+def _renew_scopes_after_reset() -> None:
+    reset = tf.compat.v1.reset_default_graph
+
+    def reset_and_renew() -> None:
+        reset()
+        for scope in context.open_placements():
+            scope.renew()
+
+    tf.compat.v1.reset_default_graph = reset_and_renew
+
+
+@contextmanager
+def cross_replica_code_without_merge_call() -> Iterator[None]:
+    """Lets code that would call ``merge_call`` run in cross-replica context.
+
+    Keras's optimizers update variables by `tf.__internal__.distribute.interim.maybe_merge_call`,
+    which fails in cross-replica context, and in the branches of ``ops.cond`` everywhere: that is
+    why gradient accumulation crashes under ``tf.distribute.MirroredStrategy`` (TRAPS, 9). This
+    context pretends that no scope is open. Keras then calls the update directly, and the update
+    enters the scope of its variables' strategy by itself.
+    """
+    default = distribute_lib._get_default_strategy()
+    distribute_lib._push_per_thread_mode(distribute_lib._ThreadMode(default, default, None))
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+
+
+@contextmanager
+def outside_strategies() -> Iterator[None]:
+    """Runs code as if no strategy's scope were open."""
+    graph = tf.compat.v1.get_default_graph()
+    creators = graph._variable_creator_stack
+    graph._variable_creator_stack = []
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+        graph._variable_creator_stack = creators

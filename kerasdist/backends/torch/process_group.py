@@ -1,0 +1,300 @@
+"""Collectives between the workers of a job, by a process group of torch.
+
+Tensors are packed into as few messages as possible, since the latency of a message costs more than
+a few numbers. Tensors to be summed are packed by type; tensors to be copied are packed as bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import torch
+import torch.distributed as dist
+
+from kerasdist.backends.checks import check_shapes
+from kerasdist.backends.torch.buckets import GradientSum
+from kerasdist.backends.torch.group import Group
+from kerasdist.collectives import CommunicationOptions
+from kerasdist.errors import JobError, ReplicaError
+from kerasdist.job import network, threads
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+# The types in which gradients are sent, by the name of the compression.
+_COMPRESSED = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# For types that Gloo or NCCL cannot sum: the type to sum them in.
+_SUMMED_AS = {
+    torch.int16: torch.int32,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+# A type's number in the header of a message is its index here.
+_TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+# A tensor of at most this size, such as a scalar, is sent together with its header.
+_LOAD_BYTES = 64
+# A header has room for this many dimensions, more than a model's tensor has.
+_MOST_AXES = 10
+
+
+def connect(job: Job) -> None:
+    """Creates torch's process group of all workers. All workers must call it."""
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.num_workers):
+            raise JobError(
+                f"Expected torch's process group to be that of the job: rank {job.rank} of "
+                f"{job.num_workers}. Received: rank={dist.get_rank()}, "
+                f"world_size={dist.get_world_size()}. Leave torch.distributed.init_process_group "
+                "to kerasdist.MultiWorkerMirroredStrategy."
+            )
+        return
+    host, _, port = job.addresses[0].rpartition(":")
+    store = dist.TCPStore(
+        host.strip("[]"),
+        int(port),
+        job.num_workers,
+        is_master=job.is_chief,
+        timeout=timedelta(seconds=job.timeouts.join),
+        wait_for_workers=False,
+        # torch's own socket would listen on all interfaces, and could come too late for the port.
+        master_listen_fd=job.own_port().listening() if job.is_chief else None,
+    )
+    _let_gloo_be_reached(job)
+    with threads.waiting_their_turn():
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=job.rank,
+            world_size=job.num_workers,
+            timeout=timedelta(seconds=job.timeouts.meeting),
+        )
+    # At leave all workers are still there. At the exit of the process this call could wait for a
+    # worker that has ended.
+    job.at_leave(dist.destroy_process_group)
+
+
+def _let_gloo_be_reached(job: Job) -> None:
+    """Lets Gloo listen on the interface that other workers reach, unless the user has set one."""
+    address = "127.0.0.1" if job.is_on_one_machine else network.misleads(job.addresses, job.rank)
+    interface = None if address is None else network.interface_of(address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+class Waitable(Protocol):
+    """A collective that has started."""
+
+    def wait(self) -> Any:
+        """Waits until the collective is done."""
+
+
+@final
+class ProcessGroup(Group):
+    """The workers of a job.
+
+    Attributes:
+        device: The device on which this worker's tensors are sent and received.
+        bytes_per_pack: The size of a bucket of gradients; None: the default.
+    """
+
+    def __init__(self, job: Job, device: torch.device, communication: CommunicationOptions) -> None:
+        """Makes the group; the caller has called `connect`."""
+        self.rank = job.rank
+        self.size = job.num_workers
+        self.device = device
+        self.bytes_per_pack = communication.bytes_per_pack
+        self._compressed = _COMPRESSED[communication.compression]
+        self._timeout = job.timeouts.meeting
+        self._gradient_sum = GradientSum(self, job)
+        if self._compressed is not None:
+            self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
+
+    def sum_gradients(
+        self, gradients: Sequence[torch.Tensor | None], variables: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
+        """Returns gradients summed over the workers; None where no worker has one."""
+        return self._gradient_sum(gradients, variables)
+
+    def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
+        """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
+        if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
+            return _all_reduce(flat, group)
+        small = flat.to(self._compressed)
+        return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
+
+    @cached_property
+    def of_buckets(self) -> dist.ProcessGroup:
+        """A separate process group for all-reduces that overlap with the backward pass.
+
+        All workers must create it.
+        """
+        with threads.waiting_their_turn():
+            group: Any = dist.new_group(timeout=timedelta(seconds=self._timeout))
+        return group
+
+    @torch.no_grad()
+    def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers, in one message per type."""
+        packs: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            packs.setdefault(_SUMMED_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+        results: list[torch.Tensor] = list(tensors)
+        for dtype, members in packs.items():
+            parts = [_numbers(tensors[index], dtype, self.device) for index in members]
+            flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            dist.all_reduce(flat)
+            pieces = flat.split([part.numel() for part in parts])
+            for index, piece in zip(members, pieces, strict=True):
+                like = tensors[index]
+                total = piece.view(like.dtype) if like.is_complex() else piece
+                results[index] = total.view(like.shape).to(like.device, like.dtype)
+        return results
+
+    @torch.no_grad()
+    def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers, after checking shapes and types.
+
+        If all tensors are small, they are sent together with the headers that are checked.
+        """
+        rows = [_header(tensor) for tensor in tensors]
+        headers = torch.tensor(rows, dtype=torch.int64, device=self.device).view(torch.uint8)
+        load = headers.new_zeros(len(tensors), _LOAD_BYTES)
+        small = [0 < tensor.nbytes <= _LOAD_BYTES for tensor in tensors]
+        for row, tensor, fits in zip(load, tensors, small, strict=True):
+            if fits:
+                row[: tensor.nbytes] = _bytes(tensor, self.device)
+        every = self.gather_alike(torch.cat([headers, load], 1))
+        headers, load = every.split([headers.shape[1], _LOAD_BYTES], 2)
+        every_row = headers.contiguous().view(torch.int64).tolist()
+        self._check(label, tensors, every_row, None)
+        if not all(small):
+            return self.sums(tensors)
+        shapes = [torch.Size((self.size, *tensor.shape)) for tensor in tensors]
+        return [
+            _of_bytes(parts[:, : like.nbytes].reshape(-1), like.dtype, shape)
+            .sum(0, dtype=like.dtype)
+            .to(like.device)
+            for parts, like, shape in zip(load.unbind(1), tensors, shapes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the chief's tensors, in one message."""
+        if not tensors:
+            return []
+        parts = [_bytes(tensor, self.device) for tensor in tensors]
+        flat = torch.cat(parts)
+        dist.broadcast(flat, src=0)
+        return [
+            _of_bytes(piece, like.dtype, like.shape).to(like.device)
+            for piece, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
+        ]
+
+    @torch.no_grad()
+    def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, stacked along a new axis 0."""
+        own = _bytes(tensor, self.device)
+        every = own.new_empty(self.size * len(own))
+        dist.all_gather(list(every.chunk(self.size)), own)
+        shape = (self.size, *tensor.shape)
+        return _of_bytes(every, tensor.dtype, torch.Size(shape)).to(tensor.device)
+
+    @torch.no_grad()
+    def gather(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int
+    ) -> list[list[torch.Tensor]]:
+        """Returns all workers' tensors, by rank, in two messages however many tensors there are."""
+        shapes = self._shapes(label, tensors, axis)
+        sizes = [
+            [shape.numel() * t.element_size() for shape, t in zip(one, tensors, strict=True)]
+            for one in shapes
+        ]
+        longest = max(map(sum, sizes))
+        own = torch.zeros(longest, dtype=torch.uint8, device=self.device)
+        parts = [_bytes(tensor, self.device) for tensor in tensors]
+        torch.cat(parts, out=own[: sum(map(len, parts))])
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        if longest:
+            dist.all_gather(every, own)
+        return [
+            [
+                _of_bytes(piece, like.dtype, shape).to(like.device)
+                for piece, shape, like in zip(
+                    received[: sum(size)].split(size), shape_of, tensors, strict=True
+                )
+            ]
+            for received, size, shape_of in zip(every, sizes, shapes, strict=True)
+        ]
+
+    def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuses tensors that differ in shape or type between the workers."""
+        self._shapes(label, tensors, None)
+
+    def _shapes(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
+    ) -> list[list[torch.Size]]:
+        """Returns the shapes of all workers' tensors, by rank, after checking that they agree."""
+        rows = [_header(tensor) for tensor in tensors]
+        own = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        every: list[list[list[int]]] = self.gather_alike(own).tolist()
+        self._check(label, tensors, every, axis)
+        return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
+
+    def _check(
+        self,
+        label: str,
+        tensors: Sequence[torch.Tensor],
+        every: Sequence[Sequence[list[int]]],
+        axis: int | None,
+    ) -> None:
+        for number in range(len(tensors)):
+            theirs = [one[number] for one in every]
+            types = [_TYPES[row[0]] for row in theirs]
+            if len(set(types)) > 1:
+                raise ReplicaError(
+                    f"Expected every worker to bring tensors of one type to {label}. Received: "
+                    f"dtypes={types}, by worker. Cast them first."
+                )
+            check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
+
+
+def _all_reduce(flat: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
+    return dist.all_reduce(flat, group=group, async_op=True)
+
+
+def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    flat = tensor.detach().to(device).reshape(-1)
+    return flat.view(dtype) if flat.is_complex() else flat.to(dtype)
+
+
+def _bytes(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.detach().to(device).reshape(-1).view(torch.uint8)
+
+
+def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    # A copy, as the bytes may not be aligned for the type.
+    whole = torch.empty(shape.numel(), dtype=dtype, device=row.device)
+    whole.view(torch.uint8).copy_(row)
+    return whole.view(shape)
+
+
+def _header(tensor: torch.Tensor) -> list[int]:
+    shape = [*tensor.shape]
+    return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]

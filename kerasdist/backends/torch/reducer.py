@@ -1,0 +1,171 @@
+"""Gradients summed over the workers while the backward pass still runs.
+
+The reducer supports only Keras's own `train_step`, which differentiates one loss once and applies
+the gradients of the parameters. The parameters are in buckets, the last ones first, in the order of
+a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
+its bucket, and starts the all-reduce of a full bucket. All workers start these in the same order,
+in a separate process group, so that no other collective of the backward pass comes between them.
+
+The first step shows which parameters have a gradient on any worker; the buckets are for these.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.buckets import Buckets
+from kerasdist.backends.torch.gradients import Gradients, weighted_sum
+from kerasdist.backends.torch.process_group import ProcessGroup
+from kerasdist.backends.torch.variables import ReplicaScope
+from kerasdist.training import numerics
+
+# How often to make buckets for a model whose steps keep using different parameters.
+_MOST_BUCKETS = 10
+
+# The all-reduce of the last bucket does not overlap with the backward pass, so it is small.
+_LAST_BYTES = 2**20
+
+
+@final
+class GradientReducer:
+    """Sums the gradients of one model's training steps."""
+
+    def __init__(self, model: Any, group: ProcessGroup) -> None:
+        """Starts without buckets."""
+        self._model = model
+        self._group = group
+        self._buckets: HookedBuckets | None = None
+        self._made = 0
+
+    def begin(self, scope: ReplicaScope) -> None:
+        """Starts a step of the replica with this scope; drops buckets that no longer fit."""
+        weight = numerics.weight_of_gradients(self._model.optimizer, scope.weight)
+        if self._buckets is not None and not self._buckets.begin(scope, weight):
+            self._drop()
+
+    def sum_up(
+        self,
+        optimizer: Any,
+        gradients: Gradients,
+        weight: float,
+        variables: Sequence[Any],
+        scope: ReplicaScope,
+    ) -> list[torch.Tensor | None]:
+        """Returns the weighted sum of the workers' gradients; None where no worker has one."""
+        buckets = self._buckets if optimizer is self._model.optimizer else None
+        if buckets is None:
+            totals = self._group.sum_gradients(
+                weighted_sum([gradients], [weight], variables), variables
+            )
+            if optimizer is self._model.optimizer:
+                self._buckets = self._new_buckets(totals, variables, scope)
+            return totals
+        totals, unserved = buckets.sums(gradients)
+        if unserved:
+            own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
+            rest = self._group.sum_gradients(weighted_sum([own], [weight], theirs), theirs)
+            for index, total in zip(unserved, rest, strict=True):
+                totals[index] = total
+            self._drop()  # the next step makes new ones
+        return totals
+
+    def _new_buckets(
+        self, totals: Gradients, variables: Sequence[Any], scope: ReplicaScope
+    ) -> HookedBuckets | None:
+        """Returns buckets for the variables with a dense sum; None without any, or at the limit."""
+        served = [
+            total is not None
+            and total.layout is torch.strided
+            and not variable.overwrite_with_gradient
+            and keras_compat.stored_value(variable).requires_grad
+            for total, variable in zip(totals, variables, strict=True)
+        ]
+        if not any(served) or self._made == _MOST_BUCKETS:
+            return None
+        self._made += 1
+        return HookedBuckets(variables, served, self._group, scope)
+
+    def _drop(self) -> None:
+        if self._buckets is not None:
+            self._buckets.close()
+        self._buckets = None
+
+
+@final
+class HookedBuckets(Buckets):
+    """The buckets of some of an optimizer's variables, which the backward pass fills."""
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        served: Sequence[bool],
+        group: ProcessGroup,
+        scope: ReplicaScope,
+    ) -> None:
+        """Makes the buckets, and registers a hook for each parameter that is served."""
+        self._variables = list(variables)  # `begin` checks whether a parameter was replaced
+        self._parameters = {
+            index: scope.leaf(variable)
+            for index, (variable, is_served) in enumerate(zip(variables, served, strict=True))
+            if is_served
+        }
+        super().__init__(
+            self._parameters, len(served), group, group.of_buckets, last_bytes=_LAST_BYTES
+        )
+        self._unserved = [index for index, is_served in enumerate(served) if not is_served]
+        self._weight = 1.0
+        self._is_open = False
+        itself: weakref.ref[HookedBuckets] = weakref.ref(self)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(
+                lambda parameter, index=index: _tell(itself, index, parameter)
+            )
+            for index, parameter in self._parameters.items()
+        ]
+
+    def begin(self, scope: ReplicaScope, weight: float) -> bool:
+        """Starts a step; returns whether the buckets still fit the model."""
+        if self._is_open:  # an error has ended the last step
+            return False
+        for index, parameter in self._parameters.items():
+            now = scope.leaf(self._variables[index])
+            if now is not parameter or not parameter.requires_grad:
+                return False
+        self._weight = weight
+        self.clear()
+        self._is_open = True
+        return True
+
+    def take(self, index: int, parameter: torch.Tensor) -> None:
+        """Puts a gradient into its bucket, and starts the sums of the buckets that are full."""
+        if not self._is_open:
+            return
+        if index in self._arrived:
+            raise RuntimeError(
+                "Expected one backward pass in a training step. Received: a second gradient of "
+                f"variable={self._variables[index].path!r}. Write a `train_step` of your own for "
+                "several passes."
+            )
+        parameter.grad = self.put(index, parameter.grad, self._weight)  # frees torch's own gradient
+
+    def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
+        """Returns the sums, and which variables without a bucket have a gradient on any worker."""
+        self._is_open = False
+        totals, somewhere = self.finish(gradients, self._weight)
+        return totals, [index for index in self._unserved if somewhere[index]]
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _tell(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
+    owner = buckets()
+    if owner is not None:
+        owner.take(index, parameter)

@@ -1,1 +1,0 @@
-"""PyTorch on many workers: one replica a process, joined by `torch.distributed`."""

@@ -1,0 +1,86 @@
+"""What the `synchronization` and the `aggregation` of a Keras variable mean, on every backend.
+
+In custom loops they mean what they mean in ``tf.distribute`` (contract C2):
+
+| synchronization | aggregation | what a replica assigns | what is read outside of replicas |
+|---|---|---|---|
+| auto, on_write | none | stays its own | the first replica's component |
+| auto, on_write | sum, mean | all replicas get the sum or mean, at once | the value |
+| auto, on_write | only_first_replica | all get the first replica's, at once | the value |
+| on_read | sum, mean | stays its own | the sum or mean of the components |
+| on_read | only_first_replica | stays its own | the first replica's component |
+| on_read | none | stays its own | an error |
+| none | any | an error | the value |
+
+All components get a value that is assigned outside of replicas. If the variable is read as a sum,
+each component gets an equal share of the value.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class Assignment(enum.Enum):
+    """How the values that replicas of a custom loop assign to a variable are combined."""
+
+    OWN = "own"
+    SUM = "sum"
+    MEAN = "mean"
+    FIRST = "only_first_replica"
+
+
+def assignment_in_loop(variable: Any, *, is_float: bool) -> Assignment:
+    """Returns how assigned values are combined; `is_float`: whether all of them are floats."""
+    if variable.synchronization == "none":
+        raise ValueError(
+            "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
+            f"replicas assign to. Received: synchronization='none', variable={variable.path!r}. "
+            "Make the variable with one of them."
+        )
+    if is_on_read(variable) or variable.aggregation == "none":
+        return Assignment.OWN
+    if variable.aggregation == "mean" and not is_float:
+        raise ValueError(
+            "Expected a variable of floats to be assigned to in replica code, as its "
+            f"aggregation is the mean. Received: variable={variable.path!r}, "
+            f"dtype={variable.dtype}. Make it a variable of floats, or assign to it in "
+            "cross-replica context (see ReplicaContext.merge_call)."
+        )
+    return Assignment(variable.aggregation)
+
+
+def is_on_read(variable: Any) -> bool:
+    """Returns whether a variable is aggregated when cross-replica code reads it."""
+    return variable.synchronization == "on_read"
+
+
+def is_sum_on_read(variable: Any) -> bool:
+    """Returns whether a variable is read as the sum of its components."""
+    return is_on_read(variable) and variable.aggregation == "sum"
+
+
+def counts_all_replicas(variable: Any) -> bool:
+    """Returns whether the aggregate of a variable is a sum or mean, not the first component."""
+    return variable.aggregation in ("sum", "mean")
+
+
+def require_aggregate(variable: Any) -> None:
+    """Refuses to read, outside of replicas, a variable that has no aggregate."""
+    if is_on_read(variable) and variable.aggregation == "none":
+        raise ValueError(
+            "Expected a variable with an aggregation, as its replicas' components are aggregated "
+            f"when it is read. Received: variable={variable.path!r}, synchronization='on_read', "
+            "aggregation='none'. Read its components, with strategy.local_results(variable), or "
+            "make it with an aggregation."
+        )
+
+
+def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
+    """Divides a sum of integers: returns the first replica's share, and that of each other one.
+
+    The first share has the remainder: equal shares, rounded, would not add up to the sum.
+    """
+    share = total // replicas
+    return total - share * (replicas - 1), share

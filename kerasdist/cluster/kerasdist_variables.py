@@ -1,0 +1,134 @@
+"""kerasdist's own variables, which ``kerasdist run`` or the user sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import final
+
+from kerasdist.cluster import ports
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.resolver import EnvironmentResolver
+from kerasdist.cluster.source import Absent, Kind, Source
+from kerasdist.cluster.spec import ClusterSpec
+from kerasdist.cluster.tasks import place_of
+from kerasdist.cluster.variables import Variables
+from kerasdist.errors import ClusterError
+
+WORKERS = "KERASDIST_WORKERS"
+"""How many workers; or, with commas, their ``host:port``, or their hosts alone."""
+
+RANK = "KERASDIST_RANK"
+"""Which of them this process is, from 0."""
+
+COORDINATOR = ports.COORDINATOR_VARIABLE
+"""``host:port`` on the machine of rank 0. It may be left out where hosts are given."""
+
+LOCAL_RANK = "KERASDIST_LOCAL_RANK"
+"""Which of this machine's workers this process is. May be left out."""
+
+LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
+"""How many workers this machine has. May be left out."""
+
+CLUSTER = "KERASDIST_CLUSTER"
+"""``none``: this process is a job of its own, whatever the other variables say."""
+
+RESTART = "KERASDIST_RESTART"
+"""How often ``kerasdist run`` has started the job again; no part of the cluster."""
+
+
+def read(variables: Variables) -> Membership | Absent:
+    """Reads kerasdist's own variables."""
+    if not variables.has(RANK):
+        return Absent(f"{RANK} is not set.")
+    rank = variables.integer(RANK)
+    count, addresses, coordinator = workers(variables.text(WORKERS))
+    return Membership(
+        task_type="worker",
+        task_id=rank,
+        rank=rank,
+        num_workers=count,
+        addresses=addresses,
+        coordinator=variables.coordinator(coordinator),
+        source=SOURCE.name,
+        local_rank=variables.optional_integer(LOCAL_RANK),
+        local_workers=variables.optional_integer(LOCAL_WORKERS),
+    )
+
+
+def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
+    """Reads ``KERASDIST_WORKERS``: a number, hosts, or addresses.
+
+    Returns the number of workers, their addresses (or none) and the coordinator (or None).
+    """
+    if text.isdecimal():
+        return int(text), (), None
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise ClusterError(
+            f"Expected a number, or addresses with commas between them, in {WORKERS}. Received: "
+            f"{WORKERS}={text!r}."
+        )
+    if not any(re.search(r":\d+$", entry) for entry in entries):  # hosts alone
+        return len(entries), (), ports.join(entries[0].strip("[]"), ports.DEFAULT_PORT)
+    place = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
+    return len(entries), place.addresses, ports.coordinator_of(place.addresses, WORKERS)
+
+
+def is_independent(environ: Mapping[str, str] | None) -> bool:
+    """Returns whether ``KERASDIST_CLUSTER=none`` makes this process a job of its own."""
+    text = Variables(environ, SOURCE.name).optional_text(CLUSTER)
+    if text is not None and text.lower() != "none":
+        raise ClusterError(
+            f"Expected {CLUSTER}=none, or no such variable. Received: {CLUSTER}={text!r}. Unset "
+            "it: the other variables describe the cluster."
+        )
+    return text is not None
+
+
+def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
+    """Refuses ``KERASDIST_WORKERS`` where this process has no rank.
+
+    The process would train alone, on all data.
+    """
+    variables = Variables(environ, SOURCE.name)
+    if variables.has(WORKERS):
+        raise ClusterError(
+            f"Expected {RANK}, or a scheduler that tells which of the workers this process is. "
+            f"Received: {WORKERS}={variables.text(WORKERS)!r}, {RANK}=None. Set it, from 0, on "
+            f"every worker, start the script with `kerasdist run`, or unset {WORKERS}."
+        )
+
+
+def refuse_another_number(environ: Mapping[str, str] | None, count: int, source: str) -> None:
+    """Refuses a number in ``KERASDIST_WORKERS`` that differs from that of the source in force."""
+    variables = Variables(environ, SOURCE.name)
+    if variables.has(WORKERS) and (own := workers(variables.text(WORKERS))[0]) != count:
+        raise ClusterError(
+            f"Expected one cluster in the environment. Received: {WORKERS}="
+            f"{variables.text(WORKERS)!r}, which is {own} workers, but {source} says "
+            f"num_workers={count}. Unset {WORKERS}, or set it to {count}."
+        )
+
+
+SOURCE = Source(
+    name="KERASDIST",
+    kind=Kind.PROCESS,
+    variables=(WORKERS, RANK, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
+    read=read,
+    hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
+)
+
+
+@final
+class KerasdistClusterResolver(EnvironmentResolver):
+    """The cluster that ``KERASDIST_WORKERS`` and ``KERASDIST_RANK`` describe.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If they are missing or wrong.
+    """
+
+    _source = SOURCE

@@ -1,0 +1,125 @@
+"""Lets `fit` take a distributed dataset: `fit` gets its global batches, and divides them itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast, final
+
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.errors import InputError
+from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.distributed import (
+    DividedDataset,
+    GatheredDataset,
+    ShardedDataset,
+    equivalent,
+    job_of,
+)
+from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
+from kerasdist.structures import transpose
+
+
+def whole(dataset: Any, **beside: Any) -> Any:
+    """Returns a dataset of a distributed dataset's global batches, for Keras's data adapters."""
+    ours = equivalent(dataset)
+    if isinstance(ours, ShardedDataset):
+        _refuse(beside)
+        if ours.source.source.serves_once:
+            raise InputError(
+                "Expected a dataset that can be iterated again, of which each worker reads a part: "
+                "Keras looks at a batch before it trains. Received: a generator. Pass a "
+                "keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a list of batches."
+            )
+        return ShardedAdapter(ours.source)
+    if isinstance(ours, GatheredDataset):
+        source: Any = _Rounds(ours)
+        job = job_of(ours.strategy)
+        if job is not None:
+            _refuse(beside)
+            own = OwnSource(ours, lambda: iter(source), source.length, 1, lambda: iter(source))
+            return ShardedAdapter(WorkerBatches(own, job))
+    elif isinstance(ours, DividedDataset):
+        source = ours.source
+    else:
+        return dataset  # the user distributed it by the framework, without kerasdist
+    if keras_compat.is_dataset(source) or inspect.isgenerator(source):
+        return source
+    _refuse(beside)
+    return _BatchesAdapter(source)
+
+
+def as_plain_keras(dataset: Any) -> Any:
+    """Returns a dataset of a distributed dataset's global batches, for plain Keras."""
+    source = whole(dataset)
+    if isinstance(source, ShardedAdapter):
+        raise InputError(
+            "Expected a model that was made in a strategy's scope, for a dataset of which each "
+            "worker reads a part. Received: a model of no strategy. Make the model in the scope, "
+            "or give it the dataset that you distributed."
+        )
+    return source
+
+
+def _refuse(beside: Mapping[str, Any]) -> None:
+    named = ("y", "sample_weight", "class_weight")
+    given = [name for name in named if beside.get(name) is not None]
+    if given:
+        raise InputError(
+            "Expected nothing beside a distributed dataset, whose batches are (x, y) or "
+            f"(x, y, sample_weight). Received: {', '.join(given)}. Put them into the batches."
+        )
+
+
+@final
+class _BatchesAdapter(keras_compat.GeneratorDataAdapter):
+    """Batches of a source that is iterated once per epoch; their order is kept."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(_examples(source))
+        self.generator = lambda: _examples(source)
+        self._source = source
+
+    @property
+    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The number of batches, None where the source does not know it."""
+        try:
+            return len(self._source)
+        except TypeError:
+            return None
+
+
+@final
+class _Rounds:
+    """Global batches: the batches of all replicas in a round, concatenated."""
+
+    def __init__(self, dataset: GatheredDataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def length(self) -> int | None:
+        try:
+            return len(self._dataset)
+        except TypeError:
+            return None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batches in self._dataset.rounds():
+            yield transpose(batches, _joined)
+
+
+def _joined(leaves: Sequence[Any]) -> Any:
+    if len(getattr(leaves[0], "shape", ())) == 0:
+        return leaves[0]
+    return np.concatenate([np.asarray(leaf) for leaf in leaves])
+
+
+def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in source:
+        grouped = isinstance(batch, list | tuple)
+        yield tuple(cast("Sequence[Any]", batch)) if grouped else (batch,)

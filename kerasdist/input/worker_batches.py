@@ -1,0 +1,149 @@
+"""Datasets of which each worker reads its own part, and tells the others its batches' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from kerasdist import keras_compat
+from kerasdist.errors import InputError
+from kerasdist.input.sharding import arrays, examples, has_rows
+from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.structures import map_leaves
+
+if TYPE_CHECKING:
+    from kerasdist.input.autoshard import OwnSource
+    from kerasdist.job.job import Job
+
+_NONE = object()
+
+
+@final
+class WorkerBatches:
+    """Yields a worker's batches, one for each step that all workers take together.
+
+    Workers may have different numbers of batches, and batches of different sizes. So before each
+    step they exchange the sizes. A worker whose data have ended yields batches without rows until
+    all workers' data have ended.
+    """
+
+    def __init__(self, source: OwnSource, job: Job) -> None:
+        """Takes the batches. All workers must call it."""
+        self.source = source
+        self._job = job
+        lengths = job.all_gather_object("length of a dataset", source.length)
+        self._length = None if None in lengths else max(lengths)
+
+    @property
+    def length(self) -> int | None:
+        """The number of steps until all workers' data have ended, None if that is not known."""
+        return self._length
+
+    def __iter__(self) -> Iterator[WorkerShard]:
+        own, like = self.source.start(), _NONE
+        while True:
+            batch = next(own, _NONE)
+            if batch is not _NONE and (like is _NONE or examples(batch)):
+                like = batch
+            elif like is _NONE:
+                like = self._any_batch()
+            everyone = self._job.all_gather_object(
+                "the next batch of a dataset", _described(batch, like)
+            )
+            forms = [one["form"] for one in everyone if one["rows"] is not None]
+            if not forms:
+                return
+            self._require_form(everyone)
+            if batch is _NONE:
+                own, batch = iter(()), map_leaves(_without_rows, like)
+            sizes = tuple([one["rows"] or 0 for one in everyone])
+            if sum(sizes):
+                alike = all(form == forms[0] for form in forms)
+                yield WorkerShard(batch, sizes, self._job.rank, alike, like)
+
+    def form(self) -> Any:
+        """Returns a batch without rows, for its types and shapes."""
+        like = next(self.source.start(), _NONE)
+        if like is _NONE:
+            like = self._any_batch()
+        if like is _NONE:
+            raise self._without_any(self._job.rank)
+        return map_leaves(_without_rows, like)
+
+    def _any_batch(self) -> Any:
+        return next(self.source.everything(), _NONE)
+
+    def _require_form(self, everyone: Sequence[Any]) -> None:
+        """Raises, on all workers, if a worker without a batch cannot know the types and shapes."""
+        for rank, one in enumerate(everyone):
+            if one["form"] is None:
+                raise self._without_any(rank)
+
+    def _without_any(self, rank: int) -> InputError:
+        return InputError(
+            f"[worker {self._job.rank}/{self._job.num_workers}] Expected at least one batch on "
+            f"every worker. Received: a dataset without any on worker {rank}. Give each worker "
+            "some."
+        )
+
+
+@final
+class ShardedAdapter(keras_compat.DataAdapter):
+    """Passes a worker's batches to Keras's loops, for a backend that knows `WorkerShard`."""
+
+    def __init__(self, batches: WorkerBatches) -> None:
+        self.batches = batches
+
+    def get_numpy_iterator(self) -> Iterator[WorkerShard]:
+        """Returns the batches."""
+        return iter(self.batches)
+
+    def get_jax_iterator(self) -> Iterator[WorkerShard]:
+        """Returns the batches."""
+        return iter(self.batches)
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the batches."""
+        return self.batches
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the batches."""
+        return self.batches
+
+    @property
+    def builtin_prefetch(self) -> bool:
+        """True: Keras 3.12 would send these to a device (on JAX), but they are no arrays."""
+        return True
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of steps until all workers' data have ended, None if that is not known."""
+        return self.batches.length
+
+    @property
+    def batch_size(self) -> int | None:
+        """None: it may differ by step and by worker."""
+        return None
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """None: it is not known."""
+        return None
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """None: it is not known."""
+        return None
+
+
+def _described(batch: Any, like: Any) -> dict[str, Any]:
+    """Returns what the other workers must know of a batch, if there is one.
+
+    That is the number of rows, and the arrays' types and shapes, which some backends need equal.
+    """
+    form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
+    return {"rows": None if batch is _NONE else examples(batch), "form": form}
+
+
+def _without_rows(leaf: Any) -> Any:
+    return leaf[:0] if has_rows(leaf) else leaf

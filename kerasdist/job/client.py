@@ -1,0 +1,242 @@
+"""A worker's side of a job: its connection to the chief's coordinator."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from kerasdist.errors import DisagreementError, JobError, WorkerLostError
+from kerasdist.job import handshake, protocol, saves
+from kerasdist.job.batches import MAX_CHANGES
+from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
+
+_INTERRUPTED = "interrupted"
+_LEFT_EARLY = "left early"
+_FAILURES = {
+    "lost": WorkerLostError,
+    _INTERRUPTED: WorkerLostError,
+    _LEFT_EARLY: WorkerLostError,
+    "disagree": DisagreementError,
+}
+
+
+@final
+class Client:
+    """One connection, a thread that listens to it, and one that sends signs of life.
+
+    Attributes:
+        facts: What this worker told of itself when it joined.
+        step: How many steps that need the others this worker has begun.
+        place: The call that needs the others; empty outside of one.
+        entered: How often it has entered such a call.
+        interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
+        left_early: Whether the job ended because a worker's script ended before those of others.
+        report: Returns the batches of this worker; another thread calls it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        facts: Mapping[str, Any],
+        timeouts: Timeouts,
+        credentials: Credentials,
+    ) -> None:
+        """Connects, and waits until all workers have joined."""
+        self.facts = dict(facts)
+        self.step = 0
+        self.place = ""
+        self.entered = 0
+        self.interrupted = False
+        self.left_early = False
+        self.report: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self._timeouts = timeouts
+        self._who = f"[worker {facts['rank']}/{facts['num_workers']}]"
+        self._changed = threading.Condition()
+        self._failure: JobError | None = None
+        self._results: dict[tuple[str, int], list[Any]] = {}
+        self._closed = False
+        self._sending = threading.Lock()
+        self._socket = self._connected(host, port, credentials)
+        self._roster = self._admitted()
+        self._heard = time.monotonic()
+        threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
+        threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
+
+    @property
+    def roster(self) -> list[dict[str, Any]]:
+        """What each worker told of itself, by rank."""
+        return self._roster
+
+    @property
+    def who(self) -> str:
+        """The name of this worker in messages: ``[worker 0/2]``."""
+        return self._who
+
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
+    @property
+    def failure(self) -> JobError | None:
+        """The error that ended the job, None while it goes on."""
+        return self._failure
+
+    def failure_within(self, seconds: float) -> JobError | None:
+        """Waits until the job has failed; returns None if it has not within `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None, seconds)
+            return self._failure
+
+    def meet(self, channel: str, number: int, label: str, value: Any) -> list[Any]:
+        """Sends a value to a meeting, and returns the values of all workers."""
+        message = {"type": "meet", "channel": channel, "number": number, "label": label}
+        self._send({**message, "value": value})
+        return self._result(channel, number)
+
+    def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
+        """Tells the coordinator that the chief has written a file."""
+        self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
+
+    def written_by_chief(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Asks the coordinator whether the chief has written a file, and waits for the answer."""
+        self._send({"type": "save", **question})
+        [outcome] = self._result(saves.CHANNEL, question["number"])
+        return outcome
+
+    def _result(self, channel: str, number: int) -> list[Any]:
+        key = channel, number
+        with self._changed:
+            # The coordinator ends this wait by a time-out; `_beat` does if the coordinator is lost.
+            self._changed.wait_for(lambda: key in self._results or self._failure is not None)
+            if key in self._results:
+                return self._results.pop(key)
+            assert self._failure is not None
+            raise self._failure
+
+    def close(self, error: str | None = None) -> None:
+        """Leaves the job."""
+        if not self._closed:
+            self._send({"type": "bye", "error": error})
+            self._closed = True
+
+    def fail(self, kind: str, why: str) -> None:
+        """Keeps why the job has ended."""
+        with self._changed:
+            if self._failure is None and not self._closed:
+                self.interrupted = kind == _INTERRUPTED
+                self.left_early = kind == _LEFT_EARLY
+                self._failure = _FAILURES[kind](f"{self._who} {why}.")
+            self._changed.notify_all()
+
+    def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
+        deadline = time.monotonic() + self._timeouts.join
+        while True:
+            try:
+                return self._introduced(host, port, credentials, deadline)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise JobError(
+                        f"{self._who} Expected the chief at {host}:{port} within "
+                        f"{self._timeouts.join:g} s. Received: {error}. Look for an error in the "
+                        "chief's log, or whether the port is open in the firewall; give it more "
+                        "time with KERASDIST_JOIN_TIMEOUT."
+                    ) from error
+                time.sleep(0.1)
+            except JobError as error:
+                raise JobError(f"{self._who} {error}") from error
+
+    def _introduced(
+        self, host: str, port: int, credentials: Credentials, deadline: float
+    ) -> socket.socket:
+        """Returns a connection to the chief, after both have proved that they belong to the job."""
+        connection = socket.create_connection((host, port), timeout=5)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A chief that is still starting accepts later; its port may be open already.
+            connection.settimeout(max(1.0, deadline - time.monotonic()))
+            asked = protocol.receive(connection, handshake.MAX_BYTES)
+            answered = handshake.answer(asked, credentials)
+            connection.sendall(protocol.packed(answered))
+            proof = protocol.receive(connection, handshake.MAX_BYTES)
+            handshake.check_proof(asked, answered, proof, credentials)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _admitted(self) -> list[dict[str, Any]]:
+        here = self._socket.getsockname()[0]
+        self.facts.setdefault("address", here)
+        self._send({"type": "hello", **self.facts})
+        # The coordinator has the same time-out; its message may take some seconds more.
+        self._socket.settimeout(self._timeouts.join + 10)
+        while True:
+            try:
+                message = protocol.receive(self._socket)
+            except OSError as error:
+                raise JobError(
+                    f"{self._who} Expected the chief to let this worker in. Received: {error}. "
+                    "Look for an error in the chief's log, or for another service on that port."
+                ) from error
+            match message["type"]:
+                case "roster":
+                    self._socket.settimeout(None)
+                    return message["members"]
+                case "refused":
+                    raise JobError(f"{self._who} {message['why']}.")
+                case "failure":
+                    raise _FAILURES[message["kind"]](f"{self._who} {message['why']}.")
+                case _:  # a beat
+                    pass
+
+    def _listen(self) -> None:
+        try:
+            while not self._closed:
+                message = protocol.receive(self._socket)
+                self._heard = time.monotonic()
+                match message["type"]:
+                    case "met":
+                        with self._changed:
+                            key = message["channel"], message["number"]
+                            self._results[key] = message["values"]
+                            self._changed.notify_all()
+                    case "failure":
+                        self.fail(message["kind"], message["why"])
+                    case _:  # a beat
+                        pass
+        except OSError as error:
+            self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
+        finally:
+            self._socket.close()
+
+    def _beat(self) -> None:
+        limit = self._timeouts.heartbeat
+        while not self._closed and self._failure is None:
+            doing = [self.step, self.place, self.entered]
+            self._send({"type": "beat", "doing": doing, "batches": self._batches()})
+            if time.monotonic() - self._heard > limit:
+                self.fail(
+                    "lost",
+                    f"the chief, worker 0, has not given a sign of life for {limit:g} s: it was "
+                    "stopped, or is cut off from the network (KERASDIST_HEARTBEAT_TIMEOUT)",
+                )
+            time.sleep(min(1.0, limit / 4))
+
+    def _batches(self) -> Mapping[str, Any] | None:
+        report = self.report()
+        return report if report is not None and len(report["changes"]) <= MAX_CHANGES else None
+
+    def _send(self, message: Any) -> None:
+        if self._closed:
+            return
+        try:
+            with self._sending:
+                self._socket.sendall(protocol.packed(message))
+        except OSError as error:
+            self.fail("lost", f"the chief, worker 0, is lost: {error}")

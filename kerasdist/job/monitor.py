@@ -1,0 +1,202 @@
+"""Ends a worker when another one is lost.
+
+A collective of a framework may wait for the lost worker forever, in code that no Python exception
+reaches. The main thread gets some seconds to end by itself: mostly the framework reports a broken
+connection, or the worker comes to a meeting. Then the process ends, with the cause on standard
+error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType, TracebackType
+from typing import NoReturn, final
+
+from kerasdist.errors import JobError, KerasdistError, WorkerLostError
+from kerasdist.job import interruption
+from kerasdist.job.client import Client
+from kerasdist.job.coordinator import Coordinator
+from kerasdist.job.exit_codes import ExitCode
+
+# How long the main thread may take to end by itself.
+GRACE_SECONDS = 10.0
+
+# The same if the lost worker was interrupted by Ctrl-C: until it has ended, which breaks its
+# connections.
+AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
+
+# How long a framework's error waits for the message about a lost worker.
+NEWS_SECONDS = 5.0
+
+# How long the chief may take to let the others know why the job ends.
+_TELLING_SECONDS = 2.0
+
+# The frameworks whose errors a lost worker may cause.
+_ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
+
+# The first words of a ValueError that JAX (0.10) raises from a compiled program.
+_STATUSES = (
+    "UNKNOWN:",
+    "UNAVAILABLE:",
+    "INTERNAL:",
+    "ABORTED:",
+    "CANCELLED:",
+    "DEADLINE_EXCEEDED:",
+)
+
+
+@final
+class Monitor:
+    """Ends this process when the job ends and its main thread does not."""
+
+    def __init__(self, client: Client, coordinator: Coordinator | None) -> None:
+        self._client = client
+        self._coordinator = coordinator
+        self._disarmed = threading.Event()
+        self._main = threading.main_thread()
+        self._original = self._shown_by = sys.excepthook
+        self._ending = self._interrupted = False
+        sys.excepthook = self._uncaught
+        threading.Thread(target=self._wait, name="kerasdist-monitor", daemon=True).start()
+
+    def disarm(self) -> None:
+        """Leaves the failure to the main thread, which reports it."""
+        self._disarmed.set()
+
+    def end(self, failure: JobError) -> None:
+        """Ends this process, which only waits for the others."""
+        self.disarm()
+        self._end_with(failure, f"{failure}\n")
+
+    def fail(self, why: str | None, code: int) -> None:
+        """Tells the other workers why this one ends, if they do not know, and lets it end."""
+        self.disarm()
+        self._leave_in_the_lurch(why, code)
+
+    def let_end(self, failure: JobError) -> None:
+        """Prints why the job has ended, and lets the script end with its own exit code."""
+        sys.stderr.write(f"{failure}\n")
+        self.fail(None, 1)
+
+    def hasten(self) -> None:
+        """Limits the time of what follows the job, if this worker was interrupted."""
+        if self._interrupted:
+            interruption.limit_interpreter()
+
+    def come_first(self) -> None:
+        """Puts this hook for uncaught errors before that of a framework.
+
+        PyTorch's hook calls ours with standard error redirected, so that no message would be seen.
+        """
+        if sys.excepthook != self._uncaught:
+            self._shown_by, sys.excepthook = sys.excepthook, self._uncaught
+
+    def _wait(self) -> None:
+        failure = None
+        while failure is None:
+            if self._disarmed.wait(0.2):
+                return
+            failure = self._client.failure
+        interrupted = self._client.interrupted
+        if self._disarmed.wait(AFTER_INTERRUPTION_SECONDS if interrupted else GRACE_SECONDS):
+            return
+        if interrupted:
+            self._end_with(failure, interruption.described_wait(failure, self._frame()))
+        self._end_with(failure, f"{failure}\n{self._stack()}")
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._main.ident or 0)
+
+    def _stack(self) -> str:
+        frame = self._frame()
+        lines = traceback.format_stack(frame)[-4:] if frame is not None else []
+        return "".join(["This worker was here:\n", *lines])
+
+    def _uncaught(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._ending:  # the framework's hook, which ours has called, calls ours
+            self._original(kind, error, trace)
+            return
+        self._ending = True
+        interruption.ignore_more()
+        self.disarm()
+        interrupt = interruption.interrupt_behind(error)
+        if interrupt is not None and _is_engines(error):
+            said = interruption.described(interrupt, error)
+            sys.stderr.write(f"{self._client.who} {said}\n")
+            interruption.limit()
+            self._interrupted = True
+            self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
+            return
+        if isinstance(error, JobError) and self._client.interrupted:
+            self._end_with(error, interruption.described_wait(error, trace))
+        self._shown_by(kind, error, trace)
+        if isinstance(error, JobError) and self._client.failure is not None:
+            # At once: at the interpreter's end frameworks wait for the lost worker.
+            self._end_with(error, "")
+        knows_of_loss = isinstance(error, WorkerLostError)
+        if knows_of_loss or may_be_a_loss(error):
+            # The lost worker may itself wait for the message about another.
+            failure = self._client.failure_within((1 + knows_of_loss) * NEWS_SECONDS)
+            if failure is not None:
+                self._end_with(failure, f"{failure}\n")
+        self._leave_in_the_lurch(f"{kind.__name__}: {error}", 1)
+
+    def _leave_in_the_lurch(self, why: str | None, code: int, grace: float = GRACE_SECONDS) -> None:
+        self._client.close(error=why and why[:500])
+        self._let_others_know()
+        # A framework that waits for the others may keep this worker from its end.
+        threading.Thread(target=_end_later, args=(code, grace), daemon=True).start()
+
+    def _end_with(self, failure: JobError, said: str) -> NoReturn:
+        lost = isinstance(failure, WorkerLostError)
+        sys.stderr.write(f"{said}{_ADVICE if lost and not self._client.interrupted else ''}")
+        self._let_others_know()
+        _end(ExitCode.LOST_WORKER if lost else 1)
+
+    def _let_others_know(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.wait_until_told(_TELLING_SECONDS)
+
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+_ADVICE = (
+    "Start the job again (`kerasdist run --max-restarts N` does that); with "
+    "kerasdist.callbacks.BackupAndRestore it goes on where the last backup was made.\n"
+)
+
+
+def may_be_a_loss(error: BaseException) -> bool:
+    """Returns whether an error may come from a framework that has lost another worker."""
+    if isinstance(error, KerasdistError):
+        return False
+    module = type(error).__module__.partition(".")[0]
+    if isinstance(error, ValueError) and str(error).startswith(_STATUSES):
+        return True
+    return isinstance(error, RuntimeError | OSError) or module in _ENGINES
+
+
+def _is_engines(error: BaseException) -> bool:
+    """Returns whether an error is an interrupt or its consequence, and not one of user code."""
+    return isinstance(error, KeyboardInterrupt | JobError) or may_be_a_loss(error)
+
+
+def _end_later(code: int, seconds: float) -> NoReturn:
+    time.sleep(seconds)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

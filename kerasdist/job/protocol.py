@@ -1,0 +1,57 @@
+"""Messages between workers: JSON behind its length. Small facts only, never a tensor."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+# Of the protocol between workers; they must be equal.
+VERSION = 2
+
+HEADER_BYTES = 4
+
+# A list of a large model's variables has a few hundred kilobytes.
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def packed(message: Any) -> bytes:
+    """Returns the bytes of a message."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_BYTES:
+        raise ValueError(
+            f"Expected a message of at most {MAX_BYTES} bytes. Received: {len(body)} bytes. Send "
+            "tensors by collectives."
+        )
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def body_size(header: bytes, most: int = MAX_BYTES) -> int:
+    """Returns the size of the body that a header announces."""
+    size = int.from_bytes(header, "big")
+    if size > most:
+        raise ConnectionError(f"not a kerasdist worker: it announces {size} bytes")
+    return size
+
+
+def unpacked(body: bytes) -> Any:
+    """Returns the message that a body encodes."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ConnectionError("not a kerasdist worker: its message is no JSON") from error
+
+
+def receive(connection: socket.socket, most: int = MAX_BYTES) -> Any:
+    """Waits for a message on a socket, and returns it."""
+    return unpacked(_exactly(connection, body_size(_exactly(connection, HEADER_BYTES), most)))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionError("the connection was closed")
+        data += part
+    return bytes(data)

@@ -1,0 +1,139 @@
+"""The only place that touches Keras's private parts.
+
+`hooks` is where kerasdist steps into Keras; the other files are the few private functions it calls.
+Each is watched by a test in ``tests/unit/test_keras_compat.py`` that fails when Keras moves it.
+"""
+
+from __future__ import annotations
+
+from keras.src.losses.loss import apply_mask
+from keras.src.trainers.compile_utils import CompileMetrics
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+from kerasdist.keras_compat.array_rows import (
+    has_sparse,
+    is_array_adapter,
+    jax_rows,
+    tensorflow_rows,
+    torch_rows,
+)
+from kerasdist.keras_compat.attribution import install_attribution
+from kerasdist.keras_compat.data import (
+    PyDataset,
+    batches,
+    copied,
+    get_data_adapter,
+    is_array,
+    is_dataset,
+    is_native_dataset,
+    is_torch_dataloader,
+    reads_aside,
+    shuffles_without_seed,
+    spec_of_rows,
+    train_validation_split,
+    yields_new_arrays,
+)
+from kerasdist.keras_compat.hooks import (
+    Hooks,
+    install,
+    install_apply_mask,
+    install_dropout,
+    install_in_torch_nn,
+    install_in_variables,
+    install_outside_replicas,
+    install_reads,
+    install_scaled_apply,
+    install_scope_reads,
+    install_to_numpy,
+    install_torch_adam,
+)
+from kerasdist.keras_compat.models import (
+    BATCH_EVENTS,
+    DIVIDES_ACTIVITY_PENALTY,
+    KNOWS_SYNCHRONIZED,
+    TRAIN_BATCH_EVENTS,
+    backend_name,
+    copy_thread_state,
+    drop_compiled,
+    flat_layers,
+    given_metrics,
+    has_built_layers,
+    initial_epoch,
+    is_builtin,
+    is_complete,
+    is_default_name,
+    is_functional,
+    is_wired,
+    model_of,
+    ops,
+    overrides,
+    parts_of,
+    paste_thread_state,
+    serialize_as,
+    set_initial_epoch,
+    skip_batches,
+    wiring,
+)
+from kerasdist.keras_compat.optimizers import (
+    LossScaleOptimizer,
+    adam_slots,
+    adopt_optimizer,
+    apply_combined_gradients,
+    apply_scaled_gradients,
+    belongs_to,
+    computes_on_gradients,
+    index_variables,
+    move_optimizer,
+    optimized_variables,
+    referenced_variables,
+)
+from kerasdist.keras_compat.randomness import (
+    global_seed,
+    global_seed_generator,
+    is_seeded,
+    set_global_seed_generator,
+)
+from kerasdist.keras_compat.settings import settings
+from kerasdist.keras_compat.tf_data import (
+    auto_shard_policy,
+    every_nth_file,
+    is_tf_dataset,
+    own_batches,
+)
+from kerasdist.keras_compat.tf_pipelines import (
+    FollowedDataset,
+    FollowedIterations,
+    dataset_of,
+    facts_of,
+    replace_dataset,
+)
+from kerasdist.keras_compat.trees import register_tree_node
+from kerasdist.keras_compat.trials import (
+    added_losses_kept,
+    compiled_losses,
+    compiled_metrics,
+    draws_replaced,
+    layer_calls_recorded,
+    loss_ids_on,
+    losses_on,
+    numbers_of,
+    seed_states,
+    whole_batch,
+)
+from kerasdist.keras_compat.variables import (
+    change_aggregation,
+    initialize_waiting_variable,
+    initialize_waiting_variables,
+    multiply_initializer,
+    outside_stateless_scopes,
+    reinitialize,
+    set_replication,
+    stateless_scope,
+    store_value,
+    store_values,
+    stored_dtype,
+    stored_value,
+    stored_values,
+)

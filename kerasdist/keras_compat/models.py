@@ -1,0 +1,213 @@
+"""Keras's models and layers, its version, and its state per thread."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+from keras.src import api_export
+from keras.src.backend.common import global_state
+from keras.src.models.functional import Functional
+from keras.src.saving import object_registration
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils import naming, python_utils
+
+from kerasdist.structures import flatten
+
+_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+# Keras declares no types for its operations, and what is inferred from their bodies is wrong.
+ops: Any = keras.ops
+
+
+# Whether a layer divides the penalty on its outputs by their number of rows. True from 3.14 on.
+DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
+
+
+# Whether Keras itself takes BatchNormalization(synchronized=True) on this backend.
+KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
+
+
+# The events of a batch.
+TRAIN_BATCH_EVENTS = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
+
+
+def is_default(method: Any) -> bool:
+    """Returns whether a callback's method is Keras's own, which does nothing."""
+    return python_utils.is_default(method)
+
+
+def overrides(callback: Any, events: Iterable[str]) -> bool:
+    """Returns whether a callback overrides one of Keras's events."""
+    return any(not is_default(getattr(callback, event)) for event in events)
+
+
+def model_of(callback: Any) -> Any:
+    """Returns the model of a callback; reading ``callback.model`` would copy its state on JAX."""
+    return callback._model
+
+
+def is_functional(model: Any) -> bool:
+    """Returns whether a model is of Keras's Functional class, and not of a subclass."""
+    return type(model) is Functional
+
+
+def flat_layers(model: Any) -> list[Any]:
+    """Returns a model's layers, layers inside of layers too."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def is_default_name(name: str, kind: type) -> bool:
+    """Returns whether Keras has named an object, by its class and a number."""
+    default, _, number = name.rpartition("_")
+    known = (_snake_case(kind.__name__), "functional", "model")
+    return name in known or (default in known and number.isdecimal())
+
+
+_snake_case = functools.cache(naming.to_snake_case)
+
+
+def is_wired(model: Any) -> bool:
+    """Returns whether a model is Functional or Sequential."""
+    return isinstance(model, Functional | keras.Sequential)
+
+
+def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
+    """Returns the operations of a Functional model, and the arguments of each of their calls.
+
+    An argument is the number of the operation that it comes from, of its call, and of its output;
+    or the argument itself, if it is a constant. Empty for any other model.
+    """
+    if not isinstance(model, Functional):
+        return []
+    mine = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
+    numbers = {id(one): number for number, one in enumerate(model.operations)}
+
+    def calls(operation: Any) -> list[Any]:
+        return [node for node in operation._inbound_nodes if id(node) in mine]
+
+    def origin(argument: Any) -> Any:
+        if not isinstance(argument, keras.KerasTensor):
+            return argument
+        history: Any = vars(argument)["_keras_history"]
+        nodes = calls(history.operation)
+        node = history.operation._inbound_nodes[history.node_index]
+        number = numbers.get(id(history.operation), -1)
+        call = next((at for at, one in enumerate(nodes) if one is node), -1)
+        return [number, call, history.tensor_index]
+
+    return [
+        (
+            operation,
+            [
+                [origin(one) for one in flatten((node.arguments.args, kwargs))]
+                for node in calls(operation)
+                for kwargs in [node.arguments.kwargs]
+            ],
+        )
+        for operation in model.operations
+    ]
+
+
+def backend_name() -> str:
+    """Returns the name of the framework that Keras runs on."""
+    return keras.config.backend()
+
+
+def is_builtin(function_or_class: Any) -> bool:
+    """Returns whether Keras ships this function or class."""
+    module = getattr(function_or_class, "__module__", None) or ""
+    # Keras's own tests count as user code.
+    return module.partition(".")[0] == "keras" and not module.endswith("_test")
+
+
+def serialize_as(own: type, stand_in: type) -> None:
+    """Lets objects of a class be saved and pickled as those of another."""
+    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+        if own in names:
+            names[stand_in] = names[own]
+    if issubclass(own, KerasSaveable):
+        stand_in._unpickle_model = own._unpickle_model
+
+
+def copy_thread_state() -> dict[str, Any]:
+    """Returns Keras's state of the calling thread: scopes, policies, the device."""
+    return dict(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+def paste_thread_state(state: dict[str, Any]) -> None:
+    """Sets Keras's state of the calling thread to that of another one."""
+    here = vars(global_state.GLOBAL_STATE_TRACKER)
+    here.clear()
+    # Stacks, such as that of name scopes, are copied for each thread.
+    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+
+
+def parts_of(model: Any) -> list[Any]:
+    """Returns a model and all objects that hold its variables."""
+    return [model, *flat_layers(model), model.optimizer, *model.metrics]
+
+
+def has_built_layers(model: Any) -> bool:
+    """Returns whether all layers inside of a model are built; it may have no ``call`` itself."""
+    return all(layer.built for layer in flat_layers(model))
+
+
+def is_complete(model: Any) -> bool:
+    """Returns whether all layers, the losses and the metrics of a compiled model are built."""
+    compiled = (model._compile_loss, model._compile_metrics)
+    return has_built_layers(model) and all(one is None or one.built for one in compiled)
+
+
+def drop_compiled(model: Any) -> None:
+    """Lets a TensorFlow model compile its steps again."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def given_metrics(compiled: Any) -> list[Any]:
+    """Returns the metric objects that ``compile`` got."""
+    given = (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+
+
+def initial_epoch(model: Any) -> int | None:
+    """Returns the epoch with which `fit` begins; None: its argument decides."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Sets the epoch with which `fit` begins; None: its argument decides."""
+    model._initial_epoch = epoch
+
+
+def skip_batches(model: Any, count: int, logs: Any, then: Callable[[], None]) -> None:
+    """Lets a model's next training steps read their batches and do nothing with them.
+
+    Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
+    with their iterator on TensorFlow, and with its state and the iterator on JAX.
+    """
+    train = model.train_function
+    left = count
+
+    def skip(*arguments: Any) -> Any:
+        nonlocal left
+        *state, batches = arguments
+        if not isinstance(batches, list):
+            for _ in range(model.steps_per_execution):
+                next(batches, None)
+        left -= model.steps_per_execution
+        if left <= 0:
+            model.train_function = train
+            then()
+        return (logs, *state) if state else logs
+
+    model.train_function = skip

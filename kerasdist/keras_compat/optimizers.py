@@ -1,0 +1,123 @@
+"""Keras's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from kerasdist.keras_compat.models import is_builtin
+
+LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+
+
+def optimized_variables(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built for, in its order."""
+    return list(optimizer._trainable_variables)
+
+
+def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Applies the gradients of all replicas by Keras's own ``optimizer.apply``.
+
+    A user-defined `apply` has already run in each replica.
+    """
+    if isinstance(optimizer, LossScaleOptimizer):
+        # On TensorFlow, its `apply` must be called in a replica.
+        optimizer._common_apply(gradients, variables)
+    else:
+        BaseOptimizer.apply(optimizer, gradients, variables)
+
+
+def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    """Does the same as ``LossScaleOptimizer.apply``, where JAX traces it.
+
+    Keras's own method leaks traced values out of its branches for finite and for other gradients
+    (seen with 3.15.1); its stateless form does not.
+    """
+    if not optimizer.built:
+        with backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+    every = optimized_variables(optimizer)
+    of = dict(zip(map(id, variables or every), gradients, strict=True))
+    new, own = optimizer.stateless_apply(
+        [variable.value for variable in optimizer.variables],
+        [of.get(id(variable)) for variable in every],
+        [variable.value for variable in every],
+    )
+    for variable, value in zip([*every, *optimizer.variables], [*new, *own], strict=True):
+        variable.assign(value)
+
+
+def belongs_to(optimizer: Any, strategy: Any) -> bool:
+    """Returns whether a TensorFlow optimizer makes and updates its state in a strategy's scope."""
+    return optimizer._distribution_strategy is strategy
+
+
+def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Lets a TensorFlow optimizer make and update its state in a strategy's scope from now on."""
+    optimizer._distribution_strategy = strategy
+
+
+def index_variables(optimizer: Any) -> None:
+    """Lets a TensorFlow optimizer find its slots, after its model's variables were recreated.
+
+    The optimizer looks them up by native variable.
+    """
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(variable): index
+        for index, variable in enumerate(optimizer._trainable_variables)
+    }
+
+
+def move_optimizer(optimizer: Any, strategy: Any) -> Any:
+    """Lets a TensorFlow optimizer update variables of another strategy.
+
+    Returns the strategy that it had before.
+    """
+    before = optimizer._distribution_strategy
+    optimizer._distribution_strategy = strategy
+    return before
+
+
+def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Returns Adam's state for each variable: momentums, velocities, and their maximums."""
+    places = [optimizer._get_variable_index(variable) for variable in variables]
+    highest = optimizer._velocity_hats if optimizer.amsgrad else None
+    return (
+        [optimizer._momentums[place] for place in places],
+        [optimizer._velocities[place] for place in places],
+        [] if highest is None else [highest[place] for place in places],
+    )
+
+
+def computes_on_gradients(optimizer: Any) -> bool:
+    """Returns whether an optimizer changes gradients before ``update_step``."""
+    computing = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
+    return (
+        not is_builtin(type(optimizer))
+        or isinstance(optimizer, LossScaleOptimizer)
+        or bool(optimizer.gradient_accumulation_steps)
+        or any(getattr(optimizer, name) is not None for name in computing)
+    )
+
+
+def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
+    """Returns for each variable of an optimizer the model's variable that it belongs to.
+
+    Keras relates them by name alone: the variable's path, with underscores, and the slot's name.
+    """
+    by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
+
+    def reference(variable: Any) -> Any:
+        fits = [
+            prefix
+            for prefix, one in by_prefix.items()
+            if prefix in variable.path and one.shape == variable.shape
+        ]
+        return by_prefix[max(fits, key=len)] if fits else variable
+
+    return [reference(variable) for variable in optimizer.variables]

@@ -1,0 +1,52 @@
+"""Shards and reads ``tf.data`` pipelines, which Keras takes on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from keras.src.trainers import data_adapters
+from keras.src.utils.module_utils import tensorflow as tf
+
+from kerasdist.keras_compat.data import batches, is_native_dataset
+
+is_tf_dataset: Any = data_adapters.is_tf_dataset
+
+# The words of TensorFlow's error if it cannot shard by files.
+_NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
+
+
+def auto_shard_policy(dataset: Any) -> str | None:
+    """Returns the policy in the options of a ``tf.data`` dataset, None for other datasets."""
+    if not is_tf_dataset(dataset) or not isinstance(dataset, tf.data.Dataset):
+        return None
+    return dataset.options().experimental_distribute.auto_shard_policy.name
+
+
+def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
+    """Returns the pipeline over every n-th file, or TensorFlow's reason why it cannot."""
+    try:
+        # `tf.distribute` does the same; there is no public API for it.
+        variant = tf.raw_ops.AutoShardDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            num_workers=shards,
+            index=index,
+            auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
+            **dataset._flat_structure,
+        )
+        own = tf.data.experimental.from_variant(variant, dataset.element_spec)
+        next(iter(own), None)  # only then are the files counted
+    except tf.errors.NotFoundError as error:
+        if _NO_FILES not in error.message:
+            raise
+        return None, "it reads no files"
+    except tf.errors.InvalidArgumentError as error:
+        if _FEW_FILES not in error.message:
+            raise
+        return None, "it reads fewer files than there are workers"
+    return own.with_options(dataset.options()), None
+
+
+def own_batches(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset's batches once: tensors of a framework's own dataset, else NumPy arrays."""
+    return iter(dataset) if is_native_dataset(dataset) else batches(dataset)

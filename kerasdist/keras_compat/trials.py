@@ -1,0 +1,129 @@
+"""The parts of Keras that a trial of a training step replaces: draws, layer calls, losses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from keras.src import backend, tree
+from keras.src.layers.layer import Layer
+from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.utils.python_utils import pythonify_logs
+
+from kerasdist.keras_compat.models import ops
+
+# Keras's drawing functions: those whose result depends on a given tensor, and the others.
+RESHUFFLING = ("dropout", "shuffle")
+DRAWING = (
+    "beta",
+    "binomial",
+    "categorical",
+    "gamma",
+    "normal",
+    "randint",
+    "truncated_normal",
+    "uniform",
+)
+
+
+@contextmanager
+def draws_replaced(draw: Callable[..., Any]) -> Iterator[None]:
+    """Calls a function in place of Keras's random draws."""
+    module = backend.random
+    originals = {name: getattr(module, name) for name in (*DRAWING, *RESHUFFLING)}
+
+    def replaced(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            first = args[0] if args else next(iter(kwargs.values()), None)
+            return draw(name, lambda: original(*args, **kwargs), first)
+
+        return drawn
+
+    for name, original in originals.items():
+        setattr(module, name, replaced(name, original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+@contextmanager
+def layer_calls_recorded(record: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Calls a function after each call of a layer, of inner layers first."""
+    original = Layer.__call__
+
+    @functools.wraps(original)
+    def recorded_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(self, *args, **kwargs)
+        record(self, outputs)
+        return outputs
+
+    Layer.__call__ = recorded_call
+    try:
+        yield
+    finally:
+        Layer.__call__ = original
+
+
+@contextmanager
+def added_losses_kept(layers: list[Any]) -> Iterator[None]:
+    """Restores the losses that layers had added, after the code inside."""
+    before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
+    try:
+        yield
+    finally:
+        for layer, losses, ids in before:
+            layer._losses.clear()
+            layer._losses.extend(losses)
+            layer._loss_ids.clear()
+            layer._loss_ids.update(ids)
+
+
+def numbers_of(logs: Any) -> dict[str, Any]:
+    """Returns the logs of a step as Keras passes them to callbacks."""
+    return pythonify_logs(logs) if isinstance(logs, dict) else {}
+
+
+def losses_on(layer: Any) -> list[Any]:
+    """Returns the losses of a layer's last call, as Keras's own list."""
+    return layer._losses
+
+
+def loss_ids_on(layer: Any) -> set[int]:
+    """Returns Keras's set of the ids of a layer's losses in a stateless scope."""
+    return layer._loss_ids
+
+
+def compiled_losses(model: Any) -> Any:
+    """Returns the loss of `compile`, in the structure in which it was passed."""
+    compiled = getattr(model, "_compile_loss", None)
+    return compiled._user_loss if isinstance(compiled, CompileLoss) else None
+
+
+def compiled_metrics(model: Any) -> list[Any]:
+    """Returns the metrics of `compile`, weighted ones too, as they were passed."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None:
+        return []
+    return [compiled._user_metrics, compiled._user_weighted_metrics]
+
+
+def whole_batch(x: Any, y: Any, sample_weight: Any) -> Any:
+    """Returns arrays as one batch of tensors, as Keras's loop passes it to a step."""
+    rows = len(next(leaf for leaf in tree.flatten(x) if leaf is not None))
+    adapter = ArrayDataAdapter(x, y=y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
+    batch = next(iter(adapter.get_numpy_iterator()))
+    return tree.map_structure(
+        lambda leaf: None if leaf is None else ops.convert_to_tensor(leaf), batch
+    )
+
+
+def seed_states(model: Any) -> list[Any]:
+    """Returns the variables that hold the states of a model's seed generators."""
+    layers = model._flatten_layers()
+    return [generator.state for layer in layers for generator in layer._seed_generators]

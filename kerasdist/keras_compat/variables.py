@@ -1,0 +1,97 @@
+"""Keras's variables: their stored values, and the scopes of reads and writes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from typing import Any
+
+from keras.src.backend.common import global_state
+
+# The names under which Keras keeps a thread's state; from 3.13 on it has a constant for the second.
+_STATELESS_SCOPE = "stateless_scope"
+
+
+_UNINITIALIZED = "uninitialized_variables"
+
+
+def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
+    """Replaces the framework's variable by one that is aggregated over replicas in another way."""
+    variable._aggregation = aggregation
+    variable._initialize(value)
+
+
+def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
+    """Sets how replicas hold a variable, before `reinitialize` makes it."""
+    variable._synchronization = synchronization
+    variable._aggregation = aggregation
+
+
+def reinitialize(variable: Any) -> None:
+    """Replaces the framework's variable by one with the same value, made in the current scope."""
+    variable._initialize(variable.numpy())
+
+
+@contextmanager
+def outside_stateless_scopes() -> Iterator[None]:
+    """Lets the code inside read and write the variables themselves, in spite of open scopes."""
+    scope = global_state.get_global_attribute(_STATELESS_SCOPE)
+    global_state.set_global_attribute(_STATELESS_SCOPE, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_STATELESS_SCOPE, scope)
+
+
+def stateless_scope() -> Any:
+    """Returns the ``keras.StatelessScope`` that is open in this thread, or None."""
+    return global_state.get_global_attribute(_STATELESS_SCOPE)
+
+
+def initialize_waiting_variables() -> None:
+    """Initializes the variables that this thread made while a stateless scope was open."""
+    waiting = global_state.get_global_attribute(_UNINITIALIZED) or ()
+    global_state.set_global_attribute(_UNINITIALIZED, [])
+    for variable in waiting:
+        initialize_waiting_variable(variable)
+
+
+def initialize_waiting_variable(variable: Any) -> None:
+    """Initializes a variable that was made while a stateless scope was open."""
+    if variable._value is None:
+        with outside_stateless_scopes():
+            variable._deferred_initialize()
+
+
+def stored_value(variable: Any) -> Any:
+    """Returns a variable's stored value, in spite of open scopes; None before it has one."""
+    return variable._value
+
+
+def stored_values(variables: Iterable[Any]) -> list[Any]:
+    """Returns the stored values of variables (see `stored_value`), at less cost."""
+    return [variable._value for variable in variables]
+
+
+def store_value(variable: Any, value: Any) -> None:
+    """Sets a variable's stored value, in spite of open scopes."""
+    variable._value = value
+
+
+def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Sets the stored values of variables (see `store_value`), all or none if interrupted."""
+    # One call of C code: Python raises KeyboardInterrupt between its own instructions only.
+    deque(map(setattr, variables, repeat("_value"), values), maxlen=0)
+
+
+def multiply_initializer(variable: Any, factor: int) -> None:
+    """Multiplies the initial value of a variable that has no value yet."""
+    initializer = variable._initializer
+    variable._initializer = lambda *args, **kwargs: initializer(*args, **kwargs) * factor
+
+
+def stored_dtype(variable: Any) -> str:
+    """Returns the type in which a variable is stored, whatever type autocast reads it in."""
+    return variable._dtype

@@ -1,0 +1,151 @@
+"""Stands between the launcher and a worker, on the worker's machine, and lets none be orphaned.
+
+The launcher holds the other end of this process's standard input, through ssh where the worker is
+on another machine. A line ``signal 15`` is passed on to the worker. The end of the input means that
+the launcher is gone, whatever ended it (SIGKILL, a lost connection): the worker is ended too.
+
+The worker leads a process group, and what it leaves behind there is ended with it. Signals go to
+the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
+has backed up.
+
+This file is run by its path, and imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import IO, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
+_JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
+
+APART = "kerasdist: this worker has ended without joining the job"
+"""A guard's last line, where a worker ended well and has not joined the others."""
+
+
+def follow_into_death() -> None:
+    """Has the kernel end the worker if this guard is killed; only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end(worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
+    """Ends a worker whose launcher is gone, and this guard."""
+    worker.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.wait(grace)
+    end_group(worker)
+    os._exit(128 + signal.SIGKILL)
+
+
+def end_group(worker: subprocess.Popen[bytes]) -> None:
+    """Ends the worker's process group, which carries the worker's number."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.pid, signal.SIGKILL)
+
+
+def listen(orders: IO[bytes], worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
+    """Passes signals on until the launcher is gone, and then ends the worker."""
+    for line in orders:
+        word, _, number = line.decode().partition(" ")
+        if word == "signal":
+            worker.send_signal(int(number))
+    end(worker, grace)
+
+
+def pass_over(number: int, frame: FrameType | None) -> None:
+    """Ignores a signal."""
+    del number, frame
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def own_gpus(visible: str | None, slot: int, share: int, folder: str = "/dev") -> str | None:
+    """Returns the NVIDIA GPUs of a worker: its part of those that the guard sees.
+
+    JAX takes all GPUs that it sees, in each of its processes, so each must see its own. None
+    changes nothing: there are no GPUs, or too few, which the strategy reports.
+    """
+    if visible is None:
+        numbers = (path.name.removeprefix("nvidia") for path in Path(folder).glob("nvidia*"))
+        gpus = sorted((number for number in numbers if number.isdecimal()), key=int)
+    else:
+        gpus = [name for name in visible.split(",") if name]
+    part = len(gpus) // share
+    return ",".join(gpus[slot * part : (slot + 1) * part]) if part and share > 1 else None
+
+
+def main() -> int:
+    """Runs a command under guard, and returns its exit code, 128 + n if signal n ended it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
+    parser.add_argument("--share", type=int, default=1, help="workers on this machine")
+    parser.add_argument("--slot", type=int, default=0, help="the worker's number among them")
+    parser.add_argument("--pass-fd", type=int, help="a socket that the worker inherits")
+    parser.add_argument(
+        "--secret-on-input", action="store_true", help="the first line of the input is the secret"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    command = arguments.command[1:]  # the first is "--"
+    if arguments.secret_on_input:
+        secret = sys.stdin.buffer.readline().decode().strip()
+        if secret:  # else the job has it in a file
+            os.environ[_SECRET] = secret
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
+    gpus = own_gpus(os.environ.get(_GPUS), arguments.slot, arguments.share)
+    if gpus is not None:
+        os.environ[_GPUS] = gpus
+    # These signals are meant for the launcher, which decides. A function
+    # and not SIG_IGN, which the worker would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_over)
+    temporary = os.environ.get("TMPDIR") or "/tmp"
+    joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
+    try:
+        worker = subprocess.Popen(
+            command,
+            env={**os.environ, _JOINED_FILE: str(joined)},
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            pass_fds=() if arguments.pass_fd is None else (arguments.pass_fd,),
+            preexec_fn=follow_into_death,  # noqa: PLW1509 - there is no thread here yet
+        )
+    except OSError as error:
+        sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
+        return 127
+    threading.Thread(
+        target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
+    ).start()
+    # Its process number is its group's, and is not given to another process before the wait.
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    end_group(worker)
+    code = worker.wait()
+    has_joined = joined.exists()
+    joined.unlink(missing_ok=True)
+    if code == 0 and not has_joined:
+        sys.stderr.write(f"{APART}\n")
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # Not sys.exit: at the end of the interpreter the thread that waits for orders holds a lock of
+    # the standard input, and that would be a fatal error.
+    os._exit(code)

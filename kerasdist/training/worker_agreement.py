@@ -1,0 +1,122 @@
+"""Compares the calls that all workers of a job make together, before they begin."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+
+from kerasdist import keras_compat
+from kerasdist.agreement import calls, code, models
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.binding import Binding
+from kerasdist.callbacks import on_workers
+from kerasdist.job.job import Job
+from kerasdist.training import equal_randomness
+
+# The advice if workers have different data.
+_ADVICE = (
+    "All of them must run the same script in the same environment, with the same data and the same "
+    "seed. If each worker has data of its own, pass a dataset with "
+    "InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+)
+
+
+def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns facts about a call's arguments that all workers must share; {} without a job."""
+    job = binding.replicas.job
+    # In `fit`, Keras calls `evaluate` with the arguments of `fit`.
+    if job is None or job.is_watched:
+        return {}
+    return calls.facts_of(arguments, job, on_workers.CHANGE_TRAINING)
+
+
+def record_compile(model: Any, binding: Binding, arguments: Mapping[str, Any]) -> None:
+    """Keeps the arguments of `compile`, which workers compare."""
+    if binding.replicas.job is not None:
+        models.record_compile(model, arguments)
+
+
+def calling(
+    name: str, binding: Binding, call: inspect.BoundArguments, facts: Mapping[str, Any]
+) -> AbstractContextManager[None]:
+    """Returns a context for a call of `fit`, `evaluate` or `predict` by all workers."""
+    job = binding.replicas.job
+    return nullcontext() if job is None else _calling(name, binding.replicas, call, facts)
+
+
+def working(
+    name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
+) -> AbstractContextManager[None]:
+    """Returns a context for a step of a model that needs all workers."""
+    return nullcontext() if replicas.job is None else _working(name, replicas.job, model, facts)
+
+
+@contextmanager
+def _working(name: str, job: Job, model: Any, facts: Mapping[str, Any] | None) -> Generator[None]:
+    with job.translating_failures(name):
+        own = {} if models.is_compared(model) else models.facts_of(model, anew=True)
+        if own or facts:
+            _agree(job, name, model, own, {**(facts or {})})
+        yield
+
+
+@contextmanager
+def _calling(
+    name: str, replicas: ReplicaSet, call: inspect.BoundArguments, facts: Mapping[str, Any]
+) -> Generator[None]:
+    job = replicas.job
+    assert job is not None
+    model, *_ = call.args
+    is_inner = job.is_watched
+    with job.translating_failures(name):
+        own = {} if is_inner else models.facts_of(model, anew=name == "fit")
+        _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
+        if not is_inner:
+            replicas.first_batches.clear()
+        equal_randomness.ensure(job)
+        with _in_call(replicas, call.arguments):
+            yield
+
+
+@contextmanager
+def _in_call(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
+    """Sets `is_in_call` of the replicas, and whether any worker's callbacks read batch logs."""
+    assert replicas.job is not None
+    was_in_call, outer = replicas.is_in_call, replicas.batch_logs_matter
+    callbacks = arguments.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        own = outer or any(map(_acts_on_batches, callbacks.callbacks))
+    else:
+        given = keras.tree.flatten(callbacks) if callbacks else []
+        own = bool(arguments.get("verbose")) or any(map(_acts_on_batches, given))
+    replicas.batch_logs_matter = any(replicas.job.all_gather_object("logs of batches", own))
+    replicas.is_in_call = True
+    try:
+        yield
+    finally:
+        replicas.is_in_call, replicas.batch_logs_matter = was_in_call, outer
+
+
+def _acts_on_batches(callback: Any) -> bool:
+    return keras_compat.overrides(callback, keras_compat.BATCH_EVENTS)
+
+
+def _agree(job: Job, name: str, model: Any, own: dict[str, Any], given: dict[str, Any]) -> None:
+    facts = {**own, **given}
+    facts = facts if job.has_one_python else code.without(facts)
+    job.assert_equal(f"call of {name}", facts, _ADVICE)
+    if own:
+        models.mark_compared(model, own)
+
+
+def _of_data(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name in ("x", "validation_data"):
+        adapter = arguments.get(name)
+        if isinstance(adapter, keras_compat.DataAdapter):
+            facts[f"number of batches of {name}"] = adapter.num_batches
+    return facts

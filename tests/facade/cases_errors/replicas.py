@@ -1,0 +1,329 @@
+"""Errors of calls that replicas or their values take part in."""
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras, ops
+
+
+class Own(Exception):
+    """An error of the user's."""
+
+
+def here():
+    return kd.get_replica_context()
+
+
+def shaped(strategy, shapes):
+    return strategy.distribute_values_from_function(
+        lambda context: np.ones(shapes[context.replica_id_in_sync_group], "float32")
+    )
+
+
+@case(replicas=(1, 2))
+def args_that_are_no_tuple(lab):
+    """A tensor, a value, a dict, a text: what is meant is a tuple of one."""
+    strategy = lab.strategy()
+    for args in (ops.ones(2), shaped(strategy, [(2,), (2,)]), {"x": 1}, "text", 3):
+        with lab.raises(
+            ValueError, r"Expected args to be a tuple or list.*Received: args=.*\(x,\)"
+        ):
+            strategy.run(lambda x: x, args=args)
+    lab.still_usable(strategy)
+
+
+@case
+def reduce_gather_and_more_in_a_replica(lab):
+    """What is for cross-replica code says what a replica calls instead."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+    extended = strategy.extended
+    calls = {
+        "all_reduce": lambda x: strategy.reduce("SUM", x, axis=None),
+        "all_gather": lambda x: strategy.gather(x, axis=0),
+        "call the function directly": lambda x: strategy.run(lambda: x),
+        "the dataset itself": lambda x: strategy.distribute_dataset([x]),
+        "dataset_from_function|datasets_from_function": lambda x: (
+            strategy.distribute_datasets_from_function(lambda _: [x])
+        ),
+        "the value itself": lambda x: strategy.distribute_values_from_function(lambda _: x),
+        r"get_replica_context\(\)\.all_reduce": lambda x: extended.reduce_to("SUM", x, variable),
+        r"get_replica_context\(\)\.merge_call": lambda x: extended.update(
+            variable, lambda v: v.assign(x)
+        ),
+        "broadcast_to.*merge_call": lambda x: extended.broadcast_to(x, variable),
+    }
+    for instead, call in calls.items():
+        pattern = f"(?=.*Expected strategy.*cross-replica context.*Received: a call in).*{instead}"
+        with lab.raises(RuntimeError, pattern):
+            strategy.run(call, args=(ops.ones(2),))
+        lab.still_usable(strategy)
+
+
+@case
+def scopes_that_do_not_fit(lab):
+    """A scope in another strategy's, and in a replica."""
+    first, second = lab.strategy(), lab.strategy(3)
+    with first.scope():
+        pattern = "Expected one strategy at a time.*Received"
+        with lab.raises(kd.errors.ScopeError, pattern), second.scope():
+            pass
+        with lab.raises(kd.errors.ScopeError, pattern):
+            second.run(lambda: 1.0)
+        lab.check(kd.get_strategy() is first, "the first stays")
+
+    def step():
+        with first.scope():
+            pass
+
+    with lab.raises(kd.errors.ScopeError, r"Expected strategy.scope\(\) in cross-replica.*Receiv"):
+        first.run(step)
+    lab.still_usable(first)
+    lab.still_usable(second)
+
+
+@case
+def values_of_another_number_of_replicas(lab):
+    """A strategy of 2 takes no value of 3, whatever it is asked to do with it."""
+    strategy, other = lab.strategy(), lab.strategy(3)
+    value = shaped(other, [(2,)] * 3)
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+    calls = [
+        lambda: strategy.run(lambda x: x, args=(value,)),
+        lambda: strategy.run(lambda n: n["x"], kwargs={"n": {"x": value}}),
+        lambda: strategy.reduce("SUM", value, axis=None),
+        lambda: strategy.gather(value, axis=0),
+        lambda: strategy.extended.reduce_to("SUM", value, variable),
+        lambda: strategy.extended.update(variable, lambda v, x: None, args=(value,)),
+    ]
+    for call in calls:
+        with lab.raises(ValueError, "Expected.*2.*Received.*3"):
+            call()
+        lab.still_usable(strategy)
+    single = kd.OneDeviceStrategy("cpu:0")
+    with lab.raises(ValueError, "Expected.*Received"):
+        single.run(lambda x: x, args=(value,))
+
+
+@case
+def variables_of_another_strategy(lab):
+    """A strategy of 2 neither updates nor assigns what was made under a strategy of 3."""
+    strategy, other = lab.strategy(), lab.strategy(3)
+    with other.scope():
+        variable = keras.Variable(1.0, aggregation="mean")
+    calls = [
+        lambda: strategy.extended.update(variable, lambda v: v.assign(2.0)),
+        lambda: strategy.run(lambda: variable.assign(2.0) is None),
+    ]
+    for call in calls:
+        with lab.raises((ValueError, RuntimeError), "Expected.*scope.*Received"):
+            call()
+        lab.still_usable(strategy)
+    lab.equal([1.0] * 3, lab.components(variable, other))
+    lab.still_usable(other)
+
+
+@case
+def shapes_that_do_not_match(lab):
+    """In `reduce`, in `gather`, in an all-reduce."""
+    strategy = lab.strategy()
+    ragged = shaped(strategy, [(2, 2), (3, 3)])
+    lab_calls = {
+        "reduce": lambda: strategy.reduce("SUM", ragged, axis=None),
+        "reduce_to": lambda: strategy.extended.reduce_to("SUM", ragged, ragged),
+        "gather": lambda: strategy.gather(ragged, axis=0),
+    }
+    for name, call in lab_calls.items():
+        with lab.raises(kd.errors.ShapeError, r"Expected.*shape.*Received: shapes=\[\(2"):
+            call()
+            raise KeyError(name)  # no error came
+        lab.still_usable(strategy)
+    for step in (
+        lambda x: here().all_reduce("SUM", x),
+        lambda x: here().all_gather(x, axis=0),
+    ):
+        with lab.raises((ValueError, RuntimeError), "Expected.*shape|Expected.*same"):
+            strategy.run(step, args=(ragged,))
+        lab.still_usable(strategy)
+
+
+@case
+def an_axis_out_of_range(lab):
+    """In `reduce` and `gather`."""
+    strategy = lab.strategy()
+    value = shaped(strategy, [(2,), (2,)])
+    scalars = shaped(strategy, [(), ()])
+    for call in (
+        lambda: strategy.reduce("SUM", value, axis=1),
+        lambda: strategy.reduce("MEAN", value, axis=-2),
+        lambda: strategy.gather(value, axis=1),
+        lambda: strategy.gather(scalars, axis=0),
+    ):
+        with lab.raises(ValueError, "Expected axis.*Received: axis="):
+            call()
+        lab.still_usable(strategy)
+
+
+@case
+def an_unknown_reduction(lab):
+    """Any place that takes a reduce_op names those there are."""
+    strategy = lab.strategy()
+    value = shaped(strategy, [(2,), (2,)])
+    pattern = "Expected reduce_op to be one of.*SUM.*MEAN.*Received: reduce_op="
+    for op in ("MAX", "", None, 3):
+        with lab.raises(ValueError, pattern):
+            strategy.reduce(op, value, axis=None)
+        with lab.raises(ValueError, pattern):
+            strategy.extended.reduce_to(op, value, value)
+        with lab.raises(ValueError, pattern):
+            strategy.run(lambda x, op=op: here().all_reduce(op, x), args=(value,))
+        lab.still_usable(strategy)
+
+
+@case
+def bad_options(lab):
+    """Options that mean nothing are refused when they are made."""
+    for make, pattern in (
+        (lambda: kd.CommunicationOptions(bytes_per_pack=-1), "bytes_per_pack.*Received"),
+        (lambda: kd.CommunicationOptions(implementation="MPI"), "implementation.*Received"),
+        (lambda: kd.CommunicationOptions(timeout_seconds=0.0), "timeout_seconds.*Received"),
+        (lambda: kd.InputOptions(experimental_per_replica_buffer_size=0), "buffer_size.*Received"),
+        (
+            lambda: kd.InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(3),
+            "multiple of the number of replicas.*Received",
+        ),
+    ):
+        with lab.raises(ValueError, f"Expected.*{pattern}"):
+            make()
+
+
+@case(replicas=(2, 3))
+def an_exception_in_every_replica(lab):
+    """It comes out with its own type, message and the user's line, compiled or not."""
+    strategy = lab.strategy()
+
+    def step():
+        raise Own("of the user's own")
+
+    for call in (lambda: strategy.run(step), kd.function(lambda: strategy.run(step))):
+        with lab.raises(Own, "of the user's own") as _:
+            call()
+        lab.still_usable(strategy)
+    try:
+        strategy.run(step)
+    except Own as error:
+        names, trace = [], error.__traceback__
+        while trace is not None:
+            names.append(trace.tb_frame.f_code.co_name)
+            trace = trace.tb_next
+        lab.check("step" in names, f"the user's function is in the traceback, received {names}")
+
+
+@case(replicas=(2, 3))
+def an_exception_in_one_replica(lab):
+    """The others, which wait for it in a collective, end as well; nothing hangs.
+
+    On JAX one program is traced for all replicas, which have no number in Python: there it is
+    an error in each.
+    """
+    strategy = lab.strategy()
+    for which in range(lab.replicas):
+
+        def step(which=which):
+            number = here().replica_id_in_sync_group
+            if lab.backend == "jax" or int(number) == which:
+                raise Own("of the user's own")
+            return here().all_reduce("SUM", ops.ones(2))
+
+        with lab.raises(Own, "of the user's own"):
+            strategy.run(step)
+        lab.still_usable(strategy)
+
+
+@case
+def an_exception_in_a_merge_call(lab):
+    """It comes out of `run`."""
+    strategy = lab.strategy()
+
+    def merge(given):
+        raise Own("of the user's own")
+
+    with lab.raises(Own, "of the user's own"):
+        strategy.run(lambda: here().merge_call(merge))
+    lab.still_usable(strategy)
+
+
+UNEQUAL = ("tensorflow", "torch")
+
+
+def odd_one(action):
+    """Replica 1 acts once more than replica 0; on JAX both run one program, so it can't."""
+
+    def step():
+        action()
+        if here().replica_id_in_sync_group == 1:
+            action()
+        return 1.0
+
+    return step
+
+
+@case(backends=UNEQUAL, replicas=(2, 3))
+def unequal_numbers_of_all_reduces(lab):
+    """A replica that communicates once more ends the step with an error, in bounded time."""
+    strategy = lab.strategy()
+    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
+        strategy.run(odd_one(lambda: here().all_reduce("SUM", ops.ones(2))))
+    lab.still_usable(strategy)
+
+
+@case(backends=UNEQUAL, replicas=(2, 3))
+def unequal_numbers_of_merge_calls(lab):
+    """The same with merge calls."""
+    strategy = lab.strategy()
+    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
+        strategy.run(odd_one(lambda: here().merge_call(lambda given: 1.0)))
+    lab.still_usable(strategy)
+
+
+@case(backends=UNEQUAL)
+def other_collectives_in_other_replicas(lab):
+    """One replica sums where the other gathers."""
+    strategy = lab.strategy()
+
+    def step():
+        if here().replica_id_in_sync_group == 0:
+            return here().all_reduce("SUM", ops.ones(2))
+        return here().merge_call(lambda given: 1.0)
+
+    with lab.raises(kd.errors.ReplicaError, "Expected.*Received"):
+        strategy.run(step)
+    lab.still_usable(strategy)
+
+
+@case(backends=("jax",))
+def a_replicas_number_is_no_python_number_on_jax(lab):
+    """One program is traced for all replicas: a branch in Python on the number is an error."""
+    strategy = lab.strategy()
+    with lab.raises(Exception, "tracer|trace|concrete"):
+        strategy.run(odd_one(lambda: here().all_reduce("SUM", ops.ones(2))))
+    lab.still_usable(strategy)
+
+
+@case
+def other_structures_from_other_replicas(lab):
+    """A replica that returns another structure is told; on JAX none can."""
+    strategy = lab.strategy()
+
+    def step():
+        number = here().replica_id_in_sync_group
+        return [1.0] if lab.backend != "jax" and number == 1 else (1.0, 2.0)
+
+    if lab.backend == "jax":
+        lab.equal(2, len(strategy.run(step)))
+    else:
+        with lab.raises(ValueError, "structure"):
+            strategy.run(step)
+    lab.still_usable(strategy)

@@ -1,0 +1,98 @@
+"""The relay between JAX's coordination client and the chief."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from kerasdist.backends.jax.coordinator_proxy import Relay
+from kerasdist.launch.placement import free_port
+
+SECONDS = 60
+
+
+@contextlib.contextmanager
+def connected(address, patience=SECONDS):
+    """A client's side of a connection to a server by a relay."""
+    with contextlib.closing(Relay(address, patience)) as relay:
+        host, port = relay.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+            yield client
+
+
+@contextlib.contextmanager
+def server(answer):
+    """A server that calls `answer` with its one connection, then closes that."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(SECONDS)
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def test_bytes_pass_both_ways():
+    def echo(connection):
+        connection.sendall(connection.recv(5)[::-1])
+
+    with server(echo) as address, connected(address) as client:
+        client.sendall(b"hello")
+        assert client.recv(5) == b"olleh"
+
+
+def test_the_clients_side_stays_open_when_the_server_dies():
+    gone = threading.Event()
+
+    def die(connection):
+        connection.recv(5)
+        gone.set()
+
+    with server(die) as address, connected(address) as client:
+        client.sendall(b"hello")
+        assert gone.wait(SECONDS)
+        client.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # an end of the connection would be b""
+            client.recv(1)
+        client.sendall(b"heartbeat")  # and what is sent meanwhile goes nowhere
+        client.sendall(b"heartbeat")
+
+
+def test_it_waits_for_a_server_that_comes_later():
+    port = free_port()
+    with connected(f"127.0.0.1:{port}") as client:
+        client.sendall(b"hello")
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(SECONDS)
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(5) == b"hello"
+
+
+def test_it_gives_up_a_server_that_never_comes():
+    port = free_port()
+    with connected(f"127.0.0.1:{port}", patience=0.3) as client:
+        assert client.recv(1) == b""
+
+
+def test_the_server_learns_that_the_client_has_gone():
+    reached, ended = threading.Event(), threading.Event()
+
+    def listen(connection):
+        assert connection.recv(5) == b"hello"
+        reached.set()
+        assert connection.recv(5) == b""
+        ended.set()
+
+    with server(listen) as address:
+        with connected(address) as client:
+            client.sendall(b"hello")
+            assert reached.wait(SECONDS)
+        assert ended.wait(SECONDS)

@@ -1,0 +1,170 @@
+"""Workers that read parts of a dataset, side by side: threads stand for them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from kerasdist.errors import InputError
+from kerasdist.input.autoshard import own_source, policy_of
+from kerasdist.input.loaders import EveryNthBatch, StridedSampler
+from kerasdist.input.options import AutoShardPolicy
+from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
+
+SECONDS = 60
+DATA, FILE, OFF = AutoShardPolicy.DATA, AutoShardPolicy.FILE, AutoShardPolicy.OFF
+
+
+class Meeting:
+    """What a `Job` is to datasets, among threads."""
+
+    def __init__(self, rank, workers, barrier, values):
+        self.rank, self.num_workers = rank, workers
+        self._barrier, self._values = barrier, values
+
+    def all_gather_object(self, label, value):
+        self._values[self.rank] = (label, value)
+        self._barrier.wait(SECONDS)
+        everyone = list(self._values)
+        self._barrier.wait(SECONDS)
+        assert len({one for one, _ in everyone}) == 1, everyone
+        return [theirs for _, theirs in everyone]
+
+
+def on_workers(workers, work) -> list[Any]:
+    """What `work` returns for each worker, or the error that it raised."""
+    barrier, values = threading.Barrier(workers), [None] * workers
+
+    def run(rank):
+        try:
+            return work(Meeting(rank, workers, barrier, values))
+        except InputError as error:
+            return error
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(run, range(workers), timeout=SECONDS))
+
+
+def rounds(policy, dataset_of):
+    """Reads a dataset to its end."""
+
+    def work(job):
+        batches = WorkerBatches(own_source(dataset_of(job.rank), policy, job), job)
+        return batches.length, list(batches)
+
+    return work
+
+
+def arrays(*sizes):
+    ends = np.cumsum(sizes)
+    return [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def test_workers_whose_data_end_early_go_on_without_rows():
+    own = [arrays(2, 2), arrays(3, 1, 4), arrays(1)]
+    results = on_workers(3, rounds(OFF, lambda rank: own[rank]))
+    assert [length for length, _ in results] == [3] * 3
+    for rank, (_, steps) in enumerate(results):
+        assert [step.sizes for step in steps] == [(2, 3, 1), (2, 1, 0), (0, 4, 0)]
+        assert all(step.alike and step.rank == rank for step in steps)
+        assert [step.rows.tolist() for step in steps[: len(own[rank])]] == [
+            one.tolist() for one in own[rank]
+        ]
+        assert all(len(step.rows) == 0 for step in steps[len(own[rank]) :])
+
+
+def test_every_nth_batch_lasts_as_many_steps_as_there_are_workers():
+    batches = arrays(4, 4, 4, 1)
+    (_, first), (_, second) = on_workers(2, rounds(DATA, lambda _: batches))
+    assert [step.rows.tolist() for step in first] == [[0, 1], [2, 3], [8, 9], [10, 11]]
+    # Of one row, the second step has none.
+    assert [step.rows.tolist() for step in second] == [[4, 5], [6, 7], [12], []]
+    assert [step.sizes for step in first] == [(2, 2), (2, 2), (2, 1), (2, 0)]
+
+
+def test_a_step_for_which_nobody_has_rows_is_none():
+    results = on_workers(3, rounds(DATA, lambda _: arrays(2, 2, 2)))
+    assert [[step.sizes for step in steps] for _, steps in results] == [[(1, 1, 1), (1, 1, 1)]] * 3
+
+
+def test_a_worker_without_a_batch_takes_the_form_from_the_others_data():
+    _, (_, [step]) = on_workers(2, rounds(DATA, lambda _: [{"x": np.ones((1, 3)), "y": 7}]))
+    assert step.sizes == (1, 0)
+    assert step.rows["x"].shape == (0, 3)
+    assert step.rows["y"] == 7
+
+
+def test_a_worker_that_never_had_a_batch_is_named_on_all():
+    results = on_workers(2, rounds(OFF, lambda rank: [] if rank else arrays(2)))
+    assert all(isinstance(one, InputError) for one in results)
+    assert "[worker 0/2] Expected at least one batch" in str(results[0])
+    assert "without any on worker 1" in str(results[0])
+
+
+def test_arrays_that_differ_in_more_than_their_rows_are_noticed():
+    results = on_workers(2, rounds(OFF, lambda rank: [np.zeros((2, 3 + rank))]))
+    assert [[step.alike for step in steps] for _, steps in results] == [[False]] * 2
+
+
+def test_a_length_that_one_worker_does_not_know_is_not_known():
+    results = on_workers(2, rounds(OFF, lambda rank: iter(arrays(2)) if rank else arrays(2, 2)))
+    assert [length for length, _ in results] == [None, None]
+
+
+def test_files_are_those_of_a_pipeline_of_tf_data():
+    results = on_workers(2, rounds(FILE, lambda _: arrays(2)))
+    assert all("Received: dataset of type list" in str(error) for error in results)
+
+
+def test_a_policy_is_the_options_or_the_datasets_or_auto():
+    assert policy_of(arrays(1), None) is AutoShardPolicy.AUTO
+    assert policy_of(arrays(1), DATA) is DATA
+    assert [one.name for one in AutoShardPolicy if one.keeps_global_batches] == ["AUTO", "BATCH"]
+
+
+def test_an_adapter_tells_what_is_known():
+    def work(job):
+        batches = WorkerBatches(own_source(arrays(2, 2), OFF, job), job)
+        adapter = ShardedAdapter(batches)
+        assert len(list(adapter.get_numpy_iterator())) == 2
+        return adapter.num_batches, adapter.batch_size, adapter.has_partial_batch
+
+    assert on_workers(2, work) == [(2, None, None)] * 2
+
+
+class Dataset(keras.utils.PyDataset):
+    def __init__(self, count):
+        super().__init__(workers=3)
+        self.begun = 0
+        self._count = count
+
+    @property
+    def num_batches(self):
+        return self._count
+
+    def __getitem__(self, index):
+        return np.full(2, index)
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+
+@pytest.mark.parametrize(("count", "expected"), [(5, [1, 3]), (6, [1, 3, 5]), (1, [])])
+def test_some_batches_of_a_dataset(count, expected):
+    whole = Dataset(count)
+    some = EveryNthBatch(whole, 2, 1)
+    assert some.num_batches == len(expected)
+    assert [int(some[index][0]) for index in range(some.num_batches)] == expected
+    assert some.workers == 3
+    some.on_epoch_begin()
+    assert whole.begun == 1
+    assert EveryNthBatch(Dataset(None), 2, 1).num_batches is None
+
+
+def test_some_elements_of_a_sampler():
+    some = StridedSampler(range(7), 3, 1)
+    assert list(some) == list(some) == [1, 4]
+    assert len(some) == 2

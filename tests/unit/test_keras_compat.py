@@ -1,0 +1,365 @@
+"""Tripwires: each place where kerasdist touches private parts of Keras is where it should be.
+
+A failure here means that Keras moved something; `kerasdist/keras_compat/` is the place to mend.
+Keras fixes its backend at import, so every backend is looked at in a fresh process.
+"""
+
+import json
+
+import pytest
+
+from tests.fresh import run_fresh
+from tests.unit.probe_of_trials import TRIALS
+
+BACKENDS = ["tensorflow", "jax", "torch"]
+
+PROBE = """
+import inspect, json
+import keras
+from keras.src.models.model import Trainer as BackendTrainer
+from keras.src.tree import dmtree_impl
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from kerasdist import keras_compat
+import numpy as np
+
+keras.utils.set_random_seed(41)
+seed = keras_compat.global_seed()
+
+resumed = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+resumed.compile("sgd", "mse")
+trained, read = [], []
+
+class Resume(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        keras_compat.set_initial_epoch(resumed, 1)
+    def on_epoch_begin(self, epoch, logs=None):
+        read.append([epoch])
+        if epoch == 1:
+            keras_compat.skip_batches(resumed, 2, {}, lambda: read.append("skipped"))
+    def on_train_batch_end(self, batch, logs=None):
+        trained.append(int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)))
+
+rows = np.ones((8, 2), "float32")
+resumed.fit(rows, rows[:, :1], batch_size=2, epochs=3, verbose=0, callbacks=[Resume()])
+
+
+def penalty(rows):
+    layer = keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer="l2")
+    layer(keras.ops.ones((rows, 1)))
+    return float(layer.losses[0])
+
+keras.random.normal((1,))
+with keras.StatelessScope():
+    scoped = [in_stateless_scope()]
+    with keras_compat.outside_stateless_scopes():
+        scoped.append(in_stateless_scope())
+
+settings = [keras_compat.settings()]
+with keras.StatelessScope():
+    settings.append(keras_compat.settings())
+keras.config.set_floatx("float64")
+settings.append(keras_compat.settings())
+keras.config.set_floatx("float32")
+keras.config.set_dtype_policy("mixed_bfloat16")
+settings.append(keras_compat.settings())
+keras.config.set_dtype_policy("float32")
+
+with keras.StatelessScope(initialize_variables=False):
+    waiting = keras.Variable("ones", shape=(), trainable=False)
+    states = [keras_compat.stored_value(waiting) is None]
+keras_compat.initialize_waiting_variables()
+states.append(keras_compat.stored_value(waiting) is None)
+
+class Pair:
+    def __init__(self, parts):
+        self.parts = parts
+
+keras_compat.register_tree_node(Pair, lambda pair: pair.parts)
+doubled = keras.tree.map_structure(lambda part: 2 * part, [Pair((1, 2)), 3])
+trees = [
+    keras.tree.flatten(doubled),
+    type(doubled[0]) is Pair,
+    type(keras.tree.pack_sequence_as(doubled, [1, 2, 3])[0].parts) is tuple,
+    [list(path) for path, _ in keras.tree.flatten_with_path(doubled)],
+]
+
+try:
+    refused = keras.layers.BatchNormalization(synchronized=True) is None
+except ValueError:
+    refused = True
+
+# What one framework needs; put in last, since it stays.
+told, reads, scope_reads, applied = {}, [], [], []
+v = keras.Variable(3.0, name="v")
+keras_compat.install_reads(lambda variable: reads.append(variable.name))
+told["read"] = [float(v.value), float(v + 1), float(keras.ops.add(v, 2))]
+told["reads"] = list(reads)
+
+def scope_read(original, scope, variable):
+    scope_reads.append([type(scope).__name__, variable.name, original(scope, variable) is None])
+    first = len(scope_reads) == 1
+    return keras.ops.convert_to_tensor(7.0) if first else original(scope, variable)
+
+keras_compat.install_scope_reads(scope_read)
+with keras.StatelessScope():
+    told["scope_read"] = float(v.value)
+told["scope_reads"] = list(scope_reads)
+
+def scaled_apply(original, optimizer, grads, trainable_variables=None):
+    applied.append([optimizer is scaling, len(grads), trainable_variables[0] is v])
+    # Keras's own fails on JAX outside of a stateless function; that is what the hook is for.
+    on_jax = keras_compat.backend_name() == "jax"
+    apply = keras_compat.apply_scaled_gradients if on_jax else original
+    apply(optimizer, list(grads), trainable_variables)
+
+keras_compat.install_scaled_apply(scaled_apply)
+scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+scaling.build([v])
+scaling.apply([keras.ops.convert_to_tensor(4.0)], [v])
+told["applied"] = [*applied, float(v.value)]
+
+adams = []
+for amsgrad in (False, True):
+    adam = keras.optimizers.Adam(amsgrad=amsgrad)
+    w = keras.Variable(1.0)
+    adam.build([v, w])
+    slots = keras_compat.adam_slots(adam, [w, v])
+    own = {id(variable): variable for variable in adam.variables}
+    names = [[one.path.rpartition("_")[2] for one in kind if id(one) in own] for kind in slots]
+    adams.append(names)
+if keras_compat.backend_name() == "torch":
+    def update(original, optimizer, gradients, variables, learning_rate):
+        adams.append([optimizer is adam, len(gradients), variables[0] is w, float(learning_rate)])
+        original(optimizer, gradients, variables, learning_rate)
+
+    keras_compat.install_torch_adam(update)
+    adam.apply([keras.ops.convert_to_tensor(1.0)], [w])
+    adams.append(round(float(w.value), 4))
+told["adams"] = adams
+if keras_compat.backend_name() == "torch":
+    in_nn = {}
+
+    def look_at(name):
+        def hook(original, *args, **kwargs):
+            in_nn[name] = list(inspect.signature(original).parameters)
+            return original(*args, **kwargs)
+
+        keras_compat.install_in_torch_nn(name, hook)
+
+    for name in ("conv", "moments", "batch_normalization"):
+        look_at(name)
+    image = keras.ops.ones((1, 3, 3, 1))
+    keras.layers.BatchNormalization()(keras.layers.Conv2D(1, 2)(image), training=True)
+    told["in nn"] = in_nn
+
+"""
+
+REPORT = """
+print(json.dumps({
+    "trials": trials,
+    "seed": seed,
+    "resumed": [read, trained, keras_compat.initial_epoch(resumed)],
+    "default": [
+        keras_compat.models.is_default(keras.callbacks.Callback().on_train_batch_end),
+        keras_compat.models.is_default(Resume().on_train_batch_end),
+    ],
+    "backend": keras_compat.backend_name(),
+    "signatures": {
+        f"{hook}: {getattr(owner, '__name__', owner)}.{name}":
+            list(inspect.signature(getattr(owner, name)).parameters)
+        for hook, places in keras_compat.hooks.PLACES.items()
+        for owner, name in places
+    },
+    "hooks": sorted(field for field in keras_compat.Hooks.__dataclass_fields__),
+    "places": sorted(keras_compat.hooks.PLACES),
+    "overridable": [
+        name for name in keras_compat.hooks.OVERRIDDEN if hasattr(BackendTrainer, name)
+    ],
+    "overridden": sorted(keras_compat.hooks.OVERRIDDEN),
+    "own": [
+        keras_compat.is_builtin(keras.metrics.AUC),
+        keras_compat.is_builtin(keras.losses.mean_squared_error),
+        keras_compat.is_builtin(print),
+    ],
+    "divides_penalty": [
+        keras_compat.DIVIDES_ACTIVITY_PENALTY, abs(penalty(4) - penalty(2)) < 1e-6
+    ],
+    "scoped": scoped,
+    "settings": settings,
+    "waiting": states,
+    "generator": type(keras_compat.global_seed_generator()).__name__,
+    "trees": trees,
+    "dmtree": list(inspect.signature(dmtree_impl.register_tree_node).parameters),
+    "synchronized": [keras_compat.KNOWS_SYNCHRONIZED, not refused],
+    "batch_norm": list(inspect.signature(keras.layers.BatchNormalization.__init__).parameters),
+    "told": told,
+}))
+"""
+
+# What the hooks and their callers rely on: the first parameters, in this order.
+SIGNATURES = {
+    "add_loss": ["self", "loss"],
+    "apply": ["self", "grads", "trainable_variables"],
+    "assign": ["self", "value"],
+    "batch_moments": ["self", "inputs", "mask"],
+    "batch_norm_called": ["self", "inputs"],
+    "batch_norm_created": ["self"],
+    "batch_norm_weight": ["self"],
+    "clear_losses": ["self"],
+    "compile": ["self", "optimizer", "loss"],
+    "draw_seed": ["self"],
+    "evaluate": ["self", "x", "y", "batch_size"],
+    "fit": ["self", "x", "y", "batch_size"],
+    "layer_created": ["self"],
+    "metric_created": ["self"],
+    "model_created": ["self"],
+    "on_batch": ["self", "x"],
+    "own_losses": ["self"],
+    "predict": ["self", "x", "batch_size"],
+    "reduce_loss": ["values", "sample_weight", "mask", "reduction", "dtype"],
+    "save": ["model", "filepath"],
+    "scale_by_optimizer": ["self", "loss"],
+    "scale_loss": ["value"],
+    "sequential_build": ["self", "input_shape"],
+    "tell_callbacks": ["self", "fn"],
+    "unscale_loss": ["value"],
+    "update_mean": ["self", "values", "sample_weight"],
+    "update_wrapped": ["self", "y_true", "y_pred", "sample_weight"],
+    "variable_created": ["self"],  # what else there is, is handed on
+}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def probe(request):
+    return json.loads(
+        run_fresh(PROBE + TRIALS + REPORT, KERAS_BACKEND=request.param).splitlines()[-1]
+    )
+
+
+def test_every_place_has_the_parameters_that_the_hooks_use(probe):
+    for place, parameters in probe["signatures"].items():
+        if place == "save: Model.export":
+            assert parameters[:2] == ["self", "filepath"]
+            continue
+        expected = SIGNATURES[place.partition(":")[0]]
+        assert parameters[: len(expected)] == expected, place
+
+
+def test_every_hook_has_its_place(probe):
+    assert probe["hooks"] == probe["places"] == sorted(SIGNATURES)
+
+
+def test_every_method_that_a_trainer_overrides_by_name_exists(probe):
+    # A backend's trainer overrides what its own Keras trainer has.
+    elsewhere = {"_maybe_symbolic_build": "tensorflow", "_get_jax_state": "jax"}
+    missing = set(probe["overridden"]) - set(probe["overridable"])
+    assert missing == {n for n, backend in elsewhere.items() if backend != probe["backend"]}
+
+
+def test_kerass_own_functions_are_told_from_others(probe):
+    assert probe["own"] == [True, True, False]
+
+
+def test_whether_a_layer_divides_its_activity_penalty_is_known(probe):
+    claimed, found = probe["divides_penalty"]
+    assert claimed == found
+
+
+def test_the_state_of_a_thread_is_where_it_was(probe):
+    assert probe["scoped"] == [True, False]
+    assert probe["generator"] == "SeedGenerator"
+
+
+def test_settings_are_where_they_were(probe):
+    assert probe["settings"] == [
+        ["float32", "float32", False],
+        ["float32", "float32", True],
+        ["float32", "float64", False],
+        ["mixed_bfloat16", "float32", False],
+    ]
+
+
+def test_variables_made_in_a_stateless_scope_wait_where_they_did(probe):
+    assert probe["waiting"] == [True, False]
+
+
+def test_keras_tree_learns_of_a_class(probe):
+    leaves, kind, made_of_a_tuple, paths = probe["trees"]
+    assert leaves == [2, 4, 6]
+    assert kind
+    assert made_of_a_tuple
+    assert paths == [[0, 0], [0, 1], [1]]
+
+
+def test_the_other_library_that_keras_walks_by_is_told_likewise(probe):
+    assert probe["dmtree"] == ["cls", "flatten_func", "unflatten_func"]
+
+
+def test_where_keras_synchronizes_batch_normalization_is_known(probe):
+    claimed, found = probe["synchronized"]
+    assert claimed == found
+    assert "synchronized" in probe["batch_norm"]
+
+
+def test_reads_are_noticed(probe):
+    assert probe["told"]["read"] == [3.0, 4.0, 5.0]
+    assert len(probe["told"]["reads"]) >= 3
+    assert set(probe["told"]["reads"]) == {"v"}
+
+
+def test_a_scope_is_asked_where_it_was(probe):
+    assert probe["told"]["scope_reads"] == [["StatelessScope", "v", True]]
+    assert probe["told"]["scope_read"] == 7.0
+
+
+def test_an_optimizer_that_scales_applies_where_it_did(probe):
+    assert probe["told"]["applied"] == [[True, 1, True], 2.0]
+
+
+def test_the_seed_of_a_process_is_known(probe):
+    assert probe["seed"] == 41
+
+
+def test_what_adam_keeps_and_where_torch_updates_with_it(probe):
+    slots = [["momentum"] * 2, ["velocity"] * 2, []]
+    updated = [[True, 1, True, pytest.approx(0.001)], 0.999] if probe["backend"] == "torch" else []
+    assert probe["told"]["adams"] == [slots, [*slots[:2], ["hat"] * 2], *updated]
+
+
+def test_where_torch_computes_what_layers_have_in_common(probe):
+    channels = ["x", "mean", "variance", "axis", "offset", "scale", "epsilon"]
+    told = {
+        "conv": ["inputs", "kernel", "strides", "padding", "data_format", "dilation_rate"],
+        "moments": ["x", "axes", "keepdims", "synchronized"],
+        "batch_normalization": channels,
+    }
+    assert probe["told"].get("in nn") == (told if probe["backend"] == "torch" else None)
+
+
+def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):
+    read, trained, initial_epoch = probe["resumed"]
+    assert initial_epoch == 1
+    assert read == [[1], "skipped", [2]]
+    assert trained == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_callback_that_does_nothing_is_recognised(probe):
+    assert probe["default"] == [True, False]
+
+
+def test_what_a_trial_of_a_step_steps_into_is_where_it_was(probe):
+    trials = probe["trials"]
+    assert trials["by layers"] == ["dropout", "normal"]
+    assert trials["public"]
+    names = [name for name, _ in trials["called"]]
+    assert names[:3] == ["dense", "dropout", "noise"]
+    assert trials["undone"] == [True, len(names)]
+    assert trials["losses"] == 1
+
+
+def test_what_a_trial_reads_of_a_model_and_a_step_is_where_it_was(probe):
+    trials = probe["trials"]
+    assert trials["compiled"] == ["mae", [["mae"], ["mse"]]]
+    assert trials["logs"] == {"loss": 1.0}
+    assert trials["batch"] == [[8, 2], [8, 1], [8]]
+    assert trials["seeds"] == 2
