@@ -32,7 +32,7 @@ class Assignment(enum.Enum):
 
 
 def assignment_in_loop(variable: Any, *, is_float: bool) -> Assignment:
-    """Returns how assigned values are combined; `is_float`: whether all of them are floats."""
+    """Returns how the values that replicas assign become one (`is_float`: all are floats)."""
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "

@@ -43,11 +43,11 @@ class Variables:
         return int(text)
 
     def optional_text(self, *names: str) -> str | None:
-        """Returns the first of `names` that is set, or None."""
+        """Returns the value of the first variable in `names` that is set, or None."""
         return next((self.text(name) for name in names if self.has(name)), None)
 
     def optional_integer(self, *names: str) -> int | None:
-        """Returns the first of `names` that is set, as a whole number, or None."""
+        """Returns the first of these variables that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def coordinator(self, otherwise: str | None) -> str | None:

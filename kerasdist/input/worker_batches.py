@@ -112,7 +112,7 @@ class ShardedAdapter(keras_compat.DataAdapter):
 
     @property
     def builtin_prefetch(self) -> bool:
-        """True: Keras 3.12 would send these to a device (on JAX), but they are no arrays."""
+        """True, or Keras 3.12 on JAX would copy the batches to a device, and they are no arrays."""
         return True
 
     @property

@@ -15,7 +15,7 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from kerasdist.keras_compat.models import ops
 
-# Keras's drawing functions: those whose result depends on a given tensor, and the others.
+# Keras's random functions: first those that take a tensor and change it, then the others.
 RESHUFFLING = ("dropout", "shuffle")
 DRAWING = (
     "beta",

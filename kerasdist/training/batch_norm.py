@@ -38,7 +38,7 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 @final
 class _Making(threading.local):
-    """Whether the calling thread makes moving statistics."""
+    """Whether the calling thread is creating moving statistics."""
 
     statistics = False
 

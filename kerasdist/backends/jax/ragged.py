@@ -51,7 +51,7 @@ class Traced:
 Trace = Callable[[int, Exchange], Traced]
 
 
-class _Pause(BaseException):  # no user code may catch it
+class _Pause(BaseException):  # not an Exception: user code must not catch it
     """A replica has come to an exchange whose result is not there yet."""
 
     def __init__(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> None:

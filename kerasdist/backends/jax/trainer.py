@@ -78,7 +78,7 @@ class JaxTrainer(ReplicatedTrainer):
             )
         if self.replica_set.num_replicas > 1:
             for metric in metrics_of(self):
-                use_global_batch(metric, self.bound_strategy)  # for custom loops later
+                use_global_batch(metric, self.bound_strategy)  # in a custom loop
         execution = Execution(
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,
