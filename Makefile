@@ -12,30 +12,36 @@ PYTEST := $(BIN)/python -m pytest
 COMPUTING := conformance keras_suites
 BESIDE_OTHERS := $(COMPUTING) multiprocess
 
+# What is installed into folders of its own, beside the locked packages.
+BESIDE := oldest-keras ahead-of-time keras-hub
+
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others keras-tests gpu-like ahead-of-time docs house support format clean
+.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like ahead-of-time docs house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
-# Two steps, because --no-deps keeps the second from changing what the first has pinned,
-# and --no-build-isolation from downloading the build tools again. The others go beside them, each
-# into a folder of its own: the oldest supported Keras, compilers for TPUs and GPUs, KerasHub and
-# KerasTuner.
-BESIDE := oldest-keras ahead-of-time keras-hub
+# Side by side: the locked packages and kerasdist, and into folders of their own the oldest supported
+# Keras, compilers for TPUs and GPUs, KerasHub and KerasTuner.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 $(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-oldest -r requirements/oldest-keras.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/ahead-of-time -r requirements/ahead-of-time.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/keras-hub -r requirements/keras-hub.txt
+	+$(MAKE) --no-print-directory --jobs=4 install-locked $(BESIDE:%=install-%)
 	touch $@
+
+# Two steps, because --no-deps keeps the second from changing what the first has pinned,
+# and --no-build-isolation from downloading the build tools again.
+install-locked:
+	$(PIP_INSTALL) -r requirements/lock.txt
+	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+
+$(BESIDE:%=install-%): install-%:
+	$(PIP_INSTALL) --no-deps --target $(VENV)/$* -r requirements/$*.txt
 
 demo: $(STAMP) ## train the first example on two replicas on each backend
 	$(BIN)/python examples/demo.py

@@ -16,7 +16,7 @@ from tests.conformance import registry, runner
 from tests.fresh import ROOT, run_fresh
 from tests.multiprocess.layouts import PAIR, limits
 
-OLDEST = Path(sys.prefix) / "keras-oldest"
+OLDEST = Path(sys.prefix) / "oldest-keras"
 PINS = ROOT / "requirements" / "oldest-keras.txt"
 TRIPWIRES = ("tests/unit/test_keras_compat.py", "tests/unit/test_keras_compat_data.py")
 TRIPWIRE_SECONDS = 900

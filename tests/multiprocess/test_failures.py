@@ -19,7 +19,7 @@ from tests.multiprocess.processes import Processes, report
 SECONDS = 900.0
 HEARTBEAT = 6
 SCRIPT = ("-m", "tests.multiprocess.failing_script")
-OLDEST = Path(sys.prefix) / "keras-oldest"
+OLDEST = Path(sys.prefix) / "oldest-keras"
 
 LOSSES = {
     "be_killed_in_compile": "worker 1 .* is lost: .* it was killed",
