@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -17,6 +18,10 @@ class _Package(ModuleType):
         from kerasdist.launch.function import launch  # the command needs none of it
 
         return launch(fn, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        """Pickles it by its name, as cloudpickle does modules."""
+        return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Package

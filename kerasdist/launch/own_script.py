@@ -16,7 +16,7 @@ def command() -> tuple[str, ...]:
     if main.__spec__ is None:  # a script, and no module: the script may have changed its folder
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{_clean(word)}"):
+            if file == word or file.endswith(f"/{word}"):  # it is as typed, behind the folder
                 words[index] = file
                 break
     return tuple(words)
@@ -36,7 +36,3 @@ def why_not_unasked() -> str | None:
     if file.startswith(_LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
     return None
-
-
-def _clean(word: str) -> str:
-    return word.removeprefix("./")

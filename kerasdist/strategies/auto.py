@@ -22,7 +22,7 @@ def auto() -> Strategy:
         on the one there is. `MirroredStrategy` says when it starts a process a device.
     """
     resolver = detect()
-    if resolver is not None and not processes.allows_other_strategies():
+    if resolver is not None and not processes.are_started_by_script():
         return MultiWorkerMirroredStrategy(resolver)
     config.apply_cpu_devices_variable()
     backend = registry.current()

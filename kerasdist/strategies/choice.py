@@ -19,7 +19,7 @@ def require_no_other_workers(strategy: str) -> None:
     Each worker would train by itself, on all data, and nothing would show it. A worker that has
     joined the job may use such a strategy beside it.
     """
-    if current.current() is not None or processes.allows_other_strategies():
+    if current.current() is not None or processes.are_started_by_script():
         return
     try:
         resolver = detection.detect()

@@ -56,13 +56,13 @@ def told_devices() -> str | None:
     return None if told == JOINED else told
 
 
-def allows_other_strategies() -> bool:
-    """Returns whether a strategy of one process is right here, beside a `MirroredStrategy`.
+def are_started_by_script() -> bool:
+    """Returns whether the job's workers are those that this script starts, not a launcher's.
 
-    In a worker that a script has started it is, since the script makes it in worker 0 as well; and
-    in a process that multiprocessing has started, which takes no part in the job.
+    Other strategies are then as right in each worker as in the one that the user has started; so
+    they are in a process that multiprocessing has started, which takes no part in the job.
     """
-    told = os.environ.get(MIRRORED)
+    told = told_devices() or os.environ.get(MIRRORED)
     return bool(told) and (_is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
