@@ -83,7 +83,7 @@ def started(*command, text=None, **environment):
 
 
 def finish(code, *, by="-c", **environment):
-    command, text = ([by, HEAD + code], None) if by == "-c" else ([by], HEAD + code)
+    command, text = ([by, HEAD + code], None) if by == "-c" else ([by], f"{HEAD}\n{code}")
     with started(*command, text=text, **environment) as process:
         out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
