@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import sysconfig
 from pathlib import Path
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts"))
+
+
+def is_child() -> bool:
+    """Returns whether multiprocessing has started this process, as data loaders do.
+
+    While such a process imports the script, it has a mark by which multiprocessing itself refuses
+    to start others, and does not know its parent yet.
+    """
+    this = multiprocessing.current_process()
+    return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
 
 
 def command() -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -48,7 +47,7 @@ def told_devices() -> str | None:
 
     None: it is no such worker, or multiprocessing has started it, as data loaders do.
     """
-    if _is_child():
+    if own_script.is_child():
         return None
     told = os.environ.get(MIRRORED) or None
     if current.current() is not None:
@@ -63,12 +62,12 @@ def are_started_by_script() -> bool:
     they are in a process that multiprocessing has started, which takes no part in the job.
     """
     told = told_devices() or os.environ.get(MIRRORED)
-    return bool(told) and (_is_child() or told not in (EACH_ITS_OWN, JOINED))
+    return bool(told) and (own_script.is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
 def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher | None) -> bool:
     """Returns whether this script is to be started again for each device but the first."""
-    if launcher == "threads" or len(devices) < 2 or _is_child():
+    if launcher == "threads" or len(devices) < 2 or own_script.is_child():
         return False
     if backend.name not in WANT_PROCESS_A_DEVICE:
         return False
@@ -151,10 +150,6 @@ def after_joining(told: str) -> None:
 def _by_rank(devices: Sequence[Device]) -> list[str]:
     # CPU devices are a process's own: each takes its first.
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
-
-
-def _is_child() -> bool:
-    return multiprocessing.parent_process() is not None
 
 
 def _other_job() -> str | None:

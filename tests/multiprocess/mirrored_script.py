@@ -29,7 +29,9 @@ def trained(strategy):
 
 if __name__ == "__main__":
     # One after the other, as a second strategy has the same processes.
-    runs = [trained(each) for each in (strategy, kd.MirroredStrategy(["cpu:0", "cpu:1"]), kd.auto())]
+    runs = [
+        trained(each) for each in (strategy, kd.MirroredStrategy(["cpu:0", "cpu:1"]), kd.auto())
+    ]
     told = {
         "rank": int(os.environ["KERASDIST_RANK"]),
         "devices": [str(each) for each in strategy.extended.worker_devices],

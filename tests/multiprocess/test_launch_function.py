@@ -114,7 +114,7 @@ except ValueError as error:
     print(error.args, error.__notes__)
 """
     _, out, err = finish(code)
-    assert out.startswith(f"(\"a mistake of the user's\", {who}) "), err
+    assert out.startswith(f'("a mistake of the user\'s", {who}) '), err
     assert f"[worker {who}/2] Traceback" in out
     assert "in fail" in out
 

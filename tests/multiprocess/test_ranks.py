@@ -75,7 +75,7 @@ def test_the_exit_code_is_that_of_the_job(tmp_path, deed, code, blamed):
     ended, _, err = finish(tmp_path, SCRIPT, deed)
     assert (ended, failure(err)) == (code, blamed), err
     if deed == "one_raises":
-        assert "[kerasdist]   | KeyError: \"a mistake of the user's\"" in err
+        assert '[kerasdist]   | KeyError: "a mistake of the user\'s"' in err
     if deed == "chief_raises":
         assert re.search(r"^KeyError", err, re.M)
         assert "[worker 1/2] worker 0" in err

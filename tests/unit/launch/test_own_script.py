@@ -31,6 +31,26 @@ def test_a_script_can_be_started_again(tmp_path):
     assert asked(str(tmp_path / "train.py")) == ["None", "None"]
 
 
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
+def test_what_multiprocessing_starts_is_no_script(tmp_path, way):
+    (tmp_path / "train.py").write_text(f"""
+import multiprocessing, sys
+sys.path.insert(0, {str(ROOT)!r})
+from kerasdist.launch import own_script
+at_import = own_script.is_child()  # in a new interpreter the script is imported again
+def child():
+    assert own_script.is_child()
+    sys.exit(7 + at_import)
+if __name__ == "__main__":
+    assert not at_import
+    process = multiprocessing.get_context({way!r}).Process(target=child)
+    process.start()
+    process.join(60)
+    print(process.exitcode)
+""")
+    assert asked(str(tmp_path / "train.py")) == ["7" if way == "fork" else "8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"), [(["-c", ASK], None), (["-"], ASK), (["-i", "-q"], ASK)]
 )

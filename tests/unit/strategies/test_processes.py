@@ -1,6 +1,5 @@
 """When a `MirroredStrategy` starts a process a device, and who is one of them."""
 
-import multiprocessing
 import warnings
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ def a_script_that_nobody_has_started(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(own_script, "why_not_again", lambda: None)
     monkeypatch.setattr(own_script, "why_not_unasked", lambda: None)
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    monkeypatch.setattr(own_script, "is_child", lambda: False)
     monkeypatch.setattr(current, "current", lambda: None)
     monkeypatch.setattr(processes, "_joined", [])
 
@@ -77,7 +76,7 @@ def test_a_program_of_a_library_is_started_again_only_if_asked(monkeypatch):
 
 
 def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkeypatch):
-    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    monkeypatch.setattr(own_script, "is_child", lambda: True)
     monkeypatch.setenv("KERASDIST_MIRRORED", "gpu:0,gpu:1")
     assert processes.told_devices() is None
     assert processes.are_started_by_script()
