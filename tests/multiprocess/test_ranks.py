@@ -46,7 +46,7 @@ def failure(err):
 
 @pytest.mark.parametrize("command", [[SCRIPT], ["-m", "tests.multiprocess.ranks_script"]])
 def test_the_others_run_the_same_script_with_the_same_arguments(tmp_path, command):
-    code, out, err = finish(tmp_path, "-Xdev", "-W", "ignore", *command, "tell", "a b", "-x")
+    code, out, err = finish(tmp_path, "-W", "ignore", *command, "tell", "a b", "-x")
     told = "told {} ['tell', 'a b', '-x'] __main__"
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"[worker 1/2] {told.format(1)}", told.format(0)]
