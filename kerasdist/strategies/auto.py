@@ -27,4 +27,5 @@ def auto() -> Strategy:
     config.apply_cpu_devices_variable()
     backend = registry.current()
     devices = backend.accelerators() or backend.devices("cpu")
-    return MirroredStrategy() if len(devices) > 1 else OneDeviceStrategy(str(devices[0]))
+    names = [str(device) for device in devices]
+    return MirroredStrategy() if len(names) > 1 else OneDeviceStrategy(names[0])
