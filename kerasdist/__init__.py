@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         InputReplicationMode,
         ValueContext,
     )
+    from kerasdist.launch.function import launch
     from kerasdist.losses import compute_average_loss, scale_regularization_loss
     from kerasdist.partitions import DeviceAssignment
     from kerasdist.replica_context import ReplicaContext, global_batch
@@ -82,6 +83,7 @@ __all__ = [
     "global_batch",
     "has_strategy",
     "in_cross_replica_context",
+    "launch",
     "scale_regularization_loss",
     "value_and_grad",
 ]
@@ -140,7 +142,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("callbacks", "cluster", "config", "errors", "experimental"):
+    if name in ("callbacks", "cluster", "config", "errors", "experimental", "launch"):
         return importlib.import_module(f"kerasdist.{name}")
     if name not in _HOMES:
         raise AttributeError(_hint(name))

@@ -17,6 +17,9 @@ VARIABLE = "KERAS_BACKEND"
 KNOWN = ("tensorflow", "jax", "torch")
 """The backends that kerasdist has an engine for; also the names of their packages."""
 
+WANT_PROCESS_A_DEVICE = ("torch",)
+"""The backends on which several GPUs compute faster with a process each than in one process."""
+
 _OTHERS = ("numpy", "openvino")  # backends of Keras that only infer
 
 

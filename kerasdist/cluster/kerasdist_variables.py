@@ -33,6 +33,19 @@ LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
 CLUSTER = "KERASDIST_CLUSTER"
 """``none``: this process is a job of its own, whatever the other variables say."""
 
+MIRRORED = "KERASDIST_MIRRORED"
+"""Says that a `kerasdist.MirroredStrategy` is over the workers of the job, each with one device.
+
+Its value is the devices by rank, with commas between them, or one of the two words below. It is no
+part of the cluster.
+"""
+
+EACH_ITS_OWN = "own"
+"""Of `MIRRORED`: each worker takes the device that it sees."""
+
+JOINED = "joined"
+"""Of `MIRRORED`: the worker has made the strategy; a process that it starts takes no part."""
+
 RESTART = "KERASDIST_RESTART"
 """How often ``kerasdist run`` has started the job again; no part of the cluster."""
 

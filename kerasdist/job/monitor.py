@@ -8,7 +8,6 @@ error.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, final
 
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
-from kerasdist.job import interruption
+from kerasdist.job import interruption, starter
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.exit_codes import ExitCode
@@ -85,7 +84,7 @@ class Monitor:
 
     def hasten(self) -> None:
         """Limits the time of what follows the job, if this worker was interrupted."""
-        if self._interrupted:
+        if self._interrupted and not starter.has_started_others():
             interruption.limit_interpreter()
 
     def come_first(self) -> None:
@@ -133,7 +132,8 @@ class Monitor:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._client.who} {said}\n")
-            interruption.limit()
+            if not starter.has_started_others():  # whose exit code is to be that of an interrupt
+                interruption.limit()
             self._interrupted = True
             self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
             return
@@ -161,7 +161,7 @@ class Monitor:
         lost = isinstance(failure, WorkerLostError)
         sys.stderr.write(f"{said}{_ADVICE if lost and not self._client.interrupted else ''}")
         self._let_others_know()
-        _end(ExitCode.LOST_WORKER if lost else 1)
+        starter.exit_now(ExitCode.LOST_WORKER if lost else 1)
 
     def _let_others_know(self) -> None:
         if self._coordinator is not None:
@@ -193,10 +193,4 @@ def _is_engines(error: BaseException) -> bool:
 
 def _end_later(code: int, seconds: float) -> NoReturn:
     time.sleep(seconds)
-    _end(code)
-
-
-def _end(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    starter.exit_now(code)

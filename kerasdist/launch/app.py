@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,13 +57,13 @@ def run(
     ] = None,
     *,
     workers: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--workers",
             "-n",
-            min=1,
-            metavar="N",
-            help="Number of workers (default: all slots of --hosts, or 1).",
+            metavar="N|gpu",
+            help="Number of workers; gpu: one a GPU of this machine (default: all slots of "
+            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
         ),
     ] = None,
     devices_per_worker: Annotated[
@@ -114,7 +114,7 @@ def run(
     _warn_of_misplaced_options(context, script, arguments or ())
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
-        workers=workers,
+        workers=None if workers is None else _workers(workers),
         devices_per_worker=devices_per_worker,
         max_restarts=max_restarts,
         hosts=() if hosts is None else (hosts,),
@@ -170,6 +170,16 @@ def _check_backend(spec: JobSpec) -> None:
     choice = backend_choice({**os.environ, **spec.environment})
     if not choice.is_keras_backend:
         raise BackendError(choice.problem)
+
+
+def _workers(text: str) -> int | Literal["gpu"]:
+    if text == "gpu":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(
+            f"expected a number from 1, or gpu, received {text!r}", param_hint="--workers"
+        )
+    return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:

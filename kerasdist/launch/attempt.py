@@ -70,9 +70,25 @@ class Attempt:
     """One start of a job."""
 
     def __init__(
-        self, workers: Iterable[Held], events: queue.SimpleQueue[Event], stop_seconds: float
+        self,
+        workers: Iterable[Held],
+        events: queue.SimpleQueue[Event],
+        stop_seconds: float,
+        *,
+        chief_leads: bool = False,
     ) -> None:
+        """Makes the attempt.
+
+        Args:
+            workers: The workers, each of which starts when it is asked for.
+            events: What happens to them.
+            stop_seconds: How long they have from SIGTERM to SIGKILL.
+            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal
+                that it passes on to them ends nobody who does not end by it.
+        """
         self._to_begin = workers
+        self._chief_leads = chief_leads
+        self._passed_on = False
         self._events = events
         self._stop_seconds = stop_seconds
         self._workers: list[Held] = []
@@ -122,9 +138,15 @@ class Attempt:
             return None
 
     def _on_exit(self, worker: Held) -> None:
-        if worker.exit_code == 0 or self._stopping:
+        if self._stopping:
             return
-        match worker.exit_code:
+        of_leader = self._chief_leads and worker.rank == 0
+        code = 0 if self._passed_on else worker.exit_code
+        if code == 0 and not of_leader:
+            return
+        match code:
+            case 0:
+                seconds = self._stop_seconds  # the others come to their end as well
             case ExitCode.LOST_WORKER:
                 seconds = LOST_SECONDS
             case ExitCode.PREEMPTED:
@@ -134,6 +156,10 @@ class Attempt:
         self._stop_at = min(self._stop_at, time.monotonic() + seconds)
 
     def _on_signal(self, number: int) -> None:
+        if self._chief_leads:
+            self._passed_on = True
+            self._signal_all(number)
+            return
         if self._signal is not None:  # the second time: at once
             self._stopped_twice = True
             self._kill_at = time.monotonic()
@@ -167,6 +193,9 @@ class Attempt:
         if self._stopping:
             return
         self._kill_at = time.monotonic() + self._stop_seconds
+        self._signal_all(number)
+
+    def _signal_all(self, number: int) -> None:
         for worker in self._workers:
             if worker.running:
                 worker.stop(number)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kerasdist.job.listening import COORDINATOR_FD
@@ -54,6 +55,37 @@ def begin(
             if opened is not None:
                 opened.close()  # the worker has it
             yield worker
+
+
+def begin_others(
+    spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: queue.SimpleQueue[Event]
+) -> Iterator[Worker]:
+    """Starts the workers but rank 0, which this process then is, and yields each.
+
+    All of them see all devices, as this process does.
+    """
+    coordinator, listener = open_coordinator(slots)
+    assert listener is not None  # rank 0 is here
+    of_job = environment.of_job(spec, 0)
+    of_machine = environment.of_threads(len(slots))
+    own, *others = (
+        environment.of_worker(spec, slot, len(slots), coordinator, 0) | of_machine | of_job
+        for slot in slots
+    )
+    for slot, variables in zip(slots[1:], others, strict=True):
+        # As if alone on the machine: else its guard would give it a part of the GPUs.
+        alone = replace(slot, local_rank=0, local_workers=1)
+        start = Start(
+            rank=slot.rank,
+            name=f"worker {slot.rank}/{len(slots)}",
+            command=commands.here(spec, alone),
+            variables=variables,
+            directory=None,
+            log=None,
+        )
+        yield Worker(start, screen, events)
+    os.environ.update(own)
+    os.environ[COORDINATOR_FD] = str(listener.detach())
 
 
 def _secret(spec: JobSpec, variables: Mapping[str, str]) -> str:

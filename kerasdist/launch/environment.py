@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
+from kerasdist.launch import supervisor
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec
 
@@ -16,6 +17,7 @@ from kerasdist.launch.spec import JobSpec
 # and CUDA_VISIBLE_DEVICES.
 _PREFIXES = ("KERAS_", "KERASDIST_", "TF_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_")
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
+_THREADS = "OMP_NUM_THREADS"
 
 
 def of_job(spec: JobSpec, attempt: int) -> dict[str, str]:
@@ -44,6 +46,12 @@ def of_worker(
     if spec.devices_per_worker is not None:
         variables[CPU_DEVICES_VARIABLE] = str(spec.devices_per_worker)
     return variables
+
+
+def of_threads(workers: int) -> dict[str, str]:
+    """Returns the variable that gives each of this machine's workers its part of the cores."""
+    threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
+    return {_THREADS: threads}
 
 
 def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from kerasdist.launch.output import Screen
 from kerasdist.launch.placement import place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec
 from kerasdist.launch.worker import Event, Signalled
+from kerasdist.launch.worker_count import counted
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -39,11 +40,12 @@ class Launcher:
 
     Raises:
         ClusterError: If the workers cannot be placed.
+        DeviceError: If there is to be a worker a GPU, and there is none.
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
-        self._slots = place(spec.workers, spec.hosts)
+        self._spec = counted(spec)
+        self._slots = place(self._spec.workers, spec.hosts)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
 
@@ -102,6 +104,7 @@ def run_job(spec: JobSpec) -> JobResult:
 
     Raises:
         ClusterError: If the workers cannot be placed.
+        DeviceError: If there is to be a worker a GPU, and there is none.
         OSError: If a worker cannot be started.
     """
     return Launcher(spec).run()

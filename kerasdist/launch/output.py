@@ -27,8 +27,14 @@ REDRAW_SECONDS = 10.0
 class Screen:
     """This process's output, shared by the workers, a whole line at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_scripts: bool = False) -> None:
+        """Makes it.
+
+        Args:
+            is_scripts: Whether this process prints lines of its own, which must not be broken.
+        """
         self._lock = threading.Lock()
+        self._is_scripts = is_scripts
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
@@ -45,8 +51,12 @@ class Screen:
         # (`| head`) may end this thread: a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
-            for line in lines:
-                stream.write(line.encode(code, "backslashreplace").decode(code) + "\n")
+            text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
+            if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
+                while text:  # not through the stream, which may hold half a line of the script
+                    text = text[os.write(stream.fileno(), text) :]
+                return
+            stream.write(text.decode(code))
             stream.flush()
 
 

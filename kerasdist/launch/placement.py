@@ -7,11 +7,12 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from kerasdist.cluster import hosts as host_lists
 from kerasdist.cluster import ports
 from kerasdist.errors import ClusterError
+from kerasdist.launch.spec import GPU
 
 _ENTRY = re.compile(r"(?P<host>[^:]+)(?::(?P<slots>\d+))?")
 _TRIES = 100
@@ -36,11 +37,17 @@ class Slot:
     local_workers: int
 
 
-def place(workers: int | None, hosts: Sequence[str]) -> tuple[Slot, ...]:
-    """Places the workers on hosts, filling each before the next."""
-    if workers is not None and workers < 1:
+def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tuple[Slot, ...]:
+    """Places the workers on hosts, filling each before the next.
+
+    Args:
+        workers: How many; None: one a slot; ``"gpu"``: the same, where each host's slots are told.
+        hosts: The hosts; none: this machine.
+    """
+    if isinstance(workers, int) and workers < 1:
         raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
     if not hosts:
+        assert workers != GPU  # they have been counted
         count = workers or 1
         return tuple(Slot(None, rank, rank, count) for rank in range(count))
     listed = [_parsed(entry) for text in hosts for entry in host_lists.expand(text, "hosts")]
@@ -49,6 +56,14 @@ def place(workers: int | None, hosts: Sequence[str]) -> tuple[Slot, ...]:
         raise ClusterError(
             f"Expected every host once, as host:slots. Received: hosts={list(hosts)}."
         )
+    if workers == GPU:
+        if any(slots is None for _, slots in listed):
+            raise ClusterError(
+                "Expected every host as host:slots, since the GPUs of other machines are not "
+                f"counted. Received: workers='gpu', hosts={list(hosts)}. Write for example "
+                f"{listed[0][0]}:8 for a host of eight GPUs."
+            )
+        workers = None
     if workers is not None and all(slots is None for _, slots in listed):
         share, rest = divmod(workers, len(listed))
         sizes = [share + (index < rest) for index in range(len(listed))]

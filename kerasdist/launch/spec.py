@@ -7,9 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from kerasdist.job.exit_codes import ExitCode
+
+GPU = "gpu"
+"""As a number of workers: one a GPU of this machine."""
 
 STOP_SECONDS = 20.0
 """How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""
@@ -22,7 +25,9 @@ class JobSpec:
 
     Attributes:
         command: What every worker runs; `python_command` makes one.
-        workers: How many workers; None: as many as the hosts have slots, one where there are none.
+        workers: How many workers; ``"gpu"``: one a GPU of this machine, or as many as the hosts
+            have slots; None: as many as the hosts have slots; where there are none, one a GPU on
+            PyTorch, and one on other backends.
         devices_per_worker: How many CPU devices a worker prepares; None: as its script says.
         max_restarts: How often the whole job is started again after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
@@ -35,7 +40,7 @@ class JobSpec:
     """
 
     command: Sequence[str]
-    workers: int | None = None
+    workers: int | Literal["gpu"] | None = None
     devices_per_worker: int | None = None
     max_restarts: int = 0
     hosts: Sequence[str] = ()

@@ -126,6 +126,12 @@ class Worker:
         self._stopped = self._killed = True
         self.stop(signal.SIGKILL)
 
+    def let_go(self) -> None:
+        """Closes a forked process's copy of the pipe; its end tells the guard to end the worker."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def kill_guard(self) -> None:
         """Ends the guard, or ssh, that does not answer; the kernel ends the worker with it."""
         with contextlib.suppress(ProcessLookupError):

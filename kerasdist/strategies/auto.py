@@ -5,6 +5,7 @@ from __future__ import annotations
 from kerasdist import config
 from kerasdist.backends import registry
 from kerasdist.cluster.detection import detect
+from kerasdist.strategies import processes
 from kerasdist.strategies.mirrored import MirroredStrategy
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.one_device import OneDeviceStrategy
@@ -18,13 +19,13 @@ def auto() -> Strategy:
         `MultiWorkerMirroredStrategy` in a process that is one of several workers, see
         `kerasdist.cluster.detect`. Otherwise `MirroredStrategy` over all accelerators, or all CPU
         devices where there is no accelerator, if there is more than one; else `OneDeviceStrategy`
-        on the one there is.
+        on the one there is. `MirroredStrategy` says when it starts a process a device.
     """
     resolver = detect()
-    if resolver is not None:
+    if resolver is not None and not processes.are_started_by_script():
         return MultiWorkerMirroredStrategy(resolver)
     config.apply_cpu_devices_variable()
     backend = registry.current()
     devices = backend.accelerators() or backend.devices("cpu")
     names = [str(device) for device in devices]
-    return MirroredStrategy(names) if len(names) > 1 else OneDeviceStrategy(names[0])
+    return MirroredStrategy() if len(names) > 1 else OneDeviceStrategy(names[0])

@@ -10,6 +10,7 @@ from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.devices import Device, check_available, parse_devices
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
+from kerasdist.strategies import processes
 
 
 def require_no_other_workers(strategy: str) -> None:
@@ -18,7 +19,7 @@ def require_no_other_workers(strategy: str) -> None:
     Each worker would train by itself, on all data, and nothing would show it. A worker that has
     joined the job may use such a strategy beside it.
     """
-    if current.current() is not None:
+    if current.current() is not None or processes.are_started_by_script():
         return
     try:
         resolver = detection.detect()

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import final
 
 from kerasdist.backends import registry
+from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.cluster.detection import detect
+from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.errors import UnsupportedError
+from kerasdist.strategies import processes
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
+from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 from kerasdist.training.check_mode import check_mode
@@ -21,6 +26,22 @@ class MirroredStrategy(Strategy):
     Each device holds a replica of the model; every batch is divided among them, and their gradients
     are combined so that the result is that of one device with the whole batch.
 
+    On PyTorch several GPUs are computed on by a process each: the script that makes the strategy is
+    started once more for each other GPU, and goes on as worker 0 of them, as if ``kerasdist run
+    --workers gpu`` had started it. So the strategy must be the first thing that the script does
+    with Keras, and every process runs the whole script, with the same arguments, in the same order;
+    what one process alone is to do, worker 0 does (``KERASDIST_RANK=0``). What the others print
+    stands behind their names, ``[worker 1/8]``. When one fails, all end, with its exit code. In a
+    notebook the GPUs are computed on by threads; `kerasdist.launch` has processes there.
+
+    Example::
+
+        strategy = kd.MirroredStrategy()  # at the top of the script
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile(optimizer="adam", loss="mse")
+        model.fit(x, y, batch_size=256)  # 256 examples over all devices
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/MirroredStrategy
     """
 
@@ -31,6 +52,7 @@ class MirroredStrategy(Strategy):
         *,
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
+        launcher: processes.Launcher | None = None,
     ) -> None:
         """Makes the strategy.
 
@@ -51,14 +73,22 @@ class MirroredStrategy(Strategy):
                 where code of yours could mix examples: ``"warn"`` if it differs, ``"raise"``, or
                 ``"off"``. None: as the variable ``KERASDIST_CHECK`` says, else ``"warn"``. See
                 `kerasdist.compare_with_one_device`.
+            launcher: ``"processes"``: a process a device, on PyTorch alone, where it can also be
+                tried with CPU devices. ``"threads"``: one process for all devices. None: processes
+                on PyTorch with several GPUs in a script that no launcher has started, else threads.
 
         Raises:
-            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
+            JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
+                `kerasdist.launch` has started it; see `kerasdist.MultiWorkerMirroredStrategy`.
+                If the processes do not come together.
             DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot do `batch_norm`, or `cross_device_ops` is given.
-            ValueError: If `batch_norm` or `check` is none of its choices.
+            UnsupportedError: If the backend cannot do `batch_norm` or `launcher`, if this process
+                cannot be started again, or if `cross_device_ops` is given.
+            ValueError: If `batch_norm`, `check` or `launcher` is none of its choices.
         """
-        require_no_other_workers("MirroredStrategy")
+        told = None if launcher == "threads" else processes.told_devices()
+        if told is None:
+            require_no_other_workers("MirroredStrategy")
         if cross_device_ops is not None:
             raise UnsupportedError(
                 "Expected cross_device_ops=None: the backend chooses the collectives by itself, "
@@ -67,6 +97,31 @@ class MirroredStrategy(Strategy):
             )
         options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         backend = registry.current()
-        chosen = chosen_devices(backend, devices)
-        super().__init__(backend.replica_set(chosen, options))
+        launcher = processes.checked_launcher(launcher, backend)
+        super().__init__(_replicas(backend, devices, options, launcher, told))
         hooks.install()
+
+
+def _replicas(
+    backend: Backend,
+    names: Sequence[str] | None,
+    options: ReplicaOptions,
+    launcher: processes.Launcher | None,
+    told: str | None,
+) -> ReplicaSet:
+    """Returns the replicas, over the workers that this script has started or a launcher has."""
+    if told != EACH_ITS_OWN:
+        chosen = chosen_devices(backend, names)
+        if told is not None and len(chosen) > 1:
+            processes.check_same(chosen, told)
+        elif told is None and processes.are_wanted(backend, chosen, launcher):
+            told = processes.start(chosen)
+        else:
+            return backend.replica_set(chosen, options)
+    resolver = detect()
+    assert resolver is not None  # its variables are set
+    place = resolver.membership()
+    own = processes.checked_names(names, told, place.num_workers, place.rank)
+    replicas = replicas_of_job(backend, place, own, options)
+    processes.after_joining(told)
+    return replicas

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
@@ -84,7 +85,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
         else:
-            super().__init__(_replicas(backend, place, devices, options, communication))
+            super().__init__(replicas_of_job(backend, place, devices, options, communication))
         hooks.install()
 
     @property
@@ -93,13 +94,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._resolver
 
 
-def _replicas(
+def replicas_of_job(
     backend: Backend,
     place: Membership,
     names: Sequence[str] | None,
     options: ReplicaOptions,
-    communication: CommunicationOptions,
+    communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
+    """Joins the job, and returns its replicas. All workers must call it."""
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:

@@ -44,6 +44,7 @@ PUBLIC = [
     "global_batch",
     "has_strategy",
     "in_cross_replica_context",
+    "launch",
     "scale_regularization_loss",
     "value_and_grad",
 ]

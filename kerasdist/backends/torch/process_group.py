@@ -65,6 +65,7 @@ def connect(job: Job) -> None:
                 "to kerasdist.MultiWorkerMirroredStrategy."
             )
         return
+    _take_part_of_cores()
     host, _, port = job.addresses[0].rpartition(":")
     store = dist.TCPStore(
         host.strip("[]"),
@@ -88,6 +89,13 @@ def connect(job: Job) -> None:
     # At leave all workers are still there. At the exit of the process this call could wait for a
     # worker that has ended.
     job.at_leave(dist.destroy_process_group)
+
+
+def _take_part_of_cores() -> None:
+    """Obeys a variable of a launcher's that was set after torch was imported."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
+        torch.set_num_threads(int(threads))
 
 
 def _let_gloo_be_reached(job: Job) -> None:

@@ -1,0 +1,34 @@
+"""The end of a worker that has started the others itself, and whose exit code is the job's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+_finish: list[Callable[[int], int]] = []
+
+
+def register(finish: Callable[[int], int]) -> None:
+    """Says how to end: `finish` takes this worker's exit code, and returns that of the job."""
+    _finish.append(finish)
+
+
+def has_started_others() -> bool:
+    """Returns whether this process has started the other workers of its job."""
+    return bool(_finish)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends this process at once; if it has started the other workers, after they have ended."""
+    for finish in _finish:
+        code = finish(code)
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends this process at once, after writing what it has printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,193 @@
+"""The other workers of a script, started by the script itself, which is rank 0 of them.
+
+What `kerasdist.launch.job` does beside the workers is done here in a thread of rank 0: when one
+fails, the others end, rank 0 too, with the message and the exit code of ``kerasdist run``. The
+workers' guards hold a pipe from rank 0, so that none outlives it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import final
+
+from kerasdist.job import current, starter
+from kerasdist.job.exit_codes import ExitCode
+from kerasdist.launch import report
+from kerasdist.launch.attempt import Attempt, Held
+from kerasdist.launch.beginning import begin_others
+from kerasdist.launch.output import Screen
+from kerasdist.launch.placement import place
+from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec, WorkerExit
+from kerasdist.launch.worker import Event, Exited, Signalled, Worker
+
+
+@final
+class _ThisProcess:
+    """Rank 0, as an attempt sees a worker.
+
+    Attributes:
+        told_to_stop: Whether the attempt has told it to stop.
+    """
+
+    rank = 0
+
+    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+        self._events = events
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._code: int | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self.told_to_stop = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not come to its end yet."""
+        return self._code is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, as far as it is known; 0 otherwise."""
+        return self._code or 0
+
+    def end(self, code: int) -> None:
+        """Notes that it ends."""
+        with self._lock:
+            if self._code is not None:
+                return
+            self._code, self._seconds = code, time.monotonic() - self._began
+        self._events.put(Exited(self.rank))
+
+    def stop(self, number: int) -> None:
+        """Handles a signal as if it came from outside; SIGINT did, and it has passed it on."""
+        if number == signal.SIGINT:
+            return
+        self.told_to_stop = True
+        if signal.getsignal(number) is signal.SIG_DFL:
+            self.end(128 + number)
+        else:
+            os.kill(os.getpid(), number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.told_to_stop = self._killed = True
+        self.end(128 + signal.SIGKILL)
+
+    def kill_guard(self) -> None:
+        """Does nothing: it has no guard."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how it ends."""
+        del deadline
+        return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())
+
+
+@final
+class Ranks:
+    """The other workers of this script, on this machine, and this process as rank 0 of them."""
+
+    def __init__(self, command: Sequence[str], devices: Sequence[str], variables: dict[str, str]):
+        """Starts the workers, one a device.
+
+        Args:
+            command: What each of them runs.
+            devices: The names of the devices, by rank.
+            variables: What they and this process have in their environment beyond the job's.
+
+        Raises:
+            OSError: If a worker cannot be started.
+        """
+        self._spec = JobSpec(command, len(devices), environment=variables)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._screen = Screen(is_scripts=True)
+        self._self = _ThisProcess(self._events)
+        self._pid = os.getpid()
+        self._result: AttemptResult | None = None
+        self._others: list[Worker] = []
+        self._screen.say(
+            f"MirroredStrategy: {len(devices)} processes, one a device: {', '.join(devices)}. This "
+            "one is worker 0"
+        )
+        slots = place(len(devices), ())
+        try:
+            for worker in begin_others(self._spec, slots, self._screen, self._events):
+                self._others.append(worker)
+        except BaseException:
+            for worker in self._others:
+                worker.kill()
+            raise
+        os.register_at_fork(after_in_child=self._let_go)
+        self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
+        self._watching.start()
+        starter.register(self.finish)
+        atexit.register(self._at_exit)  # before the job's own, which so runs before it
+
+    def pass_on_interrupts(self) -> None:
+        """Lets Ctrl-C, which a terminal sends to this process alone, reach the others as well."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._events.put(Signalled(number))
+            handler(number, frame)
+
+        signal.signal(signal.SIGINT, handle)
+
+    def finish(self, code: int) -> int:
+        """Waits until the others have ended, and returns the exit code of the job.
+
+        Args:
+            code: This process's own.
+        """
+        self._self.end(code)
+        self._watching.join()
+        return self._code(code)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        # Python does not tell the code of a sys.exit: it counts as 0, until the others tell more.
+        code = int(getattr(sys, "last_value", None) is not None)
+        has_joined = current.current() is not None
+        self._self.end(code if has_joined else 1)
+        if (of_job := self.finish(code)) != code:
+            starter.end_process(of_job)
+
+    def _watch(self) -> None:
+        held: list[Held] = [self._self, *self._others]
+        self._result = Attempt(held, self._events, STOP_SECONDS, chief_leads=True).run()
+        if self._is_failure_of_another(self._self.exit_code):
+            self._screen.say(report.of_attempt(self._result, self._spec, 0))
+        if self._self.told_to_stop:
+            starter.end_process(self._code(self._self.exit_code))
+
+    def _code(self, own: int) -> int:
+        if self._is_failure_of_another(own):
+            assert self._result is not None
+            assert self._result.cause is not None
+            return self._result.cause.exit_code
+        return own
+
+    def _is_failure_of_another(self, own: int) -> bool:
+        """Returns whether another worker is why the job ends, not this one by its own code."""
+        cause = None if self._result is None else self._result.cause
+        if cause is None or cause.rank == self._self.rank:
+            return False
+        if self._self.told_to_stop:
+            return True
+        is_own_failure = own not in (0, ExitCode.LOST_WORKER)
+        is_consequence = cause.exit_code in (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        return not is_own_failure and not is_consequence
+
+    def _let_go(self) -> None:
+        for worker in self._others:
+            worker.let_go()

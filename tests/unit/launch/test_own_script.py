@@ -1,0 +1,83 @@
+"""Which programs can be started again, and by which command."""
+
+import subprocess
+import sys
+import sysconfig
+from types import ModuleType
+
+import pytest
+
+from kerasdist.launch import own_script
+from tests.fresh import ROOT
+
+ASK = "from kerasdist.launch.own_script import *; print(why_not_again(), '|', why_not_unasked())"
+
+
+def asked(*arguments, text=None):
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip().split(" | ")
+
+
+def test_a_script_can_be_started_again(tmp_path):
+    (tmp_path / "train.py").write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ASK}")
+    assert asked(str(tmp_path / "train.py")) == ["None", "None"]
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
+def test_what_multiprocessing_starts_is_no_script(tmp_path, way):
+    (tmp_path / "train.py").write_text(f"""
+import multiprocessing, sys
+sys.path.insert(0, {str(ROOT)!r})
+from kerasdist.launch import own_script
+at_import = own_script.is_child()  # in a new interpreter the script is imported again
+def child():
+    assert own_script.is_child()
+    sys.exit(7 + at_import)
+if __name__ == "__main__":
+    assert not at_import
+    process = multiprocessing.get_context({way!r}).Process(target=child)
+    process.start()
+    process.join(60)
+    print(process.exitcode)
+""")
+    assert asked(str(tmp_path / "train.py")) == ["7" if way == "fork" else "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [(["-c", ASK], None), (["-"], ASK), (["-i", "-q"], ASK)]
+)
+def test_what_has_no_file_cannot(arguments, text):
+    assert "an interactive interpreter" in asked(*arguments, text=text)[0]
+
+
+@pytest.mark.parametrize("name", ["purelib", "stdlib", "scripts"])
+def test_a_program_that_is_not_the_users_own_is_not_started_unasked(monkeypatch, name):
+    main = ModuleType("__main__")
+    main.__file__ = f"{sysconfig.get_path(name)}/pytest/__main__.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert "not a script of yours" in own_script.why_not_unasked()
+
+
+@pytest.mark.parametrize(
+    ("given", "spec", "expected"),
+    [
+        (["-u", "train.py", "a"], None, ["-u", "/home/train.py", "a"]),
+        (["train.py", "train.py"], None, ["/home/train.py", "train.py"]),
+        (["/home/train.py"], None, ["/home/train.py"]),
+        (["-Xdev", "-m", "my.train", "a"], object(), ["-Xdev", "-m", "my.train", "a"]),
+    ],
+)
+def test_the_command_is_the_same_in_another_folder(monkeypatch, given, spec, expected):
+    main = ModuleType("__main__")
+    main.__file__, main.__spec__ = "/home/train.py", spec
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *given])
+    assert own_script.command() == (sys.executable, *expected)
