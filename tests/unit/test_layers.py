@@ -25,6 +25,7 @@ LAYERS = (
         "backend_choice",
         "enumerations",
         "errors",
+        "gpus",
         "lazy",
         "structures",
         "user_warnings",
