@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from kerasdist.errors import DeviceError
+
 CUDA = "CUDA_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
 
 _INDEX = re.compile(r"\d+")
 _MIG = "MIG-"
+_NAME = re.compile(r"\d|GPU-|MIG-")
 # In the properties of a node of AMD's driver: kinds of memory that are a GPU's own.
 _OF_GPU = (1, 2)
 
@@ -34,11 +38,13 @@ class Gpu:
         uuid: What no other GPU has, such as ``"GPU-6d0d..."``; ``"MIG-..."`` for a part of one.
         name: Its model.
         memory: Its memory in bytes; None where the driver does not tell.
+        maker: ``"NVIDIA"`` or ``"AMD"``.
     """
 
     uuid: str
     name: str
     memory: int | None
+    maker: str = "NVIDIA"
 
 
 def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> tuple[Gpu, ...]:
@@ -62,6 +68,11 @@ def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) ->
     return _selected([(gpu,) for gpu in seen], environ.get(HIP, environ.get(CUDA)))
 
 
+def are_named(environ: Mapping[str, str]) -> bool:
+    """Returns whether a variable gives GPUs to a process, whether or not they are there."""
+    return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
+
+
 def driver_problem() -> str | None:
     """Returns why NVIDIA's driver does not work; None where it does, and where there is none."""
     import pynvml
@@ -75,6 +86,55 @@ def driver_problem() -> str | None:
         return str(error)
     nvml.nvmlShutdown()
     return None
+
+
+def part(count: int, workers: int, number: int) -> range:
+    """Returns which of `count` GPUs a worker has that shares them with others, as many for each.
+
+    Args:
+        count: How many GPUs there are.
+        workers: How many workers share them.
+        number: The worker's number among these.
+    """
+    size = count // workers
+    return range(number * size, (number + 1) * size)
+
+
+def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
+    """Returns the UUIDs of a worker's own GPUs, given what all workers see.
+
+    Workers that see the same GPUs divide them, in the order of their ranks; a scheduler or a
+    launcher may have given each its own.
+
+    Args:
+        seen: Each worker's machine, and the UUIDs of the GPUs it sees.
+        rank: The worker's number.
+
+    Raises:
+        DeviceError: If there are not enough for all, or two workers see some GPUs both, but each
+            others beside them.
+    """
+    mine = seen[rank][1]
+    if not mine:
+        return []
+    sharing = [each for each, (_, theirs) in enumerate(seen) if set(theirs) & set(mine)]
+    for each in sharing:
+        if set(seen[each][1]) != set(mine):
+            raise DeviceError(
+                "Expected workers of one machine to see the same GPUs, which they then divide, or "
+                f"each its own. Received: worker {rank} sees {list(mine)} and worker {each} "
+                f"{list(seen[each][1])}, on {seen[rank][0]}. Set {CUDA} for all of them, or for "
+                "none."
+            )
+    own = part(len(mine), len(sharing), sharing.index(rank))
+    if not own:
+        raise DeviceError(
+            f"Expected a GPU for each of the {len(sharing)} workers of {seen[rank][0]}. Received: "
+            f"gpus={list(mine)}, for workers {sharing}. Start fewer workers; or set "
+            f"KERASDIST_CPU_DEVICES=1 to compute on CPUs; or name the devices of each: "
+            "MultiWorkerMirroredStrategy(devices=[...])."
+        )
+    return [seen[sharing[0]][1][index] for index in own]
 
 
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
@@ -169,7 +229,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
         place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"
         uuid = f"GPU-{serial:016x}" if serial else place
         memory = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in _OF_GPU)
-        yield Gpu(uuid, name or "AMD GPU", memory or None)
+        yield Gpu(uuid, name or "AMD GPU", memory or None, "AMD")
 
 
 def _properties(file: Path) -> dict[str, int]:

@@ -27,9 +27,13 @@ def begin(
     """Starts the workers one after another, and yields each."""
     coordinator, listener = open_coordinator(slots)
     of_job = environment.of_job(spec, number)
+    here = sum(slot.host is None for slot in slots)
+    of_gpus = environment.of_gpus({**os.environ, **spec.environment}, here)
     with listener or contextlib.nullcontext():
         for slot in slots:
             variables = environment.of_worker(spec, slot, len(slots), coordinator, number) | of_job
+            if slot.host is None:
+                variables |= of_gpus[slot.local_rank]
             opened = listener if slot.rank == 0 else None
             if opened is not None:
                 variables[COORDINATOR_FD] = str(opened.fileno())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kerasdist import config
 from kerasdist.backends import registry
 from kerasdist.cluster.detection import detect
+from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.mirrored import MirroredStrategy
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.one_device import OneDeviceStrategy
@@ -23,8 +23,5 @@ def auto() -> Strategy:
     resolver = detect()
     if resolver is not None:
         return MultiWorkerMirroredStrategy(resolver)
-    config.apply_cpu_devices_variable()
-    backend = registry.current()
-    devices = backend.accelerators() or backend.devices("cpu")
-    names = [str(device) for device in devices]
+    names = [str(device) for device in chosen_devices(registry.current(), None)]
     return MirroredStrategy(names) if len(names) > 1 else OneDeviceStrategy(names[0])

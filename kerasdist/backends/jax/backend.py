@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -48,9 +49,17 @@ class JaxBackend(Backend):
                     "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
 
-    def connect(self, job: Job) -> None:
+    def uses_gpus(self) -> bool | None:
+        """Returns whether a plugin of JAX's for GPUs is installed; None: JAX_PLATFORMS has none."""
+        platforms = jax.config.values["jax_platforms"]
+        if platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
+            return None
+        plugins = metadata.entry_points(group="jax_plugins")
+        return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
         """Starts `jax.distributed`."""
-        connection.connect(job)
+        connection.connect(job, gpus)
 
     def replica_set(
         self,

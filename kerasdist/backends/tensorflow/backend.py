@@ -89,7 +89,13 @@ class TensorFlowBackend(Backend):
             return SoleDevice(devices, options)
         return mirrored_replicas(devices, options)
 
-    def connect(self, job: Job) -> None:
+    def uses_gpus(self) -> bool | None:
+        """Returns whether TensorFlow is built for GPUs; None: they are hidden from it."""
+        if tf.config.list_physical_devices("GPU") and not tf.config.get_visible_devices("GPU"):
+            return None
+        return tf.test.is_built_with_gpu_support()
+
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
         """Starts TensorFlow's runtime as this worker's server in the job's cluster."""
         if worker_strategy.has_started():
             raise JobError(
@@ -97,6 +103,10 @@ class TensorFlowBackend(Backend):
                 f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
                 "strategy at the top of the script, before the first model, tensor or random seed."
             )
+        if gpus is not None:
+            found = tf.config.list_physical_devices("GPU")
+            own = [found[number] for number in gpus if number < len(found)]
+            tf.config.set_visible_devices(own, "GPU")
         job.own_port()
         try:
             worker_strategy.start_server(job.addresses, job.rank)

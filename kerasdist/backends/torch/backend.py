@@ -15,7 +15,7 @@ from kerasdist.backends.torch.process_group import connect
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError
+from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
 
 
@@ -33,11 +33,17 @@ class TorchBackend(Backend):
     def __init__(self) -> None:
         creation.install()
         self._cpu_devices = 1
+        self._gpus: Sequence[int] | None = None
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this machine's devices of one kind."""
-        counts = {"cpu": self._cpu_devices, "gpu": torch.cuda.device_count()}
-        return tuple(Device(kind, index) for index in range(counts.get(kind, 0)))
+        numbers = range(_count(kind) if kind != "cpu" else self._cpu_devices)
+        own = numbers if kind != "gpu" or self._gpus is None else self._gpus
+        return tuple(Device(kind, index) for index in own if index in numbers)
+
+    def uses_gpus(self) -> bool:
+        """Returns whether torch is built for CUDA or for ROCm."""
+        return torch.version.cuda is not None or torch.version.hip is not None
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Provides at least `count` logical CPU devices; may be called at any time."""
@@ -58,10 +64,17 @@ class TorchBackend(Backend):
                 f"Received: devices={[str(device) for device in devices]}. "
                 "The slowest replica would set the pace: use the GPUs alone."
             )
+        if job is not None and not {"cpu", "gpu"}.issuperset(kinds):
+            raise UnsupportedError(
+                "Expected CPUs, or GPUs of NVIDIA's or AMD's, between which torch's workers can "
+                f"communicate. Received: devices={[str(device) for device in devices]}. Set "
+                "KERASDIST_CPU_DEVICES=1, or train with one worker."
+            )
         return TorchReplicaSet(devices, options, job, communication)
 
-    def connect(self, job: Job) -> None:
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
         """Creates torch's process group of all workers."""
+        self._gpus = gpus
         connect(job)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
@@ -73,6 +86,18 @@ class TorchBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Returns a function's result and its gradients with respect to variables."""
         return functions.value_and_grad(function, variables, has_aux)
+
+
+def _count(kind: str) -> int:
+    match kind:
+        case "gpu":
+            return torch.cuda.device_count()
+        case "mps":
+            return int(torch.backends.mps.is_available())
+        case "xpu":
+            return torch.xpu.device_count()
+        case _:
+            return 0
 
 
 BACKEND = TorchBackend()

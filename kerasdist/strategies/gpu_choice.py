@@ -1,0 +1,119 @@
+"""Which GPUs a worker takes, agreed before the framework starts, and whether it then sees them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+
+from kerasdist import config, gpus
+from kerasdist.backends.base import Backend
+from kerasdist.devices import GPU_BUILDS, Device, check_available, parse_devices
+from kerasdist.errors import DeviceError
+from kerasdist.job.job import Job
+from kerasdist.user_warnings import warn_user
+
+_ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
+
+
+def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> list[int] | None:
+    """Returns the numbers of this worker's GPUs among those it sees; None: all, as they are.
+
+    Workers that see the same GPUs divide them. Those with named devices, or on CPUs, take no part
+    in that. All workers must call it, before the framework starts.
+
+    Args:
+        backend: The backend of the workers.
+        job: The job of this process.
+        names: The devices that the user has named.
+
+    Raises:
+        DeviceError: If there are too few, or a named one does not exist.
+    """
+    named = None if names is None else parse_devices(names)
+    on_cpus = named is None and config.wants_cpu_devices()
+    visible = () if on_cpus or not backend.uses_gpus() else gpus.visible()
+    shown = [gpu.uuid for gpu in visible] if named is None else []
+    seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
+    if on_cpus:
+        return []
+    if not visible:
+        return None
+    if named is not None:
+        wanted = [device for device in named if device.kind == "gpu"]
+        existing = [Device("gpu", index) for index in range(len(visible))]
+        check_available(wanted, existing, backend.name, ())
+        return sorted(device.index for device in wanted) or None
+    own = gpus.own_share(seen, job.rank)
+    sharing = [rank for rank, (_, theirs) in enumerate(seen) if set(theirs) == set(shown)]
+    idle = len(shown) - len(own) * len(sharing)
+    if idle and job.rank == sharing[0]:
+        warn_user(
+            f"[worker {job.rank}/{job.num_workers}] {idle} of the {len(shown)} GPUs of "
+            f"{platform.node()} stay idle: its {len(sharing)} workers have {len(own)} each."
+        )
+    return sorted(shown.index(uuid) for uuid in own)
+
+
+def taken(backend: Backend, numbers: Sequence[int], names: Sequence[str] | None) -> list[Device]:
+    """Returns a worker's devices by their names in the framework that was given these GPUs.
+
+    Args:
+        backend: The backend, connected.
+        numbers: What `agree` returned, not empty.
+        names: The devices that the user has named, by the names they had before.
+
+    Raises:
+        DeviceError: If the framework does not see all of them.
+    """
+    found = backend.devices("gpu")
+    if len(found) != len(numbers):
+        raise _unseen(backend, [gpus.visible()[number] for number in numbers], len(found))
+    if names is None:
+        return list(found)
+    new_names = dict(zip(numbers, found, strict=True))
+    return [
+        new_names[device.index] if device.kind == "gpu" else device
+        for device in parse_devices(names)
+    ]
+
+
+def check_promise(backend: Backend) -> None:
+    """Refuses to compute on CPUs in silence where a GPU is there for this process.
+
+    Called where the framework sees no accelerator. A framework built for CPUs is warned about,
+    unless a variable names GPUs for this process: then somebody has asked for them.
+    """
+    built = backend.uses_gpus()
+    if built is None:  # the script has told the framework to leave them
+        return
+    visible, asked = gpus.visible(), gpus.are_named(os.environ)
+    if visible and (built or asked):
+        raise _unseen(backend, visible, 0)
+    if visible:
+        warn_user(
+            f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "
+            f"does not use. Install {GPU_BUILDS[backend.name]}; if you mean CPUs, {_ON_CPUS}."
+        )
+        return
+    problem = gpus.driver_problem() if asked else None
+    if problem is not None:
+        raise DeviceError(
+            f"Expected the GPUs that a variable gives to this process. Received: "
+            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and of NVIDIA's driver: {problem!r}. "
+            f"`nvidia-smi` should say the same: repair the driver; or, for CPUs, {_ON_CPUS}."
+        )
+
+
+def _unseen(backend: Backend, expected: Sequence[gpus.Gpu], found: int) -> DeviceError:
+    cause = (
+        f"Its driver may be too old for this {backend.name}, or a library of CUDA is missing: look "
+        f"at `nvidia-smi`, and at what {backend.name} has said above"
+        if backend.uses_gpus()
+        else f"This {backend.name} is built for CPUs: install {GPU_BUILDS[backend.name]}"
+    )
+    return DeviceError(
+        f"Expected {backend.name} to see the GPUs of this process. Received: "
+        f"gpus={[f'{gpu.uuid} ({gpu.name})' for gpu in expected]} on {platform.node()}, of which "
+        f"it sees {found or 'none'}. {cause}. To compute on CPUs, {_ON_CPUS}."
+    )
