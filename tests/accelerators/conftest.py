@@ -1,10 +1,13 @@
-"""A machine with the GPUs that a test says."""
+"""A machine with the GPUs that a test says. In this process Keras runs on NumPy."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+os.environ["KERAS_BACKEND"] = "numpy"
 
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
 

@@ -1,0 +1,218 @@
+"""Which GPUs each worker of a job takes, told before the frameworks start; simulated workers."""
+
+import platform
+import types
+
+import pytest
+
+from kerasdist.devices import Device
+from kerasdist.errors import DeviceError
+from kerasdist.strategies import gpu_choice
+
+A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
+
+
+class FakeBackend:
+    """A framework that is built for GPUs or not, and that sees some."""
+
+    name = "jax"
+
+    def __init__(self, built=True, sees=0):
+        self._built = built
+        self._sees = sees
+
+    def uses_gpus(self):
+        return self._built
+
+    def devices(self, kind):
+        return tuple(Device(kind, index) for index in range(self._sees))
+
+
+def job_of(rank, workers, gather):
+    return types.SimpleNamespace(
+        rank=rank, num_workers=workers, all_gather_object=lambda label, value: gather(value)
+    )
+
+
+@pytest.fixture
+def agreed(machine_with, monkeypatch):
+    """Returns what each worker takes, given its machine, GPUs, variable and named devices."""
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+
+    def enter(worker):
+        machine_with(worker.get("gpus", "4"))
+        for name, key in [
+            ("CUDA_VISIBLE_DEVICES", "visible"),
+            ("KERASDIST_CPU_DEVICES", "cpus"),
+        ]:
+            if key in worker:
+                monkeypatch.setenv(name, worker[key])
+            else:
+                monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(platform, "node", lambda: worker.get("host", "h"))
+        return FakeBackend(worker.get("built", True)), worker.get("names")
+
+    def run(*workers):
+        seen = []
+        for rank, worker in enumerate(workers):  # what each tells the others
+            backend, names = enter(worker)
+            job = job_of(rank, len(workers), lambda value: seen.append(value) or 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                gpu_choice.agree(backend, job, names)
+        taken = []
+        for rank, worker in enumerate(workers):  # what each does with what they all told
+            backend, names = enter(worker)
+            job = job_of(rank, len(workers), lambda value: list(seen))
+            taken.append(gpu_choice.agree(backend, job, names))
+        return taken
+
+    return run
+
+
+def test_workers_that_see_the_same_divide_them(agreed):
+    """srun --gpus-per-node, torchrun, mpirun."""
+    assert agreed({}, {}) == [[0, 1], [2, 3]]
+    assert agreed({}, {}, {}, {}) == [[0], [1], [2], [3]]
+
+
+def test_each_machine_is_divided_by_itself(agreed):
+    far = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
+    near = {"gpus": [{"uuid": A}, {"uuid": B}]}
+    assert agreed(near, far, near, far) == [[0], [0], [1], [1]]
+
+
+def test_a_scheduler_that_gives_each_task_its_own_as_number_0(agreed):
+    """Slurm --gpus-per-task: equal variables, other GPUs."""
+    tasks = [{"gpus": [{"uuid": uuid}], "visible": "0"} for uuid in (A, B, C, D)]
+    assert agreed(*tasks) == [[0], [0], [0], [0]]
+
+
+def test_a_scheduler_that_gives_each_task_some_of_those_that_all_see(agreed):
+    assert agreed({"visible": "0,1"}, {"visible": "2,3"}) == [[0, 1], [0, 1]]
+    assert agreed({"visible": A}, {"visible": "1"}) == [[0], [0]]
+
+
+def test_containers_with_the_same_name_and_others(agreed):
+    assert agreed({"gpus": [{"uuid": C}]}, {"gpus": [{"uuid": D}]}) == [[0], [0]]
+
+
+def test_the_same_in_another_order(agreed):
+    assert agreed({"visible": "0,1"}, {"visible": "1,0"}) == [[0], [0]]
+    assert agreed({"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}) == [[0, 1], [0, 1]]
+
+
+def test_gpus_that_stay_idle_are_told_by_one_worker(agreed):
+    with pytest.warns(UserWarning, match="idle") as warned:
+        assert agreed({}, {}, {}) == [[0], [1], [2]]
+    [warning] = warned
+    assert str(warning.message) == (
+        "[worker 0/3] 1 of the 4 GPUs of h stay idle: its 3 workers have 1 each."
+    )
+
+
+def test_too_few_name_the_machine_and_the_gpus(agreed):
+    with pytest.raises(DeviceError, match=r"each of the 3 workers of h\. Received: gpus=.*GPU-0"):
+        agreed(*[{"gpus": [{"uuid": A}, {"uuid": B}]}] * 3)
+
+
+def test_some_that_two_see_and_some_that_one_sees(agreed):
+    with pytest.raises(DeviceError, match=r"worker 0 sees .* and worker 1 "):
+        agreed({"visible": "0,1"}, {"visible": "1,2"})
+
+
+def test_without_gpus_nothing_is_chosen(agreed):
+    assert agreed({"gpus": None}, {"gpus": None}) == [None, None]
+    assert agreed({"visible": ""}, {"visible": "-1"}) == [None, None]
+
+
+def test_a_framework_for_cpus_takes_no_part(agreed):
+    assert agreed(*[{"gpus": "1", "built": False}] * 3) == [None] * 3
+    assert agreed({"built": None}, {"built": None}) == [None, None]
+
+
+def test_cpu_devices_that_a_variable_chooses_hide_the_gpus(agreed):
+    assert agreed(*[{"gpus": "1", "cpus": "2"}] * 2) == [[], []]
+
+
+def test_named_devices_are_taken_as_they_are_named(agreed):
+    assert agreed({"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}) == [[2], [0, 1]]
+    assert agreed({"names": ["cpu:0"]}, {"names": ["cpu:0"]}) == [None, None]
+    with pytest.raises(DeviceError, match=r"which has \['gpu:0', .*Received: devices=\['gpu:4'\]"):
+        agreed({"names": ["gpu:4"]}, {})
+
+
+def test_devices_have_the_framework_s_names_afterwards(machine_with):
+    machine_with("4")
+    one = FakeBackend(sees=1)
+    assert gpu_choice.taken(one, [2], None) == [Device("gpu", 0)]
+    assert gpu_choice.taken(one, [2], ["gpu:2"]) == [Device("gpu", 0)]
+    two = gpu_choice.taken(FakeBackend(sees=2), [1, 3], ["gpu:3", "cpu:0", "gpu:1"])
+    assert [str(device) for device in two] == ["gpu:1", "cpu:0", "gpu:0"]
+
+
+def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
+    machine_with("4")
+    with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
+        gpu_choice.taken(FakeBackend(sees=1), [2, 3], None)
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    def give(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("built", "visible", "words"),
+    [
+        (True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
+        (True, "0", ["driver may be too old"]),
+        (False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+    ],
+)
+def test_a_promised_gpu_that_the_framework_does_not_see(
+    machine_with, variables, built, visible, words
+):
+    machine_with("2")
+    if visible is not None:
+        variables(CUDA_VISIBLE_DEVICES=visible)
+    with pytest.raises(DeviceError) as error:
+        gpu_choice.check_promise(FakeBackend(built))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_framework_for_cpus_on_a_machine_with_gpus_is_one_warning(machine_with):
+    machine_with("2")
+    with pytest.warns(UserWarning, match=r"has 2 GPUs that jax, which is built for CPUs") as warned:
+        gpu_choice.check_promise(FakeBackend(built=False))
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "built", "visible"),
+    [
+        (None, True, None),
+        (None, True, "0"),  # a line that many scripts have
+        ("2", True, ""),
+        ("2", False, "-1"),
+        ("2", None, "0"),  # the script has told the framework to leave them
+        ("broken", True, None),  # an image for machines with and without GPUs
+        ("broken", False, "-1"),
+    ],
+)
+def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus, built, visible):
+    machine_with(gpus)
+    if visible is not None:
+        variables(CUDA_VISIBLE_DEVICES=visible)
+    gpu_choice.check_promise(FakeBackend(built))
+
+
+def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
+    machine_with("broken")
+    variables(CUDA_VISIBLE_DEVICES="0")
+    with pytest.raises(DeviceError, match="Driver/library version mismatch"):
+        gpu_choice.check_promise(FakeBackend())
