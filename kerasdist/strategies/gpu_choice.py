@@ -32,7 +32,9 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> list[int] 
     """
     named = None if names is None else parse_devices(names)
     on_cpus = named is None and config.wants_cpu_devices()
-    visible = () if on_cpus or not backend.uses_gpus() else gpus.visible()
+    visible = () if on_cpus else gpus.visible()
+    if visible and not backend.uses_gpus():
+        visible = ()
     shown = [gpu.uuid for gpu in visible] if named is None else []
     seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
     if on_cpus:
@@ -84,10 +86,10 @@ def check_promise(backend: Backend) -> None:
     Called where the framework sees no accelerator. A framework built for CPUs is warned about,
     unless a variable names GPUs for this process: then somebody has asked for them.
     """
-    built = backend.uses_gpus()
-    if built is None:  # the script has told the framework to leave them
-        return
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
+    built = backend.uses_gpus() if visible or asked else None
+    if built is None:  # there is nothing, or the script has told the framework to leave it
+        return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)
     if visible:

@@ -5,9 +5,12 @@ import types
 
 import pytest
 
+from kerasdist.backends.base import Backend
+from kerasdist.backends.options import ReplicaOptions
+from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError
-from kerasdist.strategies import gpu_choice
+from kerasdist.strategies import choice, gpu_choice, multi_worker
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 
@@ -25,7 +28,10 @@ class FakeBackend:
         return self._built
 
     def devices(self, kind):
-        return tuple(Device(kind, index) for index in range(self._sees))
+        return tuple(Device(kind, index) for index in range(self._sees if kind == "gpu" else 1))
+
+    def accelerators(self):
+        return self.devices("gpu")
 
 
 def job_of(rank, workers, gather):
@@ -216,3 +222,103 @@ def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
     variables(CUDA_VISIBLE_DEVICES="0")
     with pytest.raises(DeviceError, match="Driver/library version mismatch"):
         gpu_choice.check_promise(FakeBackend())
+
+
+def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatch):
+    monkeypatch.setattr(choice.config, "apply_cpu_devices_variable", lambda: None)
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    backend = FakeBackend(sees=2)
+    assert choice.chosen_devices(backend, None) == (Device("gpu", 0), Device("gpu", 1))
+    monkeypatch.setenv("KERASDIST_CPU_DEVICES", "1")
+    assert choice.chosen_devices(backend, None) == (Device("cpu", 0),)
+    assert choice.chosen_devices(backend, ["gpu:1"]) == (Device("gpu", 1),)  # named ones come first
+
+
+def test_a_strategy_without_names_does_not_fall_back_to_the_cpu_in_silence(
+    machine_with, monkeypatch
+):
+    machine_with("2")
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    with pytest.raises(DeviceError, match="sees none"):
+        choice.chosen_devices(FakeBackend(sees=0), None)
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu", "xpu", "mps"])
+def test_any_kind_of_accelerator_comes_before_the_cpu(kind):
+    one = (Device(kind, 0),)
+    backend = types.SimpleNamespace(devices=lambda asked: one if asked == kind else ())
+    assert Backend.accelerators(backend) == one
+
+
+@pytest.fixture
+def made(machine_with, monkeypatch):
+    """Makes strategies of a worker, rank 1 of 2 on a machine of four GPUs; what happens, in order.
+
+    The framework numbers the GPUs that it is given from 0, as JAX and TensorFlow do.
+    """
+    machine_with("4")
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    happened = []
+
+    class Recorded(FakeBackend):
+        name = "numpy"
+
+        def connect(self, job, gpus):
+            happened.append(f"connect {gpus}")
+            self._sees = len(gpus)
+
+        def devices(self, kind):
+            happened.append("devices")  # which starts the framework
+            return super().devices(kind)
+
+        def prepare_cpu_devices(self, count):
+            pass
+
+        def replica_set(self, devices, options, job, communication):
+            return [str(device) for device in devices]
+
+    def gather(label, value):
+        happened.append(label)
+        return [value, value]
+
+    job = types.SimpleNamespace(
+        rank=1,
+        num_workers=2,
+        all_gather_object=gather,
+        assert_equal=lambda label, facts: None,
+        after_connecting=lambda: None,
+    )
+    joined = []
+    backend = Recorded()
+
+    def join(place, versions):
+        joined.append(place)
+        return job, len(joined) == 1
+
+    monkeypatch.setattr(multi_worker.current, "join", join)
+    monkeypatch.setattr(multi_worker.equal_randomness, "ensure", lambda job: None)
+    monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
+
+    def make(names=None):
+        happened.clear()
+        options = ReplicaOptions(batch_norm=None, check="off")
+        communication = CommunicationOptions()
+        devices = multi_worker._replicas(backend, None, names, options, communication)
+        return devices, list(happened)
+
+    return make
+
+
+def test_gpus_are_chosen_before_the_framework_starts(made):
+    devices, happened = made()
+    assert devices == ["gpu:0", "gpu:1"]
+    assert happened[:3] == ["GPUs that workers see", "connect [2, 3]", "devices"]
+    devices, happened = made()  # a second strategy takes what the framework has
+    assert devices == ["gpu:0", "gpu:1"]
+    assert "connect [2, 3]" not in happened
+
+
+def test_named_gpus_are_told_to_the_framework_too(made):
+    devices, happened = made(["gpu:3"])
+    assert devices == ["gpu:0"]
+    assert happened[1] == "connect [3]"

@@ -64,11 +64,13 @@ class TorchBackend(Backend):
                 f"Received: devices={[str(device) for device in devices]}. "
                 "The slowest replica would set the pace: use the GPUs alone."
             )
-        if job is not None and not {"cpu", "gpu"}.issuperset(kinds):
+        if (job is not None or len(devices) > 1) and not {"cpu", "gpu"}.issuperset(kinds):
             raise UnsupportedError(
-                "Expected CPUs, or GPUs of NVIDIA's or AMD's, between which torch's workers can "
-                f"communicate. Received: devices={[str(device) for device in devices]}. Set "
-                "KERASDIST_CPU_DEVICES=1, or train with one worker."
+                "Expected one device, or several that kerasdist can combine on torch: CPUs, or "
+                "GPUs of NVIDIA's or AMD's. Received: "
+                f"devices={[str(device) for device in devices]}, on "
+                f"{1 if job is None else job.num_workers} workers. Name one device, "
+                f"{str(devices[0])!r}, with one worker; or set KERASDIST_CPU_DEVICES."
             )
         return TorchReplicaSet(devices, options, job, communication)
 
