@@ -10,6 +10,7 @@ from kerasdist import config, gpus
 from kerasdist.backends.base import Backend
 from kerasdist.devices import GPU_BUILDS, Device, check_available, parse_devices
 from kerasdist.errors import DeviceError
+from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.user_warnings import warn_user
 
@@ -92,13 +93,13 @@ def check_promise(backend: Backend) -> None:
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)
-    if visible:
+    job = current.current()
+    if visible and (job is None or job.is_chief):
         warn_user(
             f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "
             f"does not use. Install {GPU_BUILDS[backend.name]}; if you mean CPUs, {_ON_CPUS}."
         )
-        return
-    problem = gpus.driver_problem() if asked else None
+    problem = gpus.driver_problem() if asked and not visible else None
     if problem is not None:
         raise DeviceError(
             f"Expected the GPUs that a variable gives to this process. Received: "
