@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
 
 from kerasdist import config, gpus
 from kerasdist.backends.base import Backend
@@ -17,8 +19,22 @@ from kerasdist.user_warnings import warn_user
 _ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
 
 
-def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> list[int] | None:
-    """Returns the numbers of this worker's GPUs among those it sees; None: all, as they are.
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The GPUs of a worker.
+
+    Attributes:
+        numbers: Their numbers among those that the process sees, in order; None: all of them.
+        peers: The workers of this machine that have found no GPU, this one among them.
+    """
+
+    numbers: list[int] | None
+    peers: list[int] = field(default_factory=list[int])
+
+
+def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
+    """Returns this worker's GPUs.
 
     Workers that see the same GPUs divide them. Those with named devices, or on CPUs, take no part
     in that. All workers must call it, before the framework starts.
@@ -39,14 +55,15 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> list[int] 
     shown = [gpu.uuid for gpu in visible] if named is None else []
     seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
     if on_cpus:
-        return []
+        return Choice([])
     if not visible:
-        return None
+        nowhere = [platform.node(), []]
+        return Choice(None, [rank for rank, each in enumerate(seen) if list(each) == nowhere])
     if named is not None:
         wanted = [device for device in named if device.kind == "gpu"]
         existing = [Device("gpu", index) for index in range(len(visible))]
         check_available(wanted, existing, backend.name, ())
-        return sorted(device.index for device in wanted) or None
+        return Choice(sorted(device.index for device in wanted) or None)
     own = gpus.own_share(seen, job.rank)
     sharing = [rank for rank, (_, theirs) in enumerate(seen) if set(theirs) == set(shown)]
     idle = len(shown) - len(own) * len(sharing)
@@ -55,7 +72,7 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> list[int] 
             f"[worker {job.rank}/{job.num_workers}] {idle} of the {len(shown)} GPUs of "
             f"{platform.node()} stay idle: its {len(sharing)} workers have {len(own)} each."
         )
-    return sorted(shown.index(uuid) for uuid in own)
+    return Choice(sorted(shown.index(uuid) for uuid in own))
 
 
 def taken(backend: Backend, numbers: Sequence[int], names: Sequence[str] | None) -> list[Device]:
@@ -63,7 +80,7 @@ def taken(backend: Backend, numbers: Sequence[int], names: Sequence[str] | None)
 
     Args:
         backend: The backend, connected.
-        numbers: What `agree` returned, not empty.
+        numbers: Those of the worker's `Choice`, one at least.
         names: The devices that the user has named, by the names they had before.
 
     Raises:
@@ -79,6 +96,22 @@ def taken(backend: Backend, numbers: Sequence[int], names: Sequence[str] | None)
         new_names[device.index] if device.kind == "gpu" else device
         for device in parse_devices(names)
     ]
+
+
+def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
+    """Returns a worker's part of GPUs that only its framework has found.
+
+    So it is in a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+
+    Args:
+        devices: What the framework sees.
+        peers: Those of the worker's `Choice`.
+        rank: The worker's number.
+    """
+    if devices[0].kind != "gpu" or rank not in peers:
+        return devices
+    own = gpus.part(len(devices), len(peers), peers.index(rank))
+    return [devices[index] for index in own] or devices  # too few: each sees another one
 
 
 def check_promise(backend: Backend) -> None:

@@ -92,13 +92,16 @@ def _replicas(
 ) -> ReplicaSet:
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
-    own = gpu_choice.agree(backend, job, names) if is_new else None
+    choice = gpu_choice.Choice(None)
     if is_new:
-        backend.connect(job, own)
-    if own:
-        devices = gpu_choice.taken(backend, own, names)
+        choice = gpu_choice.agree(backend, job, names)
+        backend.connect(job, choice.numbers)
+    if choice.numbers:
+        devices = gpu_choice.taken(backend, choice.numbers, names)
     else:
         devices = chosen_devices(backend, names)
+        if names is None:
+            devices = gpu_choice.own_part(devices, choice.peers, job.rank)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
     chosen = {"check": options.check, "batch_norm": options.batch_norm}
     job.assert_equal("options of the strategy", chosen)

@@ -69,7 +69,7 @@ def agreed(machine_with, monkeypatch):
         for rank, worker in enumerate(workers):  # what each does with what they all told
             backend, names = enter(worker)
             job = job_of(rank, len(workers), lambda value: list(seen))
-            taken.append(gpu_choice.agree(backend, job, names))
+            taken.append(gpu_choice.agree(backend, job, names).numbers)
         return taken
 
     return run
@@ -160,6 +160,20 @@ def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
     machine_with("4")
     with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
         gpu_choice.taken(FakeBackend(sees=1), [2, 3], None)
+
+
+def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with, monkeypatch):
+    """In a container without NVML."""
+    machine_with(None)
+    monkeypatch.setattr(platform, "node", lambda: "h")
+    seen = [["h", []], ["far", []], ["h", []]]
+    choice = gpu_choice.agree(FakeBackend(), job_of(2, 3, lambda value: seen), None)
+    assert choice == gpu_choice.Choice(None, [0, 2])
+    four = FakeBackend(sees=4).devices("gpu")
+    assert gpu_choice.own_part(four, choice.peers, 2) == list(four[2:])
+    assert gpu_choice.own_part(four[:1], choice.peers, 2) == four[:1]
+    cpus = (Device("cpu", 0), Device("cpu", 1))
+    assert gpu_choice.own_part(cpus, choice.peers, 2) == cpus
 
 
 @pytest.fixture
