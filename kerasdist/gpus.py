@@ -7,6 +7,7 @@ what a process sees.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
@@ -75,9 +76,7 @@ def are_named(environ: Mapping[str, str]) -> bool:
 
 def driver_problem() -> str | None:
     """Returns why NVIDIA's driver does not work; None where it does, and where there is none."""
-    import pynvml
-
-    nvml: Any = pynvml  # it has no types
+    nvml = _library()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
@@ -137,6 +136,10 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
     return [seen[sharing[0]][1][index] for index in own]
 
 
+def _library() -> Any:
+    return importlib.import_module("pynvml")  # without types
+
+
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
     """Returns the GPUs that a variable names, as CUDA reads it: up to the first unknown name.
 
@@ -172,9 +175,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
 
 def _nvidia() -> Iterator[tuple[Gpu, ...]]:
     """Yields each GPU that NVML shows, followed by the parts into which it is divided."""
-    import pynvml
-
-    nvml: Any = pynvml
+    nvml = _library()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:  # no driver, or one that does not work

@@ -94,7 +94,8 @@ def main() -> int:
         # This is not the launcher's machine, where the launcher has counted the GPUs.
         from kerasdist.launch.environment import of_gpus
 
-        os.environ.update(of_gpus(os.environ, arguments.share)[arguments.slot])
+        slot: int = arguments.slot
+        os.environ.update(of_gpus(os.environ, arguments.share)[slot])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.

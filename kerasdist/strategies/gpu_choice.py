@@ -57,8 +57,9 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     if on_cpus:
         return Choice([])
     if not visible:
-        nowhere = [platform.node(), []]
-        return Choice(None, [rank for rank, each in enumerate(seen) if list(each) == nowhere])
+        here = platform.node()
+        found_none = [rank for rank, (host, uuids) in enumerate(seen) if host == here and not uuids]
+        return Choice(None, found_none)
     if named is not None:
         wanted = [device for device in named if device.kind == "gpu"]
         existing = [Device("gpu", index) for index in range(len(visible))]
