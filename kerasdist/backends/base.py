@@ -63,9 +63,9 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def uses_gpus(self) -> bool | None:
-        """Returns whether the framework is built for GPUs; None: it is told to leave them alone.
+        """Returns whether the framework is built for GPUs. Does not start it.
 
-        Does not start it.
+        None: its user has told the framework itself which to take, or none.
         """
 
     @abc.abstractmethod

@@ -49,17 +49,16 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     """
     named = None if names is None else parse_devices(names)
     on_cpus = named is None and config.wants_cpu_devices()
-    visible = () if on_cpus else gpus.visible()
-    if visible and not backend.uses_gpus():
-        visible = ()
+    found = () if on_cpus else gpus.visible()
+    visible = found if found and backend.uses_gpus() else ()
     shown = [gpu.uuid for gpu in visible] if named is None else []
     seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
     if on_cpus:
         return Choice([])
     if not visible:
         here = platform.node()
-        found_none = [rank for rank, (host, uuids) in enumerate(seen) if host == here and not uuids]
-        return Choice(None, found_none)
+        without = [rank for rank, (host, uuids) in enumerate(seen) if host == here and not uuids]
+        return Choice(None, [] if found else without)
     if named is not None:
         wanted = [device for device in named if device.kind == "gpu"]
         existing = [Device("gpu", index) for index in range(len(visible))]
@@ -123,7 +122,7 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # there is nothing, or the script has told the framework to leave it
+    if built is None:  # there is nothing, or the framework is told to leave it
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)

@@ -33,6 +33,12 @@ module.metadata = types.SimpleNamespace(entry_points=lambda group: plugins)
 assert backend.uses_gpus() is False
 plugins.append(types.SimpleNamespace(name="xla_cuda12"))
 assert backend.uses_gpus() is True
+for chosen in ("2,3", "all"):  # the user's own choice
+    jax.config.update("jax_cuda_visible_devices", chosen)
+    assert backend.uses_gpus() is (None if chosen == "2,3" else True)
+os.environ["JAX_LOCAL_DEVICE_IDS"] = "1"
+assert backend.uses_gpus() is None
+del os.environ["JAX_LOCAL_DEVICE_IDS"]
 backend.connect(job(), [2, 3])
 assert initialized[-1]["local_device_ids"] == [2, 3]
 assert jax.config.jax_platforms is None
@@ -66,8 +72,9 @@ backend.connect(job(), [])
 assert made[-1] == ([], "GPU")
 backend.connect(job(), [3, 4])  # one that TensorFlow does not see: told afterwards
 assert made[-1] == (["GPU 3"], "GPU")
-tf.config.get_visible_devices = lambda kind: []
-assert backend.uses_gpus() is None
+for hidden in ([], ["GPU 1"]):  # the user's own choice
+    tf.config.get_visible_devices = lambda kind: hidden
+    assert backend.uses_gpus() is None
 """
 
 TORCH = """

@@ -176,6 +176,13 @@ def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with,
     assert gpu_choice.own_part(cpus, choice.peers, 2) == cpus
 
 
+def test_gpus_that_the_framework_was_told_to_take_are_left_as_they_are(machine_with, monkeypatch):
+    machine_with("4")
+    monkeypatch.setattr(platform, "node", lambda: "h")
+    told = job_of(0, 2, lambda value: [["h", []], ["h", []]])
+    assert gpu_choice.agree(FakeBackend(built=None), told, None) == gpu_choice.Choice(None, [])
+
+
 @pytest.fixture
 def variables(monkeypatch):
     def give(**values):

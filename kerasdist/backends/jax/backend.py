@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, final
@@ -50,9 +51,11 @@ class JaxBackend(Backend):
                 ) from error
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether a plugin of JAX's for GPUs is installed; None: JAX_PLATFORMS has none."""
+        """Returns whether a plugin for GPUs is installed; None: JAX is told which to take."""
         platforms = jax.config.values["jax_platforms"]
-        if platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(",")):
+        without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
+        chosen = {jax.config.values[f"jax_{kind}_visible_devices"] for kind in ("cuda", "rocm")}
+        if without or chosen != {"all"} or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
             return None
         plugins = metadata.entry_points(group="jax_plugins")
         return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)

@@ -90,8 +90,8 @@ class TensorFlowBackend(Backend):
         return mirrored_replicas(devices, options)
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether TensorFlow is built for GPUs; None: they are hidden from it."""
-        if tf.config.list_physical_devices("GPU") and not tf.config.get_visible_devices("GPU"):
+        """Returns whether TensorFlow is built for GPUs; None: some are hidden from it."""
+        if tf.config.list_physical_devices("GPU") != tf.config.get_visible_devices("GPU"):
             return None
         return tf.test.is_built_with_gpu_support()
 
