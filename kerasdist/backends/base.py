@@ -69,7 +69,7 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
         """Connects the workers' frameworks with each other, before they start.
 
         All workers must call it.
@@ -78,6 +78,10 @@ class Backend(abc.ABC):
             job: The job of this process.
             gpus: The numbers of those that the framework is to use, in order; none, if it is empty.
                 None: all that it sees.
+
+        Returns:
+            Those GPUs, in order, by the names that they have now; without those that the framework
+            does not see. Empty for None.
 
         Raises:
             JobError: If the framework has started, or a worker cannot be reached in time.

@@ -75,18 +75,23 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     return Choice(sorted(shown.index(uuid) for uuid in own))
 
 
-def taken(backend: Backend, numbers: Sequence[int], names: Sequence[str] | None) -> list[Device]:
-    """Returns a worker's devices by their names in the framework that was given these GPUs.
+def taken(
+    backend: Backend,
+    numbers: Sequence[int],
+    found: Sequence[Device],
+    names: Sequence[str] | None,
+) -> list[Device]:
+    """Returns a worker's devices by the names that they have in the framework.
 
     Args:
         backend: The backend, connected.
         numbers: Those of the worker's `Choice`, one at least.
+        found: What `Backend.connect` has returned.
         names: The devices that the user has named, by the names they had before.
 
     Raises:
         DeviceError: If the framework does not see all of them.
     """
-    found = backend.devices("gpu")
     if len(found) != len(numbers):
         raise _unseen(backend, [gpus.visible()[number] for number in numbers], len(found))
     if names is None:

@@ -13,12 +13,17 @@ from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
+from kerasdist.devices import Device
 from kerasdist.job import current
+from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
+
+# The accelerators that this worker has taken, where none were named: for further strategies too.
+_own: list[Device] = []
 
 
 @final
@@ -92,16 +97,10 @@ def _replicas(
 ) -> ReplicaSet:
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
-    choice = gpu_choice.Choice(None)
     if is_new:
-        choice = gpu_choice.agree(backend, job, names)
-        backend.connect(job, choice.numbers)
-    if choice.numbers:
-        devices = gpu_choice.taken(backend, choice.numbers, names)
+        devices = _connected(backend, job, names)
     else:
-        devices = chosen_devices(backend, names)
-        if names is None:
-            devices = gpu_choice.own_part(devices, choice.peers, job.rank)
+        devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
     chosen = {"check": options.check, "batch_norm": options.batch_norm}
     job.assert_equal("options of the strategy", chosen)
@@ -110,6 +109,20 @@ def _replicas(
         job.after_connecting()
     equal_randomness.ensure(job)
     return replicas
+
+
+def _connected(backend: Backend, job: Job, names: Sequence[str] | None) -> Sequence[Device]:
+    """Starts the framework on this worker's devices, and returns them."""
+    choice = gpu_choice.agree(backend, job, names)
+    found = backend.connect(job, choice.numbers)
+    if choice.numbers:
+        devices = gpu_choice.taken(backend, choice.numbers, found, names)
+    else:
+        devices = chosen_devices(backend, names)
+    if names is None:
+        devices = gpu_choice.own_part(devices, choice.peers, job.rank)
+        _own[:] = [device for device in devices if device.kind != "cpu"]
+    return devices
 
 
 def _versions(backend: Backend) -> dict[str, Any]:

@@ -39,7 +39,7 @@ for chosen in ("2,3", "all"):  # the user's own choice
 os.environ["JAX_LOCAL_DEVICE_IDS"] = "1"
 assert backend.uses_gpus() is None
 del os.environ["JAX_LOCAL_DEVICE_IDS"]
-backend.connect(job(), [2, 3])
+assert backend.connect(job(), [2, 3]) == ()  # JAX sees none of them
 assert initialized[-1]["local_device_ids"] == [2, 3]
 assert jax.config.jax_platforms is None
 backend.connect(job(), None)
@@ -64,9 +64,11 @@ worker_strategy.start_server = lambda addresses, rank: started.append(list(made)
 
 tf.test.is_built_with_gpu_support = lambda: True
 assert backend.uses_gpus() is True
-backend.connect(job(), [1, 3])
+logical = types.SimpleNamespace(name="/device:GPU:0")
+tf.config.list_logical_devices = lambda kind: [logical, logical]
+assert names(backend.connect(job(), [1, 3])) == ["gpu:0", "gpu:1"]
 assert started == [[(["GPU 1", "GPU 3"], "GPU")]]  # before TensorFlow starts
-backend.connect(job(), None)
+assert backend.connect(job(), None) == ()
 assert len(made) == 1
 backend.connect(job(), [])
 assert made[-1] == ([], "GPU")
@@ -117,13 +119,12 @@ for strategy in (kd.auto(), kd.MirroredStrategy()):
     assert names(strategy.replica_set.devices) == ["cpu:0", "cpu:1"]
 torch.xpu.device_count = lambda: 0
 
-# A worker's own GPUs are the machine's for every strategy that it makes.
+# torch sets nothing aside on GPUs, and numbers them as before.
 torch.cuda.device_count = lambda: 4
 module.connect = lambda job: None
-for own, expected in ((None, [0, 1, 2, 3]), ([2], [2]), ([3, 4], [3]), ([], [])):
-    backend.connect(job(), own)
-    assert names(backend.devices("gpu")) == [f"gpu:{index}" for index in expected]
-    assert backend.accelerators() == backend.devices("gpu")
+for own, expected in ((None, []), ([2], [2]), ([3, 4], [3]), ([], [])):
+    assert names(backend.connect(job(), own)) == [f"gpu:{index}" for index in expected]
+    assert len(backend.devices("gpu")) == 4
 """
 
 

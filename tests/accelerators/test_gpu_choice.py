@@ -147,19 +147,23 @@ def test_named_devices_are_taken_as_they_are_named(agreed):
         agreed({"names": ["gpu:4"]}, {})
 
 
-def test_devices_have_the_framework_s_names_afterwards(machine_with):
-    machine_with("4")
-    one = FakeBackend(sees=1)
-    assert gpu_choice.taken(one, [2], None) == [Device("gpu", 0)]
-    assert gpu_choice.taken(one, [2], ["gpu:2"]) == [Device("gpu", 0)]
-    two = gpu_choice.taken(FakeBackend(sees=2), [1, 3], ["gpu:3", "cpu:0", "gpu:1"])
+def gpus_of(*numbers):
+    return tuple(Device("gpu", number) for number in numbers)
+
+
+def test_devices_have_the_framework_s_names_afterwards():
+    backend = FakeBackend()
+    assert gpu_choice.taken(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
+    assert gpu_choice.taken(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
+    assert gpu_choice.taken(backend, [2], gpus_of(2), ["gpu:2"]) == [Device("gpu", 2)]  # torch
+    two = gpu_choice.taken(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
     assert [str(device) for device in two] == ["gpu:1", "cpu:0", "gpu:0"]
 
 
 def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
     machine_with("4")
     with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
-        gpu_choice.taken(FakeBackend(sees=1), [2, 3], None)
+        gpu_choice.taken(FakeBackend(), [2, 3], gpus_of(0), None)
 
 
 def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with, monkeypatch):
@@ -275,7 +279,7 @@ def test_any_kind_of_accelerator_comes_before_the_cpu(kind):
 def made(machine_with, monkeypatch):
     """Makes strategies of a worker, rank 1 of 2 on a machine of four GPUs; what happens, in order.
 
-    The framework numbers the GPUs that it is given from 0, as JAX and TensorFlow do.
+    JAX and TensorFlow number the GPUs that they are given from 0, torch does not.
     """
     machine_with("4")
     monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
@@ -283,14 +287,15 @@ def made(machine_with, monkeypatch):
 
     class Recorded(FakeBackend):
         name = "numpy"
+        renumbers = True
 
         def connect(self, job, gpus):
             happened.append(f"connect {gpus}")
-            self._sees = len(gpus)
+            return gpus_of(*(range(len(gpus)) if self.renumbers else gpus))
 
         def devices(self, kind):
             happened.append("devices")  # which starts the framework
-            return super().devices(kind)
+            return gpus_of(*range(4))
 
         def prepare_cpu_devices(self, count):
             pass
@@ -316,12 +321,14 @@ def made(machine_with, monkeypatch):
         joined.append(place)
         return job, len(joined) == 1
 
+    monkeypatch.setattr(multi_worker, "_own", [])
     monkeypatch.setattr(multi_worker.current, "join", join)
     monkeypatch.setattr(multi_worker.equal_randomness, "ensure", lambda job: None)
     monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
 
-    def make(names=None):
+    def make(names=None, renumbers=True):
         happened.clear()
+        backend.renumbers = renumbers
         options = ReplicaOptions(batch_norm=None, check="off")
         communication = CommunicationOptions()
         devices = multi_worker._replicas(backend, None, names, options, communication)
@@ -330,12 +337,15 @@ def made(machine_with, monkeypatch):
     return make
 
 
-def test_gpus_are_chosen_before_the_framework_starts(made):
-    devices, happened = made()
-    assert devices == ["gpu:0", "gpu:1"]
-    assert happened[:3] == ["GPUs that workers see", "connect [2, 3]", "devices"]
-    devices, happened = made()  # a second strategy takes what the framework has
-    assert devices == ["gpu:0", "gpu:1"]
+@pytest.mark.parametrize(
+    ("renumbers", "expected"), [(True, ["gpu:0", "gpu:1"]), (False, ["gpu:2", "gpu:3"])]
+)
+def test_gpus_are_chosen_before_the_framework_starts(made, renumbers, expected):
+    devices, happened = made(None, renumbers)
+    assert devices == expected
+    assert happened[:2] == ["GPUs that workers see", "connect [2, 3]"]
+    devices, happened = made(None, renumbers)  # a second strategy takes the same
+    assert devices == expected
     assert "connect [2, 3]" not in happened
 
 
@@ -343,3 +353,4 @@ def test_named_gpus_are_told_to_the_framework_too(made):
     devices, happened = made(["gpu:3"])
     assert devices == ["gpu:0"]
     assert happened[1] == "connect [3]"
+    assert made(["gpu:1"])[0] == ["gpu:1"]  # a second strategy may name others

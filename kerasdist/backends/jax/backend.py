@@ -60,9 +60,10 @@ class JaxBackend(Backend):
         plugins = metadata.entry_points(group="jax_plugins")
         return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
 
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
-        """Starts `jax.distributed`."""
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+        """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""
         connection.connect(job, gpus)
+        return self.devices("gpu") if gpus else ()
 
     def replica_set(
         self,

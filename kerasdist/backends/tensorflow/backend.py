@@ -95,8 +95,8 @@ class TensorFlowBackend(Backend):
             return None
         return tf.test.is_built_with_gpu_support()
 
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
-        """Starts TensorFlow's runtime as this worker's server in the job's cluster."""
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+        """Starts TensorFlow's runtime as this worker's server; it numbers its GPUs from 0."""
         if worker_strategy.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
@@ -116,6 +116,7 @@ class TensorFlowBackend(Backend):
                 f"addresses={job.addresses}, of which TensorFlow says: {error.message!r:.300}. See "
                 "to it that each worker can reach all of them."
             ) from error
+        return self.devices("gpu") if gpus else ()
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function``."""

@@ -33,13 +33,11 @@ class TorchBackend(Backend):
     def __init__(self) -> None:
         creation.install()
         self._cpu_devices = 1
-        self._gpus: Sequence[int] | None = None
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this machine's devices of one kind."""
-        numbers = range(_count(kind) if kind != "cpu" else self._cpu_devices)
-        own = numbers if kind != "gpu" or self._gpus is None else self._gpus
-        return tuple(Device(kind, index) for index in own if index in numbers)
+        count = self._cpu_devices if kind == "cpu" else _count(kind)
+        return tuple(Device(kind, index) for index in range(count))
 
     def uses_gpus(self) -> bool:
         """Returns whether torch is built for CUDA or for ROCm."""
@@ -74,10 +72,10 @@ class TorchBackend(Backend):
             )
         return TorchReplicaSet(devices, options, job, communication)
 
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> None:
-        """Creates torch's process group of all workers."""
-        self._gpus = gpus
+    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+        """Creates torch's process group of all workers; torch sets nothing aside on its GPUs."""
         connect(job)
+        return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a `Step`, which on one replica ``torch.compile`` compiles if `jit_compile`."""
