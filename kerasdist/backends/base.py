@@ -69,7 +69,7 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Connects the workers' frameworks with each other, before they start.
 
         All workers must call it.

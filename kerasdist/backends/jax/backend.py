@@ -60,7 +60,7 @@ class JaxBackend(Backend):
         plugins = metadata.entry_points(group="jax_plugins")
         return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
 
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""
         connection.connect(job, gpus)
         return self.devices("gpu") if gpus else ()

@@ -25,7 +25,7 @@ _LATER = 20
 _TOO_LATE = "must be called before any JAX calls"
 
 
-def connect(job: Job, gpus: Sequence[int] | None) -> None:
+def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     """Starts JAX's coordination between the workers. All workers must call it.
 
     Args:

@@ -95,7 +95,7 @@ class TensorFlowBackend(Backend):
             return None
         return tf.test.is_built_with_gpu_support()
 
-    def connect(self, job: Job, gpus: Sequence[int] | None) -> tuple[Device, ...]:
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts TensorFlow's runtime as this worker's server; it numbers its GPUs from 0."""
         if worker_strategy.has_started():
             raise JobError(
