@@ -15,7 +15,8 @@ def set_logical_cpu_devices(count: int) -> None:
 
     They share the machine's cores. On JAX and TensorFlow it must come before the framework starts,
     that is before the first model, tensor or random seed; on PyTorch any time. The variable
-    ``KERASDIST_CPU_DEVICES`` does the same when the first strategy is made.
+    ``KERASDIST_CPU_DEVICES`` does the same when the first strategy is made, and has strategies
+    without named devices compute on CPUs even where there are GPUs.
 
     Args:
         count: How many devices, at least 1.
@@ -30,6 +31,11 @@ def set_logical_cpu_devices(count: int) -> None:
     if operator.index(count) < 1:
         raise ValueError(f"Expected a positive number of CPU devices. Received: count={count!r}")
     registry.current().prepare_cpu_devices(count)
+
+
+def wants_cpu_devices() -> bool:
+    """Returns whether ``KERASDIST_CPU_DEVICES`` chooses CPU devices before accelerators."""
+    return bool(os.environ.get(CPU_DEVICES_VARIABLE))
 
 
 def apply_cpu_devices_variable() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 from kerasdist.errors import DeviceError
 
-_KINDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+_KINDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "mps": "mps", "xpu": "xpu"}
+
+ACCELERATORS = ("tpu", "gpu", "xpu", "mps")
+"""The kinds of devices that a strategy prefers to CPUs, the first that there is."""
 
 # From plain "gpu" to "/job:localhost/replica:0/task:0/device:GPU:1".
 _NAME = re.compile(
-    r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(cpu|gpu|cuda|tpu)(?::(\d+))?",
+    r"(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(cpu|gpu|cuda|tpu|mps|xpu)(?::(\d+))?",
     re.IGNORECASE,
 )
 
@@ -23,7 +26,8 @@ class Device:
     """One device of this machine.
 
     Attributes:
-        kind: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+        kind: ``"cpu"``, ``"gpu"`` or ``"tpu"``; on PyTorch also ``"mps"`` (Apple's GPUs) and
+            ``"xpu"`` (Intel's).
         index: Its number among the devices of that kind.
     """
 
@@ -84,11 +88,12 @@ def parse_devices(names: Iterable[Any]) -> tuple[Device, ...]:
     return devices
 
 
-_CUDA_BUILDS = {
-    "tensorflow": "pip install 'tensorflow[and-cuda]'",
-    "jax": "pip install 'jax[cuda12]'",
-    "torch": "a build with CUDA, see https://pytorch.org/get-started/locally",
+GPU_BUILDS = {
+    "tensorflow": "tensorflow for CUDA (pip install 'tensorflow[and-cuda]')",
+    "jax": "jax for CUDA (pip install 'jax[cuda12]')",
+    "torch": "torch for CUDA (see https://pytorch.org/get-started/locally)",
 }
+"""How to install each backend for GPUs."""
 
 
 def check_available(
@@ -99,8 +104,7 @@ def check_available(
     if devices and not available and devices[0].kind != "cpu":
         kind = devices[0].kind
         cure = (
-            f"Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, and install {backend} for CUDA "
-            f"({_CUDA_BUILDS[backend]})"
+            f"Look at `nvidia-smi` and CUDA_VISIBLE_DEVICES, and install {GPU_BUILDS[backend]}"
             if kind == "gpu"
             else f"Look whether {backend} is installed with {kind.upper()} support"
         )

@@ -33,6 +33,14 @@ QUIET = (
     ),
 )
 _KEPT = "most tests train one of a few models: XLA would compile each of them a hundred times"
+FULL_FLOAT32 = (
+    Setting(
+        "NVIDIA_TF32_OVERRIDE",
+        "0",
+        "TF32, which cuBLAS and cuDNN use on GPUs, rounds to 1e-3: no comparison with plain Keras "
+        "holds",
+    ),
+)
 COMPILED_PROGRAMS = (
     Setting("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "jax-cache"), _KEPT),
     Setting("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0", _KEPT),
@@ -69,7 +77,17 @@ SLOWER_KERNELS = Setting(
     "are faster, not other ones",
 )
 
-ALL = (*QUIET, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS, SLOWER_KERNELS)
+# Of the exactness suites on JAX, where JAX_PLATFORMS names another platform than the CPU.
+FULL_PRODUCTS = Setting(
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "highest",
+    "XLA's own kernels round products to TF32 on GPUs, and to bfloat16 on TPUs",
+)
+
+ALL = (
+    *(*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS),
+    *(SLOWER_KERNELS, FULL_PRODUCTS),
+)
 
 
 def put(settings: Iterable[Setting]):
@@ -85,11 +103,13 @@ def values(settings: Iterable[Setting]) -> dict[str, str]:
 
 def of_all():
     """Gives this process, and those that it starts, what all processes of the tests have."""
-    put((*QUIET, *COMPILED_PROGRAMS))
+    put((*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS))
 
 
 def suite_settings(backend: str) -> tuple[Setting, ...]:
     """What a process of the exactness suites has more than every process of the tests."""
+    if backend == "jax" and os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
+        return (*CPU_DEVICES, FULL_PRODUCTS)
     optimized = backend != "jax" or os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
     return CPU_DEVICES if optimized else (*CPU_DEVICES, SLOWER_KERNELS)
 

@@ -20,7 +20,7 @@ from kerasdist.backends.first_batches import FirstBatches
 from kerasdist.backends.initial_broadcast import InitialBroadcast
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.devices import ACCELERATORS, Device
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
@@ -47,7 +47,7 @@ class Backend(abc.ABC):
         """Returns this machine's devices of one kind, starting the framework if need be.
 
         Args:
-            kind: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+            kind: ``"cpu"``, or one of `kerasdist.devices.ACCELERATORS`.
         """
 
     @abc.abstractmethod
@@ -62,13 +62,26 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def connect(self, job: Job) -> None:
+    def uses_gpus(self) -> bool | None:
+        """Returns whether the framework is built for GPUs. Does not start it.
+
+        None: its user has told the framework itself which to take, or none.
+        """
+
+    @abc.abstractmethod
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Connects the workers' frameworks with each other, before they start.
 
         All workers must call it.
 
         Args:
             job: The job of this process.
+            gpus: The numbers of those that the framework is to use, in order; none, if it is empty.
+                None: all that it sees.
+
+        Returns:
+            Those GPUs, in order, by the names that they have now; without those that the framework
+            does not see. Empty for None.
 
         Raises:
             JobError: If the framework has started, or a worker cannot be reached in time.
@@ -124,7 +137,7 @@ class Backend(abc.ABC):
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
-        return self.devices("tpu") or self.devices("gpu")
+        return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
 class ReplicaSet(abc.ABC):

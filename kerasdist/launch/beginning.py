@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from kerasdist.job.listening import COORDINATOR_FD
@@ -28,9 +27,13 @@ def begin(
     """Starts the workers one after another, and yields each."""
     coordinator, listener = open_coordinator(slots)
     of_job = environment.of_job(spec, number)
+    here = sum(slot.host is None for slot in slots)
+    of_gpus = environment.of_gpus({**os.environ, **spec.environment}, here)
     with listener or contextlib.nullcontext():
         for slot in slots:
             variables = environment.of_worker(spec, slot, len(slots), coordinator, number) | of_job
+            if slot.host is None:
+                variables |= of_gpus[slot.local_rank]
             opened = listener if slot.rank == 0 else None
             if opened is not None:
                 variables[COORDINATOR_FD] = str(opened.fileno())
@@ -73,12 +76,10 @@ def begin_others(
         for slot in slots
     )
     for slot, variables in zip(slots[1:], others, strict=True):
-        # As if alone on the machine: else its guard would give it a part of the GPUs.
-        alone = replace(slot, local_rank=0, local_workers=1)
         start = Start(
             rank=slot.rank,
             name=f"worker {slot.rank}/{len(slots)}",
-            command=commands.here(spec, alone),
+            command=commands.here(spec, slot),
             variables=variables,
             directory=None,
             log=None,

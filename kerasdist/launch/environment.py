@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from kerasdist import gpus
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
@@ -52,6 +53,37 @@ def of_threads(workers: int) -> dict[str, str]:
     """Returns the variable that gives each of this machine's workers its part of the cores."""
     threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
     return {_THREADS: threads}
+
+
+def of_gpus(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """Returns, for each worker of this machine, the variables that show it its part of the GPUs.
+
+    So what a script does before it makes a strategy touches no other worker's GPU. Nothing is
+    changed where there are too few, which the strategy reports.
+
+    Args:
+        environ: The variables that the workers have otherwise.
+        workers: How many workers this machine has.
+    """
+    if workers < 2:
+        return [{} for _ in range(workers)]
+    variable, names = offered_gpus(environ)
+    given = {} if environ.get(variable) else {gpus.ORDER: environ.get(gpus.ORDER, "PCI_BUS_ID")}
+    parts = [gpus.part(len(names), workers, number) for number in range(workers)]
+    return [
+        {**given, variable: ",".join(names[index] for index in own)} if own else {} for own in parts
+    ]
+
+
+def offered_gpus(environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Returns the variable that chooses among this machine's GPUs, and their names there."""
+    seen = gpus.visible(environ)
+    is_hip = bool(seen) and seen[0].maker == "AMD" and not environ.get(gpus.CUDA)
+    variable = gpus.HIP if is_hip else gpus.CUDA
+    chosen = environ.get(variable)
+    if chosen is None:
+        return variable, [str(index) for index in range(len(seen))]
+    return variable, [name for name in chosen.split(",") if name]
 
 
 def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import final
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kerasdist
+from kerasdist import gpus
 from kerasdist.backend_choice import backend_choice
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Finding
@@ -25,7 +26,11 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.errors import KerasdistError
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
-_DEVICE_VARIABLES = (CPU_DEVICES_VARIABLE, "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_FLAGS")
+_DEVICE_VARIABLES = (
+    CPU_DEVICES_VARIABLE,
+    *(gpus.CUDA, gpus.ORDER, gpus.HIP, gpus.ROCR),
+    *("TPU_VISIBLE_CHIPS", "JAX_PLATFORMS", "KERAS_TORCH_DEVICE", "XLA_FLAGS"),
+)
 
 
 @final
@@ -49,6 +54,26 @@ class SourceFacts:
 
 @final
 @dataclass(frozen=True)
+class GpuFacts:
+    """A GPU that this process sees.
+
+    Attributes:
+        name: Its name in kerasdist.
+        model: Its maker's name for it.
+        memory: Its memory in bytes; None where the driver does not tell.
+        uuid: What no other GPU has.
+        local_worker: Which of this machine's workers takes it, if all of them see it; None: none.
+    """
+
+    name: str
+    model: str
+    memory: int | None
+    uuid: str
+    local_worker: int | None
+
+
+@final
+@dataclass(frozen=True)
 class Facts:
     """What a script would find here.
 
@@ -61,6 +86,9 @@ class Facts:
         backend_reason: Who says so.
         backend_problem: Why it cannot be used here, None if it can.
         devices: The variables that choose devices, as far as they are set.
+        gpus: The GPUs that this process sees.
+        gpu_problem: Why NVIDIA's driver does not work, None if it does or is not there.
+        strategy: What `kerasdist.auto` would use.
         versions: The versions of what is installed, by package; None: not installed.
     """
 
@@ -72,6 +100,9 @@ class Facts:
     backend_reason: str
     backend_problem: str | None
     devices: Mapping[str, str]
+    gpus: tuple[GpuFacts, ...]
+    gpu_problem: str | None
+    strategy: str
     versions: Mapping[str, str | None]
 
 
@@ -86,9 +117,11 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
     except KerasdistError as wrong:
         error = str(wrong)
     place = next((each.answer for each in found if each.source is believed), None)
+    membership = None if resolver is None else resolver.membership()
+    seen = _gpus(environ, membership)
     backend = backend_choice(environ)
     return Facts(
-        membership=None if resolver is None else resolver.membership(),
+        membership=membership,
         error=error,
         independent=error is None and kerasdist_variables.is_independent(environ),
         sources=tuple(
@@ -106,6 +139,9 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
         backend_reason=backend.reason,
         backend_problem=backend.problem,
         devices={name: environ[name] for name in _DEVICE_VARIABLES if environ.get(name)},
+        gpus=seen,
+        gpu_problem=gpus.driver_problem(),
+        strategy=_strategy(environ, membership, seen, backend.name),
         versions={
             "kerasdist": kerasdist.__version__,
             **{each: _version(each) for each in _PACKAGES},
@@ -140,8 +176,63 @@ def show(facts: Facts, console: Console | None = None) -> None:
         console.print(facts.backend_problem, style="bold red", markup=False)
     chosen = ", ".join(f"{name}={value}" for name, value in facts.devices.items())
     console.print(f"Devices: {chosen or 'no variable chooses them'}", markup=False)
+    if facts.gpu_problem is not None:
+        text = f"NVIDIA's driver does not work: {facts.gpu_problem}"
+        console.print(text, style="bold red", markup=False)
+    if facts.gpus:
+        console.print(_table_of_gpus(facts))
+    console.print(f"A strategy would use: {facts.strategy}", markup=False)
     installed = [f"{name} {version}" for name, version in facts.versions.items() if version]
     console.print(f"Versions: {', '.join(installed)}", markup=False)
+
+
+def _table_of_gpus(facts: Facts) -> Table:
+    table = Table(title="GPUs that this process sees", title_justify="left")
+    for heading in ("device", "model", "memory", "UUID", "worker of this machine that takes it"):
+        table.add_column(heading, overflow="fold")
+    for gpu in facts.gpus:
+        memory = "unknown" if gpu.memory is None else f"{gpu.memory / 2**30:.0f} GiB"
+        owner = "idle" if gpu.local_worker is None else str(gpu.local_worker)
+        table.add_row(gpu.name, gpu.model, memory, gpu.uuid, owner)
+    return table
+
+
+def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFacts, ...]:
+    seen = gpus.visible(environ)
+    number, workers = 0, 1
+    if place is not None and place.local_workers is not None and place.local_rank is not None:
+        number, workers = place.local_rank, place.local_workers
+    if len(seen) < workers or kerasdist_variables.RANK in environ:
+        # A scheduler, or `kerasdist run`, has given this worker its own.
+        owners = dict.fromkeys(range(len(seen)), number)
+    else:
+        parts = [gpus.part(len(seen), workers, each) for each in range(workers)]
+        owners = {index: each for each, own in enumerate(parts) for index in own}
+    return tuple(
+        GpuFacts(f"gpu:{index}", gpu.name, gpu.memory, gpu.uuid, owners.get(index))
+        for index, gpu in enumerate(seen)
+    )
+
+
+def _strategy(
+    environ: Mapping[str, str],
+    place: Membership | None,
+    seen: Sequence[GpuFacts],
+    backend: str,
+) -> str:
+    number = 0 if place is None or place.local_rank is None else place.local_rank
+    own = [gpu.name for gpu in seen if gpu.local_worker == number]
+    cpus = environ.get(CPU_DEVICES_VARIABLE, "")
+    if cpus.isdecimal():
+        own = [f"cpu:{index}" for index in range(int(cpus))]
+        devices = f"{', '.join(own)}, as {CPU_DEVICES_VARIABLE} says"
+    elif own:
+        devices = f"{', '.join(own)}, if {backend} is built for GPUs"
+    else:
+        devices = f"no GPU; TPUs or another accelerator, if {backend} finds one, else the CPU"
+    if place is not None and place.num_workers > 1:
+        return f"MultiWorkerMirroredStrategy, here on {devices}"
+    return f"{'MirroredStrategy' if len(own) > 1 else 'OneDeviceStrategy'} on {devices}"
 
 
 def _headline(facts: Facts) -> str:

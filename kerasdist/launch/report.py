@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.cluster import kerasdist_variables
+from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.launch import environment
 from kerasdist.launch.beginning import log_file
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
@@ -63,9 +65,23 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
         where = "on " + ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
+    if slots[0].host is None:
+        said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
         return said  # another machine may have it
     return f"{said}\nwarning: {backend.problem}"
+
+
+def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
+    environ = {**os.environ, **spec.environment}
+    if workers < 2 or spec.devices_per_worker or environ.get(CPU_DEVICES_VARIABLE):
+        return ""
+    count = len(environment.offered_gpus(environ)[1])
+    each, idle = divmod(count, workers)
+    if not (each and idle):
+        return ""
+    having = f"{workers} workers have {each} each"
+    return f"\n{idle} of the {count} GPUs of this machine stay idle: {having}"
 
 
 def _of_failure(cause: WorkerExit, total: int) -> list[str]:

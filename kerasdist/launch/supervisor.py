@@ -8,7 +8,8 @@ The worker leads a process group, and what it leaves behind there is ended with 
 the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
 has backed up.
 
-This file is run by its path, and imports nothing but the standard library.
+This file is run by its path, and imports nothing but the standard library; on another machine it is
+run as a module.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_GPUS = "CUDA_VISIBLE_DEVICES"
 _SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
 
@@ -74,21 +74,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def own_gpus(visible: str | None, slot: int, share: int, folder: str = "/dev") -> str | None:
-    """Returns the NVIDIA GPUs of a worker: its part of those that the guard sees.
-
-    JAX takes all GPUs that it sees, in each of its processes, so each must see its own. None
-    changes nothing: there are no GPUs, or too few, which the strategy reports.
-    """
-    if visible is None:
-        numbers = (path.name.removeprefix("nvidia") for path in Path(folder).glob("nvidia*"))
-        gpus = sorted((number for number in numbers if number.isdecimal()), key=int)
-    else:
-        gpus = [name for name in visible.split(",") if name]
-    part = len(gpus) // share
-    return ",".join(gpus[slot * part : (slot + 1) * part]) if part and share > 1 else None
-
-
 def main() -> int:
     """Runs a command under guard, and returns its exit code, 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,10 +91,12 @@ def main() -> int:
         secret = sys.stdin.buffer.readline().decode().strip()
         if secret:  # else the job has it in a file
             os.environ[_SECRET] = secret
+        # This is not the launcher's machine, where the launcher has counted the GPUs.
+        from kerasdist.launch.environment import of_gpus
+
+        slot: int = arguments.slot
+        os.environ.update(of_gpus(os.environ, arguments.share)[slot])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
-    gpus = own_gpus(os.environ.get(_GPUS), arguments.slot, arguments.share)
-    if gpus is not None:
-        os.environ[_GPUS] = gpus
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

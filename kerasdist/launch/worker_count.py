@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
+from kerasdist import gpus
 from kerasdist.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, MIRRORED
 from kerasdist.errors import DeviceError
@@ -21,14 +21,14 @@ def counted(spec: JobSpec) -> JobSpec:
     if spec.hosts or isinstance(spec.workers, int):
         return spec
     environ = {**os.environ, **spec.environment}
-    count = visible_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
+    count = len(gpus.visible(environ))
     if spec.workers is None and backend_choice(environ).name not in WANT_PROCESS_A_DEVICE:
         count = 1
     if count == 0 and spec.workers == GPU:
         raise DeviceError(
             "Expected a GPU on this machine, for a worker on each. Received: workers='gpu', "
-            f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r}, and no GPU that they "
-            "show. Say how many workers there are to be, for example 2."
+            f"{gpus.CUDA}={environ.get(gpus.CUDA)!r}, and no GPU that a process "
+            "sees. Say how many workers there are to be, for example 2."
         )
     return with_workers(spec, max(1, count))
 
@@ -37,13 +37,3 @@ def with_workers(spec: JobSpec, count: int) -> JobSpec:
     """Returns a job of so many workers, over which a `MirroredStrategy` may be."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})
-
-
-def visible_gpus(visible: str | None, folder: str = "/dev") -> int:
-    """Returns the number of NVIDIA GPUs here, or of those that ``CUDA_VISIBLE_DEVICES`` names."""
-    if visible is None:
-        names = (path.name.removeprefix("nvidia") for path in Path(folder).glob("nvidia*"))
-        return sum(name.isdecimal() for name in names)
-    named = [name.strip() for name in visible.split(",")]
-    refused = [index for index, name in enumerate(named) if name in ("", "-1")]
-    return min(refused, default=len(named))  # CUDA takes none from there on

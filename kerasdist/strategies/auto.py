@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kerasdist import config
 from kerasdist.backends import registry
 from kerasdist.cluster.detection import detect
 from kerasdist.strategies import processes
+from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.mirrored import MirroredStrategy
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.one_device import OneDeviceStrategy
@@ -24,8 +24,5 @@ def auto() -> Strategy:
     resolver = detect()
     if resolver is not None and not processes.are_started_by_script():
         return MultiWorkerMirroredStrategy(resolver)
-    config.apply_cpu_devices_variable()
-    backend = registry.current()
-    devices = backend.accelerators() or backend.devices("cpu")
-    names = [str(device) for device in devices]
-    return MirroredStrategy() if len(names) > 1 else OneDeviceStrategy(names[0])
+    devices = chosen_devices(registry.current(), None)
+    return MirroredStrategy() if len(devices) > 1 else OneDeviceStrategy(str(devices[0]))

@@ -10,7 +10,7 @@ from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.devices import Device, check_available, parse_devices
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
-from kerasdist.strategies import processes
+from kerasdist.strategies import gpu_choice, processes
 
 
 def require_no_other_workers(strategy: str) -> None:
@@ -41,16 +41,20 @@ def chosen_devices(
 ) -> tuple[Device, ...]:
     """Returns a strategy's devices.
 
-    No names stand for all accelerators of this machine or, where there is none, for all its CPU
-    devices. CPU devices that do not exist yet are prepared while the backend has not started.
-    Asking for devices starts it, so those of ``needed`` are prepared together with them.
+    No names stand for all accelerators of this machine; or for all its CPU devices, where there is
+    none, or ``KERASDIST_CPU_DEVICES`` is set. CPU devices that do not exist yet are prepared while
+    the backend has not started. Asking for devices starts it, so those of ``needed`` are prepared
+    together with them.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
         require_available(backend, [device for device in wanted if device.kind == kind])
-    if names is None:
-        return backend.accelerators() or backend.devices("cpu")
-    return parse_devices(names)
+    if names is not None:
+        return parse_devices(names)
+    accelerators = () if config.wants_cpu_devices() else backend.accelerators()
+    if not accelerators and not config.wants_cpu_devices():
+        gpu_choice.check_promise(backend)
+    return accelerators or backend.devices("cpu")
 
 
 def require_available(backend: Backend, devices: Sequence[Device]) -> None:

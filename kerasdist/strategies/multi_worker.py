@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 from collections.abc import Sequence
 from typing import Any, final
@@ -17,21 +15,16 @@ from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError
 from kerasdist.job import current
 from kerasdist.job.job import Job
+from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
 
-# The variables with which schedulers limit the accelerators of a process.
-_VISIBLE = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "TPU_VISIBLE_CHIPS",
-)
+# The accelerators that this worker has taken, where none were named: for further strategies too.
+_own: list[Device] = []
 
 
 @final
@@ -65,7 +58,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             cluster_resolver: Who takes part; None: `kerasdist.cluster.detect` finds it out.
             communication_options: How gradients are exchanged.
             devices: This worker's devices; as many on every worker. None: all accelerators of the
-                machine, divided among its workers; where there is none, all CPU devices.
+                machine, divided among those of its workers that see the same ones; where there is
+                none, all CPU devices. After that TensorFlow and JAX see this worker's GPUs alone,
+                and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
 
@@ -105,10 +100,9 @@ def replicas_of_job(
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:
-        backend.connect(job)
-    devices = chosen_devices(backend, names)
-    if names is None:
-        devices = _own_share(devices, job)
+        devices = _connected(backend, job, names)
+    else:
+        devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
     chosen = {"check": options.check, "batch_norm": options.batch_norm}
     job.assert_equal("options of the strategy", chosen)
@@ -119,30 +113,22 @@ def replicas_of_job(
     return replicas
 
 
+def _connected(backend: Backend, job: Job, names: Sequence[str] | None) -> Sequence[Device]:
+    """Starts the framework on this worker's devices, and returns them."""
+    choice = gpu_choice.agree(backend, job, names)
+    found = backend.connect(job, choice.numbers)
+    if choice.numbers:
+        devices = gpu_choice.taken(backend, choice.numbers, found, names)
+    else:
+        devices = chosen_devices(backend, names)
+    if names is None:
+        devices = gpu_choice.own_part(devices, choice.peers, job.rank)
+        _own[:] = [device for device in devices if device.kind != "cpu"]
+    return devices
+
+
 def _versions(backend: Backend) -> dict[str, Any]:
     return {
         "backend": backend.name,
         **{name: sys.modules[name].__version__ for name in ("keras", backend.name)},
     }
-
-
-def _own_share(devices: tuple[Device, ...], job: Job) -> tuple[Device, ...]:
-    """Returns this worker's part of the accelerators that it sees.
-
-    Workers of one machine that see the same accelerators divide them; a scheduler may have given
-    each its own. Logical CPU devices belong to one process in any case.
-    """
-    seen = [devices[0].kind, platform.node(), *(os.environ.get(name) for name in _VISIBLE)]
-    everyone = job.all_gather_object("accelerators that workers see", seen)
-    if devices[0].kind == "cpu":
-        return devices
-    sharing = [rank for rank, theirs in enumerate(everyone) if theirs == seen]
-    share = len(devices) // len(sharing)
-    if share == 0:
-        raise DeviceError(
-            f"Expected an accelerator for each of the {len(sharing)} workers of this machine. "
-            f"Received: devices={[str(device) for device in devices]}. Start fewer workers, or "
-            "name the devices of each: MultiWorkerMirroredStrategy(devices=[...])."
-        )
-    number = sharing.index(job.rank)
-    return devices[number * share : (number + 1) * share]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from kerasdist import config
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.partitions import DeviceAssignment
-from kerasdist.strategies.choice import require_no_other_workers
+from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -49,7 +48,6 @@ class TPUStrategy(Strategy):
             UnsupportedError: On TensorFlow and PyTorch.
         """
         require_no_other_workers("TPUStrategy")
-        config.apply_cpu_devices_variable()
         del tpu_cluster_resolver, experimental_spmd_xla_partitioning
         super().__init__(_replicas(registry.current(), experimental_device_assignment))
         hooks.install()
@@ -137,7 +135,7 @@ class TPUStrategy(Strategy):
 def _replicas(backend: Backend, assignment: DeviceAssignment | None) -> ReplicaSet:
     if backend.tpu_refusal is not None:
         raise UnsupportedError(backend.tpu_refusal)
-    devices = backend.accelerators() or backend.devices("cpu")
+    devices = chosen_devices(backend, None)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
     needed = assignment.num_replicas * per_replica

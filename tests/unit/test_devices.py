@@ -15,6 +15,8 @@ from kerasdist.errors import DeviceError
         ("cuda:1", "gpu", 1),
         ("/gpu:1", "gpu", 1),
         ("/device:GPU:2", "gpu", 2),
+        ("mps", "mps", 0),
+        ("XPU:1", "xpu", 1),
         ("/job:localhost/replica:0/task:0/device:TPU:7", "tpu", 7),
     ],
 )

@@ -6,13 +6,13 @@ from tests.environment import ALL, ROOT, of_users
 
 # About the variables themselves: what a launcher gives its workers, what a compiler is told.
 ABOUT_THEM = (
+    "tests/accelerators/",
     "tests/ahead_of_time/",
     "tests/environment.py",
     "tests/integrations/slurm/",
     "tests/multiprocess/test_launch.py",
     "tests/unit/cluster/",
     "tests/unit/launch/",
-    "tests/unit/strategies/test_multi_worker.py",
 )
 # Whatever else changes how a framework computes.
 OTHERS = ("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")

@@ -31,7 +31,7 @@ LAYERS = (
         "variable_table",
         "whole_files",
     ),
-    ("config", "context", "devices", "collectives", "partitions", "run_options", "values"),
+    ("collectives", "config", "context", "devices", "gpus", "partitions", "run_options", "values"),
     ("keras_compat", "cluster", "ownership"),
     ("job", "input", "losses"),
     ("launch", "backends"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -48,9 +50,20 @@ class JaxBackend(Backend):
                     "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
                 ) from error
 
-    def connect(self, job: Job) -> None:
-        """Starts `jax.distributed`."""
-        connection.connect(job)
+    def uses_gpus(self) -> bool | None:
+        """Returns whether a plugin for GPUs is installed; None: JAX is told which to take."""
+        platforms = jax.config.values["jax_platforms"]
+        without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
+        chosen = {jax.config.values[f"jax_{kind}_visible_devices"] for kind in ("cuda", "rocm")}
+        if without or chosen != {"all"} or os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+            return None
+        plugins = metadata.entry_points(group="jax_plugins")
+        return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
+        """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""
+        connection.connect(job, gpus)
+        return self.devices("gpu") if gpus else ()
 
     def replica_set(
         self,

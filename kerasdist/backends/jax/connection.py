@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,8 +25,15 @@ _LATER = 20
 _TOO_LATE = "must be called before any JAX calls"
 
 
-def connect(job: Job) -> None:
-    """Starts JAX's coordination between the workers. All workers must call it."""
+def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
+    """Starts JAX's coordination between the workers. All workers must call it.
+
+    Args:
+        job: The job of this process.
+        gpus: The numbers of the GPUs that JAX is to use, none of them if it is empty; None: all.
+    """
+    if gpus is not None and not gpus and not jax.config.values["jax_platforms"]:
+        jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)
     service = job.addresses[0]
@@ -43,6 +50,7 @@ def connect(job: Job) -> None:
             coordinator_address=way,
             num_processes=job.num_workers,
             process_id=job.rank,
+            local_device_ids=gpus or None,
             cluster_detection_method="deactivate",  # kerasdist has found the workers
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),

@@ -89,14 +89,24 @@ class TensorFlowBackend(Backend):
             return SoleDevice(devices, options)
         return mirrored_replicas(devices, options)
 
-    def connect(self, job: Job) -> None:
-        """Starts TensorFlow's runtime as this worker's server in the job's cluster."""
+    def uses_gpus(self) -> bool | None:
+        """Returns whether TensorFlow is built for GPUs; None: some are hidden from it."""
+        if tf.config.list_physical_devices("GPU") != tf.config.get_visible_devices("GPU"):
+            return None
+        return tf.test.is_built_with_gpu_support()
+
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
+        """Starts TensorFlow's runtime as this worker's server; it numbers its GPUs from 0."""
         if worker_strategy.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
                 f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
                 "strategy at the top of the script, before the first model, tensor or random seed."
             )
+        if gpus is not None:
+            found = tf.config.list_physical_devices("GPU")
+            own = [found[number] for number in gpus if number < len(found)]
+            tf.config.set_visible_devices(own, "GPU")
         job.own_port()
         try:
             worker_strategy.start_server(job.addresses, job.rank)
@@ -106,6 +116,7 @@ class TensorFlowBackend(Backend):
                 f"addresses={job.addresses}, of which TensorFlow says: {error.message!r:.300}. See "
                 "to it that each worker can reach all of them."
             ) from error
+        return self.devices("gpu") if gpus else ()
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function``."""

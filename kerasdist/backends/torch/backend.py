@@ -15,7 +15,7 @@ from kerasdist.backends.torch.process_group import connect
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError
+from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
 
 
@@ -36,8 +36,12 @@ class TorchBackend(Backend):
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this machine's devices of one kind."""
-        counts = {"cpu": self._cpu_devices, "gpu": torch.cuda.device_count()}
-        return tuple(Device(kind, index) for index in range(counts.get(kind, 0)))
+        count = self._cpu_devices if kind == "cpu" else _count(kind)
+        return tuple(Device(kind, index) for index in range(count))
+
+    def uses_gpus(self) -> bool:
+        """Returns whether torch is built for CUDA or for ROCm."""
+        return torch.version.cuda is not None or torch.version.hip is not None
 
     def prepare_cpu_devices(self, count: int) -> None:
         """Provides at least `count` logical CPU devices; may be called at any time."""
@@ -58,11 +62,20 @@ class TorchBackend(Backend):
                 f"Received: devices={[str(device) for device in devices]}. "
                 "The slowest replica would set the pace: use the GPUs alone."
             )
+        if (job is not None or len(devices) > 1) and not {"cpu", "gpu"}.issuperset(kinds):
+            raise UnsupportedError(
+                "Expected one device, or several that kerasdist can combine on torch: CPUs, or "
+                "GPUs of NVIDIA's or AMD's. Received: "
+                f"devices={[str(device) for device in devices]}, on "
+                f"{1 if job is None else job.num_workers} workers. Name one device, "
+                f"{str(devices[0])!r}, with one worker; or set KERASDIST_CPU_DEVICES."
+            )
         return TorchReplicaSet(devices, options, job, communication)
 
-    def connect(self, job: Job) -> None:
-        """Creates torch's process group of all workers."""
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
+        """Creates torch's process group of all workers; torch sets nothing aside on its GPUs."""
         connect(job)
+        return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a `Step`, which on one replica ``torch.compile`` compiles if `jit_compile`."""
@@ -73,6 +86,18 @@ class TorchBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Returns a function's result and its gradients with respect to variables."""
         return functions.value_and_grad(function, variables, has_aux)
+
+
+def _count(kind: str) -> int:
+    match kind:
+        case "gpu":
+            return torch.cuda.device_count()
+        case "mps":
+            return int(torch.backends.mps.is_available())
+        case "xpu":
+            return torch.xpu.device_count()
+        case _:
+            return 0
 
 
 BACKEND = TorchBackend()

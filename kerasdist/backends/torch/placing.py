@@ -20,12 +20,15 @@ _KNOWN_TO_TORCH = frozenset(
 
 def keras_name(device: Device) -> str:
     """Returns Keras's name of a device; all logical CPU devices are torch's one CPU."""
-    return "cpu" if device.kind == "cpu" else str(device)
+    # On the Mac's one GPU, Keras asks whether its device is "mps".
+    return device.kind if device.kind in ("cpu", "mps") else str(device)
 
 
 def torch_device(device: Device) -> torch.device:
     """Returns the ``torch.device`` of a device."""
-    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.index)
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda" if device.kind == "gpu" else device.kind, device.index)
 
 
 def required_tensor(value: Any) -> torch.Tensor:

@@ -1,0 +1,238 @@
+"""The GPUs that this process may use, found without starting a framework.
+
+NVIDIA's are found by NVML, which counts those that a container or a scheduler's cgroup shows, and
+works under WSL2; AMD's by the files of Linux's driver. In both cases the variables count that limit
+what a process sees.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from kerasdist.errors import DeviceError
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+
+_INDEX = re.compile(r"\d+")
+_MIG = "MIG-"
+_NAME = re.compile(r"\d|GPU-|MIG-")
+# In the properties of a node of AMD's driver: kinds of memory that are a GPU's own.
+_OF_GPU = (1, 2)
+
+
+@final
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine.
+
+    Attributes:
+        uuid: What no other GPU has, such as ``"GPU-6d0d..."``; ``"MIG-..."`` for a part of one.
+        name: Its model.
+        memory: Its memory in bytes; None where the driver does not tell.
+        maker: ``"NVIDIA"`` or ``"AMD"``.
+    """
+
+    uuid: str
+    name: str
+    memory: int | None
+    maker: str = "NVIDIA"
+
+
+def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """Returns the GPUs that a process with these variables sees, none without a driver.
+
+    They have the order in which CUDA or ROCm numbers them for the process. Only where GPUs of
+    several models are in one machine, and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``, CUDA may
+    count the faster ones first, which cannot be known here.
+
+    Args:
+        environ: The process's variables; None: this process's.
+        root: The folder in which ``sys`` and ``dev`` are.
+    """
+    environ = os.environ if environ is None else environ
+    nvidia = list(_nvidia())
+    if nvidia:
+        seen = _selected(nvidia, environ.get(CUDA))
+        parts = tuple(gpu for gpu in seen if gpu.uuid.startswith(_MIG))
+        return parts[:1] or seen  # a process sees one part of a divided GPU, and nothing else
+    seen = _selected([(gpu,) for gpu in _amd(root)], environ.get(ROCR))
+    return _selected([(gpu,) for gpu in seen], environ.get(HIP, environ.get(CUDA)))
+
+
+def are_named(environ: Mapping[str, str]) -> bool:
+    """Returns whether a variable gives GPUs to a process, whether or not they are there."""
+    return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
+
+
+def driver_problem() -> str | None:
+    """Returns why NVIDIA's driver does not work; None where it does, and where there is none."""
+    nvml = _library()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        return None
+    except nvml.NVMLError as error:
+        return str(error)
+    nvml.nvmlShutdown()
+    return None
+
+
+def part(count: int, workers: int, number: int) -> range:
+    """Returns which of `count` GPUs a worker has that shares them with others, as many for each.
+
+    Args:
+        count: How many GPUs there are.
+        workers: How many workers share them.
+        number: The worker's number among these.
+    """
+    size = count // workers
+    return range(number * size, (number + 1) * size)
+
+
+def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
+    """Returns the UUIDs of a worker's own GPUs, given what all workers see.
+
+    Workers that see the same GPUs divide them, in the order of their ranks; a scheduler or a
+    launcher may have given each its own.
+
+    Args:
+        seen: Each worker's machine, and the UUIDs of the GPUs it sees.
+        rank: The worker's number.
+
+    Raises:
+        DeviceError: If there are not enough for all, or two workers see some GPUs both, but each
+            others beside them.
+    """
+    mine = seen[rank][1]
+    if not mine:
+        return []
+    sharing = [each for each, (_, theirs) in enumerate(seen) if set(theirs) & set(mine)]
+    for each in sharing:
+        if set(seen[each][1]) != set(mine):
+            raise DeviceError(
+                "Expected workers of one machine to see the same GPUs, which they then divide, or "
+                f"each its own. Received: worker {rank} sees {list(mine)} and worker {each} "
+                f"{list(seen[each][1])}, on {seen[rank][0]}. Set {CUDA} for all of them, or for "
+                "none."
+            )
+    own = part(len(mine), len(sharing), sharing.index(rank))
+    if not own:
+        raise DeviceError(
+            f"Expected a GPU for each of the {len(sharing)} workers of {seen[rank][0]}. Received: "
+            f"gpus={list(mine)}, for workers {sharing}. Start fewer workers; or set "
+            f"KERASDIST_CPU_DEVICES=1 to compute on CPUs; or name the devices of each: "
+            "MultiWorkerMirroredStrategy(devices=[...])."
+        )
+    return [seen[sharing[0]][1][index] for index in own]
+
+
+def _library() -> Any:
+    return importlib.import_module("pynvml")  # without types
+
+
+def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
+    """Returns the GPUs that a variable names, as CUDA reads it: up to the first unknown name.
+
+    A divided GPU is followed by its parts, and stands for the first of them.
+    """
+    if text is None:
+        return tuple(gpus[:2][-1] for gpus in found)
+    chosen: list[Gpu] = []
+    for entry in text.split(","):
+        gpu = _named(found, entry.strip())
+        if gpu is None:
+            break
+        if gpu in chosen:
+            return ()  # as CUDA does where one is named twice
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
+    index = _INDEX.match(entry)
+    if index is not None:
+        number = int(index[0])
+        return found[number][:2][-1] if number < len(found) else None
+    if not entry.startswith(("GPU-", _MIG)):
+        return None
+    # The first digits are enough.
+    same = [(gpus, gpu) for gpus in found for gpu in gpus if gpu.uuid.startswith(entry)]
+    if len(same) != 1:
+        return None
+    gpus, gpu = same[0]
+    return gpus[:2][-1] if gpu is gpus[0] else gpu
+
+
+def _nvidia() -> Iterator[tuple[Gpu, ...]]:
+    """Yields each GPU that NVML shows, followed by the parts into which it is divided."""
+    nvml = _library()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no driver, or one that does not work
+        return
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                yield (_described(nvml, handle), *_parts(nvml, handle))
+            except nvml.NVMLError:  # counted, but of another container or job
+                continue
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _parts(nvml: Any, handle: Any) -> Iterator[Gpu]:
+    try:
+        divided = nvml.nvmlDeviceGetMigMode(handle)[0]
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
+    except nvml.NVMLError:  # a GPU that cannot be divided
+        return
+    for index in range(count):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError:  # fewer than there may be
+            continue
+        yield _described(nvml, part)
+
+
+def _described(nvml: Any, handle: Any) -> Gpu:
+    try:
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:  # where it is the machine's
+        memory = None
+    return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
+
+
+def _amd(root: Path) -> Iterator[Gpu]:
+    """Yields the GPUs of AMD's driver whose device files are here, as in a container."""
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    for node in sorted(nodes, key=lambda path: int(path.name)):
+        try:
+            facts = _properties(node / "properties")
+            minor = facts.get("drm_render_minor", 0)
+            if not facts.get("simd_count") or not (root / f"dev/dri/renderD{minor}").exists():
+                continue  # a processor, or a GPU of another container
+            banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
+            name = (node / "name").read_text(encoding="utf-8").strip()
+        except OSError:  # of another job
+            continue
+        serial = facts.get("unique_id")  # some have none
+        place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"
+        uuid = f"GPU-{serial:016x}" if serial else place
+        memory = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in _OF_GPU)
+        yield Gpu(uuid, name or "AMD GPU", memory or None, "AMD")
+
+
+def _properties(file: Path) -> dict[str, int]:
+    words = (line.split() for line in file.read_text(encoding="utf-8").splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}

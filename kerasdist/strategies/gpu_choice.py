@@ -1,0 +1,160 @@
+"""Which GPUs a worker takes, agreed before the framework starts, and whether it then sees them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from kerasdist import config, gpus
+from kerasdist.backends.base import Backend
+from kerasdist.devices import GPU_BUILDS, Device, check_available, parse_devices
+from kerasdist.errors import DeviceError
+from kerasdist.job import current
+from kerasdist.job.job import Job
+from kerasdist.user_warnings import warn_user
+
+_ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The GPUs of a worker.
+
+    Attributes:
+        numbers: Their numbers among those that the process sees, in order; None: all of them.
+        peers: The workers of this machine that have found no GPU, this one among them.
+    """
+
+    numbers: list[int] | None
+    peers: list[int] = field(default_factory=list[int])
+
+
+def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
+    """Returns this worker's GPUs.
+
+    Workers that see the same GPUs divide them. Those with named devices, or on CPUs, take no part
+    in that. All workers must call it, before the framework starts.
+
+    Args:
+        backend: The backend of the workers.
+        job: The job of this process.
+        names: The devices that the user has named.
+
+    Raises:
+        DeviceError: If there are too few, or a named one does not exist.
+    """
+    named = None if names is None else parse_devices(names)
+    on_cpus = named is None and config.wants_cpu_devices()
+    found = () if on_cpus else gpus.visible()
+    visible = found if found and backend.uses_gpus() else ()
+    shown = [gpu.uuid for gpu in visible] if named is None else []
+    seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
+    if on_cpus:
+        return Choice([])
+    if not visible:
+        here = platform.node()
+        without = [rank for rank, (host, uuids) in enumerate(seen) if host == here and not uuids]
+        return Choice(None, [] if found else without)
+    if named is not None:
+        wanted = [device for device in named if device.kind == "gpu"]
+        existing = [Device("gpu", index) for index in range(len(visible))]
+        check_available(wanted, existing, backend.name, ())
+        return Choice(sorted(device.index for device in wanted) or None)
+    own = gpus.own_share(seen, job.rank)
+    sharing = [rank for rank, (_, theirs) in enumerate(seen) if set(theirs) == set(shown)]
+    idle = len(shown) - len(own) * len(sharing)
+    if idle and job.rank == sharing[0]:
+        warn_user(
+            f"[worker {job.rank}/{job.num_workers}] {idle} of the {len(shown)} GPUs of "
+            f"{platform.node()} stay idle: its {len(sharing)} workers have {len(own)} each."
+        )
+    return Choice(sorted(shown.index(uuid) for uuid in own))
+
+
+def taken(
+    backend: Backend,
+    numbers: Sequence[int],
+    found: Sequence[Device],
+    names: Sequence[str] | None,
+) -> list[Device]:
+    """Returns a worker's devices by the names that they have in the framework.
+
+    Args:
+        backend: The backend, connected.
+        numbers: Those of the worker's `Choice`, one at least.
+        found: What `Backend.connect` has returned.
+        names: The devices that the user has named, by the names they had before.
+
+    Raises:
+        DeviceError: If the framework does not see all of them.
+    """
+    if len(found) != len(numbers):
+        raise _unseen(backend, [gpus.visible()[number] for number in numbers], len(found))
+    if names is None:
+        return list(found)
+    new_names = dict(zip(numbers, found, strict=True))
+    return [
+        new_names[device.index] if device.kind == "gpu" else device
+        for device in parse_devices(names)
+    ]
+
+
+def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
+    """Returns a worker's part of GPUs that only its framework has found.
+
+    So it is in a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+
+    Args:
+        devices: What the framework sees.
+        peers: Those of the worker's `Choice`.
+        rank: The worker's number.
+    """
+    if devices[0].kind != "gpu" or rank not in peers:
+        return devices
+    own = gpus.part(len(devices), len(peers), peers.index(rank))
+    return [devices[index] for index in own] or devices  # too few: each sees another one
+
+
+def check_promise(backend: Backend) -> None:
+    """Refuses to compute on CPUs in silence where a GPU is there for this process.
+
+    Called where the framework sees no accelerator. A framework built for CPUs is warned about,
+    unless a variable names GPUs for this process: then somebody has asked for them.
+    """
+    visible, asked = gpus.visible(), gpus.are_named(os.environ)
+    built = backend.uses_gpus() if visible or asked else None
+    if built is None:  # there is nothing, or the framework is told to leave it
+        return
+    if visible and (built or asked):
+        raise _unseen(backend, visible, 0)
+    job = current.current()
+    if visible and (job is None or job.is_chief):
+        warn_user(
+            f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "
+            f"does not use. Install {GPU_BUILDS[backend.name]}; if you mean CPUs, {_ON_CPUS}."
+        )
+    problem = gpus.driver_problem() if asked and not visible else None
+    if problem is not None:
+        raise DeviceError(
+            f"Expected the GPUs that a variable gives to this process. Received: "
+            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and of NVIDIA's driver: {problem!r}. "
+            f"`nvidia-smi` should say the same: repair the driver; or, for CPUs, {_ON_CPUS}."
+        )
+
+
+def _unseen(backend: Backend, expected: Sequence[gpus.Gpu], found: int) -> DeviceError:
+    cause = (
+        f"Its driver may be too old for this {backend.name}, or a library of CUDA is missing: look "
+        f"at `nvidia-smi`, and at what {backend.name} has said above"
+        if backend.uses_gpus()
+        else f"This {backend.name} is built for CPUs: install {GPU_BUILDS[backend.name]}"
+    )
+    return DeviceError(
+        f"Expected {backend.name} to see the GPUs of this process. Received: "
+        f"gpus={[f'{gpu.uuid} ({gpu.name})' for gpu in expected]} on {platform.node()}, of which "
+        f"it sees {found or 'none'}. {cause}. To compute on CPUs, {_ON_CPUS}."
+    )

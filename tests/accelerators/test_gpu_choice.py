@@ -1,0 +1,356 @@
+"""Which GPUs each worker of a job takes, told before the frameworks start; simulated workers."""
+
+import platform
+import types
+
+import pytest
+
+from kerasdist.backends.base import Backend
+from kerasdist.backends.options import ReplicaOptions
+from kerasdist.collectives import CommunicationOptions
+from kerasdist.devices import Device
+from kerasdist.errors import DeviceError
+from kerasdist.strategies import choice, gpu_choice, multi_worker
+
+A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
+
+
+class FakeBackend:
+    """A framework that is built for GPUs or not, and that sees some."""
+
+    name = "jax"
+
+    def __init__(self, built=True, sees=0):
+        self._built = built
+        self._sees = sees
+
+    def uses_gpus(self):
+        return self._built
+
+    def devices(self, kind):
+        return tuple(Device(kind, index) for index in range(self._sees if kind == "gpu" else 1))
+
+    def accelerators(self):
+        return self.devices("gpu")
+
+
+def job_of(rank, workers, gather):
+    return types.SimpleNamespace(
+        rank=rank, num_workers=workers, all_gather_object=lambda label, value: gather(value)
+    )
+
+
+@pytest.fixture
+def agreed(machine_with, monkeypatch):
+    """Returns what each worker takes, given its machine, GPUs, variable and named devices."""
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+
+    def enter(worker):
+        machine_with(worker.get("gpus", "4"))
+        for name, key in [
+            ("CUDA_VISIBLE_DEVICES", "visible"),
+            ("KERASDIST_CPU_DEVICES", "cpus"),
+        ]:
+            if key in worker:
+                monkeypatch.setenv(name, worker[key])
+            else:
+                monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(platform, "node", lambda: worker.get("host", "h"))
+        return FakeBackend(worker.get("built", True)), worker.get("names")
+
+    def run(*workers):
+        seen = []
+        for rank, worker in enumerate(workers):  # what each tells the others
+            backend, names = enter(worker)
+            job = job_of(rank, len(workers), lambda value: seen.append(value) or 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                gpu_choice.agree(backend, job, names)
+        taken = []
+        for rank, worker in enumerate(workers):  # what each does with what they all told
+            backend, names = enter(worker)
+            job = job_of(rank, len(workers), lambda value: list(seen))
+            taken.append(gpu_choice.agree(backend, job, names).numbers)
+        return taken
+
+    return run
+
+
+def test_workers_that_see_the_same_divide_them(agreed):
+    """srun --gpus-per-node, torchrun, mpirun."""
+    assert agreed({}, {}) == [[0, 1], [2, 3]]
+    assert agreed({}, {}, {}, {}) == [[0], [1], [2], [3]]
+
+
+def test_each_machine_is_divided_by_itself(agreed):
+    far = {"host": "far", "gpus": [{"uuid": "GPU-x"}, {"uuid": "GPU-y"}]}
+    near = {"gpus": [{"uuid": A}, {"uuid": B}]}
+    assert agreed(near, far, near, far) == [[0], [0], [1], [1]]
+
+
+def test_a_scheduler_that_gives_each_task_its_own_as_number_0(agreed):
+    """Slurm --gpus-per-task: equal variables, other GPUs."""
+    tasks = [{"gpus": [{"uuid": uuid}], "visible": "0"} for uuid in (A, B, C, D)]
+    assert agreed(*tasks) == [[0], [0], [0], [0]]
+
+
+def test_a_scheduler_that_gives_each_task_some_of_those_that_all_see(agreed):
+    assert agreed({"visible": "0,1"}, {"visible": "2,3"}) == [[0, 1], [0, 1]]
+    assert agreed({"visible": A}, {"visible": "1"}) == [[0], [0]]
+
+
+def test_containers_with_the_same_name_and_others(agreed):
+    assert agreed({"gpus": [{"uuid": C}]}, {"gpus": [{"uuid": D}]}) == [[0], [0]]
+
+
+def test_the_same_in_another_order(agreed):
+    assert agreed({"visible": "0,1"}, {"visible": "1,0"}) == [[0], [0]]
+    assert agreed({"visible": "0,1,2,3"}, {"visible": "3,2,1,0"}) == [[0, 1], [0, 1]]
+
+
+def test_gpus_that_stay_idle_are_told_by_one_worker(agreed):
+    with pytest.warns(UserWarning, match="idle") as warned:
+        assert agreed({}, {}, {}) == [[0], [1], [2]]
+    [warning] = warned
+    assert str(warning.message) == (
+        "[worker 0/3] 1 of the 4 GPUs of h stay idle: its 3 workers have 1 each."
+    )
+
+
+def test_too_few_name_the_machine_and_the_gpus(agreed):
+    with pytest.raises(DeviceError, match=r"each of the 3 workers of h\. Received: gpus=.*GPU-0"):
+        agreed(*[{"gpus": [{"uuid": A}, {"uuid": B}]}] * 3)
+
+
+def test_some_that_two_see_and_some_that_one_sees(agreed):
+    with pytest.raises(DeviceError, match=r"worker 0 sees .* and worker 1 "):
+        agreed({"visible": "0,1"}, {"visible": "1,2"})
+
+
+def test_without_gpus_nothing_is_chosen(agreed):
+    assert agreed({"gpus": None}, {"gpus": None}) == [None, None]
+    assert agreed({"visible": ""}, {"visible": "-1"}) == [None, None]
+
+
+def test_a_framework_for_cpus_takes_no_part(agreed):
+    assert agreed(*[{"gpus": "1", "built": False}] * 3) == [None] * 3
+    assert agreed({"built": None}, {"built": None}) == [None, None]
+
+
+def test_cpu_devices_that_a_variable_chooses_hide_the_gpus(agreed):
+    assert agreed(*[{"gpus": "1", "cpus": "2"}] * 2) == [[], []]
+
+
+def test_named_devices_are_taken_as_they_are_named(agreed):
+    assert agreed({"names": ["gpu:2"]}, {"names": ["gpu:1", "gpu:0"]}) == [[2], [0, 1]]
+    assert agreed({"names": ["cpu:0"]}, {"names": ["cpu:0"]}) == [None, None]
+    with pytest.raises(DeviceError, match=r"which has \['gpu:0', .*Received: devices=\['gpu:4'\]"):
+        agreed({"names": ["gpu:4"]}, {})
+
+
+def gpus_of(*numbers):
+    return tuple(Device("gpu", number) for number in numbers)
+
+
+def test_devices_have_the_framework_s_names_afterwards():
+    backend = FakeBackend()
+    assert gpu_choice.taken(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
+    assert gpu_choice.taken(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
+    assert gpu_choice.taken(backend, [2], gpus_of(2), ["gpu:2"]) == [Device("gpu", 2)]  # torch
+    two = gpu_choice.taken(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
+    assert [str(device) for device in two] == ["gpu:1", "cpu:0", "gpu:0"]
+
+
+def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
+    machine_with("4")
+    with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
+        gpu_choice.taken(FakeBackend(), [2, 3], gpus_of(0), None)
+
+
+def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with, monkeypatch):
+    """In a container without NVML."""
+    machine_with(None)
+    monkeypatch.setattr(platform, "node", lambda: "h")
+    seen = [["h", []], ["far", []], ["h", []]]
+    choice = gpu_choice.agree(FakeBackend(), job_of(2, 3, lambda value: seen), None)
+    assert choice == gpu_choice.Choice(None, [0, 2])
+    four = FakeBackend(sees=4).devices("gpu")
+    assert gpu_choice.own_part(four, choice.peers, 2) == list(four[2:])
+    assert gpu_choice.own_part(four[:1], choice.peers, 2) == four[:1]
+    cpus = (Device("cpu", 0), Device("cpu", 1))
+    assert gpu_choice.own_part(cpus, choice.peers, 2) == cpus
+
+
+def test_gpus_that_the_framework_was_told_to_take_are_left_as_they_are(machine_with, monkeypatch):
+    machine_with("4")
+    monkeypatch.setattr(platform, "node", lambda: "h")
+    told = job_of(0, 2, lambda value: [["h", []], ["h", []]])
+    assert gpu_choice.agree(FakeBackend(built=None), told, None) == gpu_choice.Choice(None, [])
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    def give(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("built", "visible", "words"),
+    [
+        (True, None, [A, "sees none", "driver may be too old", "KERASDIST_CPU_DEVICES=1"]),
+        (True, "0", ["driver may be too old"]),
+        (False, "0", ["built for CPUs", "pip install 'jax[cuda12]'"]),
+    ],
+)
+def test_a_promised_gpu_that_the_framework_does_not_see(
+    machine_with, variables, built, visible, words
+):
+    machine_with("2")
+    if visible is not None:
+        variables(CUDA_VISIBLE_DEVICES=visible)
+    with pytest.raises(DeviceError) as error:
+        gpu_choice.check_promise(FakeBackend(built))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_framework_for_cpus_on_a_machine_with_gpus_is_one_warning(machine_with):
+    machine_with("2")
+    with pytest.warns(UserWarning, match=r"has 2 GPUs that jax, which is built for CPUs") as warned:
+        gpu_choice.check_promise(FakeBackend(built=False))
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "built", "visible"),
+    [
+        (None, True, None),
+        (None, True, "0"),  # a line that many scripts have
+        ("2", True, ""),
+        ("2", False, "-1"),
+        ("2", None, "0"),  # the script has told the framework to leave them
+        ("broken", True, None),  # an image for machines with and without GPUs
+        ("broken", False, "-1"),
+    ],
+)
+def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus, built, visible):
+    machine_with(gpus)
+    if visible is not None:
+        variables(CUDA_VISIBLE_DEVICES=visible)
+    gpu_choice.check_promise(FakeBackend(built))
+
+
+def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
+    machine_with("broken")
+    variables(CUDA_VISIBLE_DEVICES="0")
+    with pytest.raises(DeviceError, match="Driver/library version mismatch"):
+        gpu_choice.check_promise(FakeBackend())
+
+
+def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatch):
+    monkeypatch.setattr(choice.config, "apply_cpu_devices_variable", lambda: None)
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    backend = FakeBackend(sees=2)
+    assert choice.chosen_devices(backend, None) == (Device("gpu", 0), Device("gpu", 1))
+    monkeypatch.setenv("KERASDIST_CPU_DEVICES", "1")
+    assert choice.chosen_devices(backend, None) == (Device("cpu", 0),)
+    assert choice.chosen_devices(backend, ["gpu:1"]) == (Device("gpu", 1),)  # named ones come first
+
+
+def test_a_strategy_without_names_does_not_fall_back_to_the_cpu_in_silence(
+    machine_with, monkeypatch
+):
+    machine_with("2")
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    with pytest.raises(DeviceError, match="sees none"):
+        choice.chosen_devices(FakeBackend(sees=0), None)
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu", "xpu", "mps"])
+def test_any_kind_of_accelerator_comes_before_the_cpu(kind):
+    one = (Device(kind, 0),)
+    backend = types.SimpleNamespace(devices=lambda asked: one if asked == kind else ())
+    assert Backend.accelerators(backend) == one
+
+
+@pytest.fixture
+def made(machine_with, monkeypatch):
+    """Makes strategies of a worker, rank 1 of 2 on a machine of four GPUs; what happens, in order.
+
+    JAX and TensorFlow number the GPUs that they are given from 0, torch does not.
+    """
+    machine_with("4")
+    monkeypatch.delenv("KERASDIST_CPU_DEVICES", raising=False)
+    happened = []
+
+    class Recorded(FakeBackend):
+        name = "numpy"
+        renumbers = True
+
+        def connect(self, job, gpus):
+            happened.append(f"connect {gpus}")
+            return gpus_of(*(range(len(gpus)) if self.renumbers else gpus))
+
+        def devices(self, kind):
+            happened.append("devices")  # which starts the framework
+            return gpus_of(*range(4))
+
+        def prepare_cpu_devices(self, count):
+            pass
+
+        def replica_set(self, devices, options, job, communication):
+            return [str(device) for device in devices]
+
+    def gather(label, value):
+        happened.append(label)
+        return [value, value]
+
+    job = types.SimpleNamespace(
+        rank=1,
+        num_workers=2,
+        all_gather_object=gather,
+        assert_equal=lambda label, facts: None,
+        after_connecting=lambda: None,
+    )
+    joined = []
+    backend = Recorded()
+
+    def join(place, versions):
+        joined.append(place)
+        return job, len(joined) == 1
+
+    monkeypatch.setattr(multi_worker, "_own", [])
+    monkeypatch.setattr(multi_worker.current, "join", join)
+    monkeypatch.setattr(multi_worker.equal_randomness, "ensure", lambda job: None)
+    monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
+
+    def make(names=None, renumbers=True):
+        happened.clear()
+        backend.renumbers = renumbers
+        options = ReplicaOptions(batch_norm=None, check="off")
+        communication = CommunicationOptions()
+        devices = multi_worker.replicas_of_job(backend, None, names, options, communication)
+        return devices, list(happened)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("renumbers", "expected"), [(True, ["gpu:0", "gpu:1"]), (False, ["gpu:2", "gpu:3"])]
+)
+def test_gpus_are_chosen_before_the_framework_starts(made, renumbers, expected):
+    devices, happened = made(None, renumbers)
+    assert devices == expected
+    assert happened[:2] == ["GPUs that workers see", "connect [2, 3]"]
+    devices, happened = made(None, renumbers)  # a second strategy takes the same
+    assert devices == expected
+    assert "connect [2, 3]" not in happened
+
+
+def test_named_gpus_are_told_to_the_framework_too(made):
+    devices, happened = made(["gpu:3"])
+    assert devices == ["gpu:0"]
+    assert happened[1] == "connect [3]"
+    assert made(["gpu:1"])[0] == ["gpu:1"]  # a second strategy may name others
