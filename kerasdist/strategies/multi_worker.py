@@ -84,7 +84,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
         else:
-            super().__init__(_replicas(backend, place, devices, options, communication))
+            super().__init__(joined_replicas(backend, place, devices, options, communication))
         hooks.install()
 
     @property
@@ -93,13 +93,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._resolver
 
 
-def _replicas(
+def joined_replicas(
     backend: Backend,
     place: Membership,
     names: Sequence[str] | None,
     options: ReplicaOptions,
     communication: CommunicationOptions,
 ) -> ReplicaSet:
+    """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:
