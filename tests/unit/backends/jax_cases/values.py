@@ -174,7 +174,9 @@ def batches_are_not_copied_on_the_host_of_accelerators(strategy):
         found = make()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        for one, expected in zip(components(strategy, found), np.split(batch, REPLICAS)):
+        for one, expected in zip(
+            components(strategy, found), np.split(batch, REPLICAS), strict=True
+        ):
             assert one.shape[1:] == expected.shape[1:]
         return peak / batch.nbytes
 
