@@ -34,9 +34,10 @@ def tpus(tmp_path, monkeypatch):
             (folder / "device").write_text(f"{number}\n")
 
     monkeypatch.setattr(tpu_metadata, "PCI_DEVICES", tmp_path)
-    tpu_metadata.attribute.cache_clear()
+    forget = tpu_metadata.attribute.cache_clear
+    forget()
     yield attach
-    tpu_metadata.attribute.cache_clear()
+    forget()
 
 
 @pytest.fixture
