@@ -69,6 +69,9 @@ class WorkerPlacement(MeshPlacement):
         """Returns a program's result as a host-local array."""
         return self.from_program([array])[0]
 
+    def _results(self, outputs: Any) -> Any:
+        return jax.tree.map(self.result, outputs)
+
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
