@@ -18,6 +18,11 @@ class Variables:
         self._environ = os.environ if environ is None else environ
         self._source = source
 
+    @property
+    def all(self) -> Mapping[str, str]:
+        """All variables."""
+        return self._environ
+
     def has(self, *names: str) -> bool:
         """Returns whether all of `names` are set and not empty."""
         return all(self._environ.get(name) for name in names)

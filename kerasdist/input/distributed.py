@@ -218,6 +218,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
+    keras_compat.leave_accelerators()  # the function may be the first to use TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())

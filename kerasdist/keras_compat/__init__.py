@@ -39,6 +39,7 @@ from kerasdist.keras_compat.hooks import (
     Hooks,
     install,
     install_apply_mask,
+    install_batch_moments,
     install_dropout,
     install_in_torch_nn,
     install_in_variables,
@@ -100,6 +101,7 @@ from kerasdist.keras_compat.tf_data import (
     auto_shard_policy,
     every_nth_file,
     is_tf_dataset,
+    leave_accelerators,
     own_batches,
 )
 from kerasdist.keras_compat.tf_pipelines import (

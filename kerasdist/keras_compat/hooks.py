@@ -248,6 +248,11 @@ def install_outside_replicas(
         _put_in(keras.optimizers.Optimizer, name, make_state)
 
 
+def install_batch_moments(hook: Callable[..., Any]) -> None:
+    """Installs a hook where BatchNormalization computes a batch's moments; on JAX only."""
+    _put_in(keras.layers.BatchNormalization, "_moments", hook)
+
+
 def install_to_numpy(hook: Callable[..., Any]) -> None:
     """Installs a hook where a tensor becomes a NumPy array; on JAX only."""
     _put_in(backend, "convert_to_numpy", hook)

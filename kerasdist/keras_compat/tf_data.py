@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +12,42 @@ from keras.src.trainers import data_adapters
 from keras.src.utils.module_utils import tensorflow as tf
 
 from kerasdist.keras_compat.data import batches, is_native_dataset
+from kerasdist.keras_compat.models import backend_name
 
 is_tf_dataset: Any = data_adapters.is_tf_dataset
 
 # The words of TensorFlow's error if it cannot shard by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
+
+
+def leave_accelerators() -> None:
+    """Keeps TensorFlow off GPUs and TPUs where it only reads data, for another framework.
+
+    It would take nearly all of their memory when it starts, which the first ``tf.data`` pipeline
+    makes it do. What the user has configured stays, and so does a TensorFlow that has started.
+    """
+    if backend_name() == "tensorflow":
+        return
+    # For a TensorFlow that is imported later: it takes as much memory as it needs.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    config = getattr(sys.modules.get("tensorflow"), "config", None)
+    if config is None:
+        return
+    for kind in ("GPU", "TPU"):
+        devices = config.list_physical_devices(kind)
+        if devices and not _is_configured(config, devices, kind):
+            with contextlib.suppress(RuntimeError):  # TensorFlow has started
+                config.set_visible_devices([], kind)
+
+
+def _is_configured(config: Any, devices: Any, kind: str) -> bool:
+    """Returns whether the user has chosen among the devices, or limited their memory."""
+    return config.get_visible_devices(kind) != devices or any(
+        config.experimental.get_memory_growth(one) is not None
+        or config.get_logical_device_configuration(one) is not None
+        for one in devices
+        if kind == "GPU"
+    )
 
 
 def auto_shard_policy(dataset: Any) -> str | None:

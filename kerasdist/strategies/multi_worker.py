@@ -96,7 +96,7 @@ def replicas_of_job(
     options: ReplicaOptions,
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
-    """Joins the job, and returns its replicas. All workers must call it."""
+    """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:

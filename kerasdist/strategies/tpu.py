@@ -8,9 +8,13 @@ from typing import Any, final
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.cluster.detection import detect
+from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.partitions import DeviceAssignment
-from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
+from kerasdist.strategies.choice import chosen_devices
+from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -19,10 +23,13 @@ from kerasdist.training import hooks
 class TPUStrategy(Strategy):
     """Synchronous training on TPUs, with a model on one device or cut over several.
 
-    On JAX the devices are this machine's TPUs, else its GPUs, else its CPU devices. A replica may
-    have several of them, its logical devices: `split_variables` says which variables are cut over
-    them, so that a model trains that does not fit one device, and `fit` still gives the numbers of
-    one. On TensorFlow and PyTorch it is refused.
+    On JAX the devices are this machine's TPUs, else its GPUs, else its CPU devices. In a job of
+    several workers, such as the hosts of a TPU pod, they are those of all workers: each runs the
+    same script, and making the strategy joins the job, as in `MultiWorkerMirroredStrategy`.
+
+    With one worker a replica may have several devices, its logical devices: `split_variables` says
+    which variables are cut over them, so that a model trains that does not fit one device, and
+    `fit` still gives the numbers of one. On TensorFlow and PyTorch the strategy is refused.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/TPUStrategy
     """
@@ -36,21 +43,30 @@ class TPUStrategy(Strategy):
         """Makes the strategy.
 
         Args:
-            tpu_cluster_resolver: As in TensorFlow; not needed on JAX, which finds its devices.
+            tpu_cluster_resolver: Who takes part, a `kerasdist.cluster.ClusterResolver`. Otherwise
+                `kerasdist.cluster.detect` finds it out, on a TPU VM from its metadata.
             experimental_device_assignment: How many replicas there are, and how many devices each
                 has. None: one replica on each device.
             experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
                 does.
 
         Raises:
-            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
-            DeviceError: If there are not enough devices.
-            UnsupportedError: On TensorFlow and PyTorch.
+            ClusterError: If the environment contradicts itself.
+            JobError: If the workers of a job do not come together.
+            DeviceError: If there are not enough devices, or not as many as workers have.
+            UnsupportedError: On TensorFlow and PyTorch; for replicas of several devices in a job of
+                several workers.
         """
-        require_no_other_workers("TPUStrategy")
-        del tpu_cluster_resolver, experimental_spmd_xla_partitioning
-        super().__init__(_replicas(registry.current(), experimental_device_assignment))
+        del experimental_spmd_xla_partitioning
+        self._resolver = _resolver(tpu_cluster_resolver)
+        place = None if self._resolver is None else self._resolver.membership()
+        super().__init__(_replicas(registry.current(), place, experimental_device_assignment))
         hooks.install()
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """The resolver of the cluster, None for one process that no environment describes."""
+        return self._resolver
 
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
@@ -132,9 +148,22 @@ class TPUStrategy(Strategy):
         return self.replica_set.logical_devices
 
 
-def _replicas(backend: Backend, assignment: DeviceAssignment | None) -> ReplicaSet:
+def _resolver(given: Any) -> ClusterResolver | None:
+    if isinstance(given, ClusterResolver):
+        return given
+    try:
+        return detect()
+    except UnsupportedError:  # an evaluator, which works by itself
+        return None
+
+
+def _replicas(
+    backend: Backend, place: Membership | None, assignment: DeviceAssignment | None
+) -> ReplicaSet:
     if backend.tpu_refusal is not None:
         raise UnsupportedError(backend.tpu_refusal)
+    if place is not None and place.num_workers > 1:
+        return _of_all_workers(backend, place, assignment)
     devices = chosen_devices(backend, None)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
@@ -147,3 +176,22 @@ def _replicas(backend: Backend, assignment: DeviceAssignment | None) -> ReplicaS
             "starts."
         )
     return backend.replica_set(devices[:needed], ReplicaOptions(devices_per_replica=per_replica))
+
+
+def _of_all_workers(
+    backend: Backend, place: Membership, assignment: DeviceAssignment | None
+) -> ReplicaSet:
+    who = f"[worker {place.rank}/{place.num_workers}]"
+    if assignment is not None and assignment.num_cores_per_replica > 1:
+        raise UnsupportedError(
+            f"{who} Expected one device a replica where a job has several workers. Received: "
+            f"experimental_device_assignment={assignment}. Train on one host with it, or leave "
+            "it out."
+        )
+    replicas = replicas_of_job(backend, place, None, ReplicaOptions())
+    if assignment is not None and assignment.num_replicas != replicas.num_replicas:
+        raise DeviceError(
+            f"{who} Expected a replica on each of the {replicas.num_replicas} devices of this "
+            f"job's workers. Received: experimental_device_assignment={assignment}. Leave it out."
+        )
+    return replicas

@@ -43,6 +43,7 @@ _signature = cache(inspect.signature)  # every reduction of a loss calls it
 @cache
 def install() -> None:
     """Installs the hooks, once per process."""
+    keras_compat.leave_accelerators()
     keras_compat.install(
         keras_compat.Hooks(
             model_created=_model_created,

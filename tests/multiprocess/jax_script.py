@@ -18,7 +18,10 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from kerasdist.backends import registry  # noqa: E402
 from kerasdist.backends.jax import connection  # noqa: E402
+from kerasdist.backends.options import ReplicaOptions  # noqa: E402
+from kerasdist.job import current  # noqa: E402
 
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas
 RANK = jax.process_index()
@@ -166,6 +169,51 @@ def unlike_seeds():
     found = STRATEGY.run(lambda: keras.ops.sum(model.weights[0] ** 2))
     everyone = np.asarray(STRATEGY.gather(STRATEGY.run(lambda x: x[None], args=(found,)), axis=0))
     assert len(set(everyone.tolist())) == 1, everyone
+
+
+@case
+def a_tpu_strategy_spans_all_workers():
+    strategy = kd.TPUStrategy()
+    assert (strategy.num_replicas_in_sync, strategy.local_replicas) == (REPLICAS, HERE)
+    assert strategy.cluster_resolver.num_workers == REPLICAS // len(HERE)
+    draws = np.random.default_rng(0)
+    x, y = (draws.normal(size=(10, width)).astype("float32") for width in (3, 1))
+
+    def trained(scope):
+        keras.utils.set_random_seed(3)
+        normal = keras.layers.BatchNormalization
+        with scope:
+            model = keras.Sequential([keras.Input((3,)), normal(), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        losses = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        return [losses, *model.get_weights()]
+
+    one_device = kd.OneDeviceStrategy("cpu:0")
+    for found, expected in zip(trained(strategy.scope()), trained(one_device.scope()), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@case
+def a_tpu_strategy_takes_devices_one_by_one():
+    build = kd.DeviceAssignment.build
+    with pytest.raises(kd.errors.UnsupportedError, match=r"worker \d/2.*one device a replica"):
+        kd.TPUStrategy(experimental_device_assignment=build(2, (2,)))
+    with pytest.raises(kd.errors.DeviceError, match=f"each of the {REPLICAS} devices"):
+        kd.TPUStrategy(experimental_device_assignment=build(REPLICAS + 1))
+
+
+@case
+def processes_of_a_slice_without_a_job():
+    devices = STRATEGY.replica_set.devices
+    job = current._current.pop()  # as where JAX knows of other processes, and kerasdist does not
+    try:
+        with pytest.raises(kd.errors.JobError, match="all 2 processes that JAX knows"):
+            registry.current().replica_set(devices, ReplicaOptions())
+        os.environ["KERASDIST_CLUSTER"] = "none"
+        assert registry.current().replica_set(devices, ReplicaOptions()).num_replicas == len(HERE)
+    finally:
+        os.environ.pop("KERASDIST_CLUSTER", None)
+        current._current.append(job)
 
 
 @case

@@ -16,9 +16,11 @@ from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.jax import connection, creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.cluster import kerasdist_variables
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.errors import DeviceError, JobError, UnsupportedError
+from kerasdist.job import current
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -76,6 +78,7 @@ class JaxBackend(Backend):
         _prepare(options, several=job is not None or len(devices) > 1)
         here = _named(devices)
         if job is None:
+            _require_no_other_processes(devices[0].kind)
             return JaxReplicaSet(here, devices, options)
         check_no_compression(communication.compression, "JAX")
         if here[0].platform == "cpu":
@@ -112,6 +115,25 @@ def _prepare(options: ReplicaOptions, several: bool) -> None:
             "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. "
             "There fit is one program over the global batch, in which statistics of a part of "
             "the batch cost more, not less. Leave out batch_norm."
+        )
+
+
+def _require_no_other_processes(kind: str) -> None:
+    """Refuses a strategy of one process where JAX itself knows of others, as in a TPU slice.
+
+    Each would train by itself, on all data, and nothing would show it. A worker that has joined its
+    job may use such a strategy beside it.
+    """
+    count = jax.process_count(kind)
+    if count > 1 and current.current() is None and not kerasdist_variables.is_independent(None):
+        raise JobError(
+            f"Expected a strategy over all {count} processes that JAX knows, of which this is "
+            f"number {jax.process_index(kind)}. Received: a strategy of one process, since no "
+            "environment describes the job (`kerasdist info` says what is missing): each process "
+            "would train a model by itself, on all data. Set KERASDIST_WORKERS, KERASDIST_RANK and "
+            "KERASDIST_COORDINATOR on each, or start them with `kerasdist run`, and use "
+            "kerasdist.TPUStrategy() or kerasdist.MultiWorkerMirroredStrategy(). If the processes "
+            f"are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
 
 

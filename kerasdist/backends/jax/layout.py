@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist.partitions import Splits, check_partition, mesh_axes, prime_factors
@@ -31,14 +33,15 @@ class Layout:
 
     def __init__(self, devices: Sequence[Any], logical_devices: int = 1) -> None:
         self.replicas = len(devices) // logical_devices
+        self._factors = prime_factors(logical_devices)
+        grid = _grid(devices, (self.replicas, *self._factors))
+        devices = list(grid.flat)
         here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
         self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
         self.spans_workers = len(here) < len(devices)
         self.local = tuple(devices[i] for i in here)
         self.splits = Splits(logical_devices)
-        self._factors = prime_factors(logical_devices)
         self._logical = tuple(f"logical_{axis}" for axis in range(len(self._factors)))
-        grid = np.array(devices).reshape(self.replicas, *self._factors)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
         self.whole = NamedSharding(self.mesh, PartitionSpec())
         self.rows = tuple(
@@ -90,3 +93,15 @@ class Layout:
 
     def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
+
+
+def _grid(devices: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Arranges devices in a grid of this shape, the logical devices of a replica being neighbours.
+
+    With one device per replica, their order is that of the workers, who divide a batch in order.
+    """
+    if len(shape) > 1 and devices[0].platform == "tpu":
+        # The chips of a TPU slice are connected as a torus, along which they are not numbered.
+        with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return np.array(devices).reshape(shape)

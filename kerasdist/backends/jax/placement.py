@@ -10,9 +10,11 @@ from functools import cached_property
 from typing import Any, final
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
+from kerasdist.backends.jax import normalization
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
 
@@ -27,6 +29,7 @@ class Placement(abc.ABC):
         devices: The devices on which programs run.
         flow: Limits how far the host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
+        shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
         compare_program: Called with the text of the first program of a step.
@@ -34,6 +37,7 @@ class Placement(abc.ABC):
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
     places_ahead: bool = False
+    shares_memory: bool = True
     begin_step: Callable[[], None] = staticmethod(lambda: None)
     note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
     compare_program: Callable[[str], None] = staticmethod(lambda _: None)
@@ -144,6 +148,7 @@ class MeshPlacement(Placement):
         on_cpu = layout.local[0].platform == "cpu"
         self.flow = ALL_CPUS if on_cpu else FreeFlow()
         self.places_ahead = not on_cpu
+        self.shares_memory = on_cpu
 
     def state(self, state: Any, variables: Any) -> Any:
         """Moves arrays to their devices in one transfer, except those that are already there."""
@@ -195,6 +200,15 @@ class MeshPlacement(Placement):
         """Sends each replica its element along axis 0 of an array that is whole in this process."""
         return jax.device_put(stack, self.pieces)
 
+    def lasting(self, rows: Any) -> Any:
+        """Copies rows where JAX may share NumPy's memory, which the user may overwrite."""
+        needs_copy = self.shares_memory and not isinstance(rows, jax.Array)
+        return np.array(rows) if needs_copy else rows
+
+    def sent(self, arrays: Any) -> Any:
+        """Waits until accelerators have read NumPy's memory; steps that run there go on."""
+        return arrays if self.shares_memory else jax.block_until_ready(arrays)
+
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
         leaves = jax.tree.leaves(batch)
@@ -233,7 +247,8 @@ class MeshPlacement(Placement):
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
 
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, state = step(state, batch)
+            with normalization.divided_over(self.layout):
+                outputs, state = step(state, batch)
             return jax.tree.map(self._returned, outputs), state
 
         # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
@@ -259,9 +274,13 @@ class MeshPlacement(Placement):
             outputs, state = programs[key](state, batch)
             if self.rests_after_each_step:
                 state = self.at_rest(state)
-            return jax.tree.map(self.result, outputs), state
+            return self._results(outputs), state
 
         return run
+
+    def _results(self, outputs: Any) -> Any:
+        """Converts the outputs of a step to what Keras gets."""
+        return outputs
 
     def _keep_forms(self, leaves: Sequence[Any]) -> None:
         """Records the shapes of a batch, where there are several workers to compare theirs."""

@@ -51,8 +51,8 @@ class JaxReplicaSet(ReplicaSet):
         options: ReplicaOptions,
         job: Job | None = None,
     ) -> None:
-        super().__init__(devices, options, job)
         self.arrays = _placement(jax_devices, options)
+        super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         # On accelerators a batch is moved there while the step before it runs.
         self.reads_ahead = jax.default_backend() != "cpu"
         if isinstance(self.arrays, MeshPlacement):
@@ -103,6 +103,15 @@ class JaxReplicaSet(ReplicaSet):
         """
         scopes.add_placement(self.arrays)
         return self.arrays.variables()
+
+
+def _in_order_of(
+    place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
+) -> list[Device]:
+    """Returns this process's devices in the order of its replicas, which the mesh decides."""
+    here = [one for one in jax_devices if one.process_index == jax.process_index()]
+    names = dict(zip(here, devices, strict=True))
+    return [names[one] for one in place.devices if one in names]
 
 
 def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:

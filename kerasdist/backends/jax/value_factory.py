@@ -41,6 +41,29 @@ class Maker(abc.ABC):
     def entering(self, structure: Any) -> Any:
         """Returns a program's arguments, with the components of all workers' replicas."""
 
+    def _sent(self, make: Callable[[], list[Any]]) -> list[Any]:
+        """Returns arrays that a function puts on the devices, even inside of a program."""
+        with jax.ensure_compile_time_eval():  # the arrays outlive a program that is being traced
+            return self._place.sent(make())
+
+    def _source(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
+        """Returns components in one array, to which this process contributes its own."""
+        layout = self._place.layout
+        largest = largest_of(shapes) if shapes[0] else ()
+        parts = [_padded(self._place.lasting(part), largest)[None] for part in here]
+        parts = [part for part in parts for _ in range(layout.splits.logical_devices)]
+        whole = self._replicas, *largest
+        [array] = self._sent(
+            lambda: [
+                jax.make_array_from_single_device_arrays(
+                    whole, self._place.pieces, jax.device_put(parts, list(layout.local))
+                )
+            ]
+        )
+        if len(set(shapes)) == 1:
+            return Stacked(array, self._replicas)
+        return Padded(array, tuple(shapes))
+
     def _joined(self, leaves: Sequence[Any]) -> Any:
         """Returns a value from all replicas' components, which this process has or is tracing."""
         if not is_array(leaves[0]):
@@ -57,15 +80,25 @@ class InProcess(Maker):
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Puts components of equal shape into one array on all devices, in one transfer."""
-        value = transpose(values, self._joined)
+        value = transpose(values, self._of_process)
         sources = [leaf.source for leaf in flatten(value) if is_distributed(leaf)]
         made = [one for one in sources if isinstance(one, Stacked | Padded)]
         made = [source for source in made if not is_traced(source.array)]
-        with jax.ensure_compile_time_eval():  # the arrays outlive a program that is being traced
-            arrays = jax.device_put([source.array for source in made], self._place.pieces)
+        arrays = self._sent(
+            lambda: jax.device_put([source.array for source in made], self._place.pieces)
+        )
         for source, array in zip(made, arrays, strict=True):
             source.array = array
         return value
+
+    def _of_process(self, leaves: Sequence[Any]) -> Any:
+        """Returns a value from components; on accelerators without stacking them on the host."""
+        stacks = self._place.shares_memory or replica_scope.current() is not None
+        if stacks or not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+            return self._joined(leaves)
+        if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
+            return self._joined(leaves)
+        return PerReplica(self._source(leaves, [leaf.shape for leaf in leaves]))
 
     def divide(self, batch: Any) -> Any:
         """Cuts a batch, and puts the pieces on the devices."""
@@ -73,12 +106,10 @@ class InProcess(Maker):
         alike = rows and not rows % self._replicas and replica_scope.current() is None
         if not alike or not all(isinstance(leaf, np.ndarray) and leaf.ndim for leaf in leaves):
             return self.per_replica(split_batch(batch, self._replicas))
-        # Pieces of equal size are contiguous already. They are copied, since on the CPU JAX may
-        # share the memory of a batch, which the user may overwrite.
+        # Pieces of equal size are contiguous already.
         shape = self._replicas, rows // self._replicas
-        stacks = [np.array(leaf).reshape(*shape, *leaf.shape[1:]) for leaf in leaves]
-        with jax.ensure_compile_time_eval():  # the arrays outlive a program that is being traced
-            arrays = jax.device_put(stacks, self._place.pieces)
+        stacks = [self._place.lasting(leaf).reshape(*shape, *leaf.shape[1:]) for leaf in leaves]
+        arrays = self._sent(lambda: jax.device_put(stacks, self._place.pieces))
         return pack(batch, [PerReplica(Stacked(array, self._replicas)) for array in arrays])
 
     def entering(self, structure: Any) -> Any:
@@ -179,19 +210,6 @@ class AmongWorkers(Maker):
             return PerReplica(tuple(column))
         return PerReplica(self._source(column, shapes))
 
-    def _source(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
-        """Returns components in one array, to which each worker contributes its own."""
-        largest = largest_of(shapes) if shapes[0] else ()
-        parts = [_own_copy(part, largest)[None] for part in here]
-        array = jax.make_array_from_single_device_arrays(
-            (self._replicas, *largest),
-            self._place.pieces,
-            jax.device_put(parts, list(self._place.layout.local)),
-        )
-        if len(set(shapes)) == 1:
-            return Stacked(array, self._replicas)
-        return Padded(array, tuple(shapes))
-
     def _check_outside(self) -> None:
         if scopes.program() is not None:
             raise UnsupportedError(
@@ -210,10 +228,9 @@ def _of_objects(leaves: Sequence[Any]) -> Any:
     return first if alone else PerReplica(tuple(leaves))
 
 
-def _own_copy(part: Any, shape: tuple[int, ...]) -> Any:
-    """Copies a component, as JAX may share NumPy's memory on the CPU, and pads it to a shape."""
+def _padded(part: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(part, jax.Array):
-        part = np.array(part)
+        part = np.asarray(part)
     return part if part.shape == shape else padded(part, shape)
 
 

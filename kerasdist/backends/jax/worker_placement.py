@@ -69,6 +69,9 @@ class WorkerPlacement(MeshPlacement):
         """Returns a program's result as a host-local array."""
         return self.from_program([array])[0]
 
+    def _results(self, outputs: Any) -> Any:
+        return jax.tree.map(self.result, outputs)
+
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
@@ -77,7 +80,7 @@ class WorkerPlacement(MeshPlacement):
 
     def everywhere(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays, which should be equal."""
-        return self._whole(_own_copy(array))
+        return self._whole(self.lasting(array))
 
     def spread(self, stack: Any) -> Any:
         """Sends each of this process's devices its element along axis 0."""
@@ -112,20 +115,21 @@ class WorkerPlacement(MeshPlacement):
         return jax.tree.map(assembled, batch)
 
     def _whole(self, leaf: Any) -> Any:
-        return self.to_program([jax.device_put(leaf, self._here)], [None])[0]
+        return self.to_program([self.sent(jax.device_put(leaf, self._here))], [None])[0]
 
     def _rows(self, leaf: Any, target: NamedSharding, axis: int) -> Any:
         """Makes a global array; this worker contributes the rows of its replicas."""
         here, share = self.layout.local_replicas, leaf.shape[axis] // self.layout.replicas
         before = (slice(None),) * axis
         parts = [
-            _own_copy(leaf[(*before, slice(replica * share, (replica + 1) * share))])
+            self.lasting(leaf[(*before, slice(replica * share, (replica + 1) * share))])
             for replica in here
         ]
         return self._joined(parts, leaf.shape, target)
 
     def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
-        return _assembled(shape, target, jax.device_put(parts, list(self.layout.local)))
+        placed = jax.device_put(parts, list(self.layout.local))
+        return _assembled(shape, target, self.sent(placed))
 
     def eager(self, step: Step) -> Step:
         """Lets each worker run the step alone, with the whole batch."""
@@ -147,11 +151,6 @@ class WorkerPlacement(MeshPlacement):
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
         return self.whole  # every worker needs the whole output
-
-
-def _own_copy(rows: Any) -> Any:
-    """Copies rows on the host: JAX may share NumPy's memory, which the user may overwrite."""
-    return rows if isinstance(rows, jax.Array) else np.array(rows)
 
 
 def _text(lowered: Any) -> str:

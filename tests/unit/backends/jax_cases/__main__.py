@@ -4,7 +4,12 @@ import json
 import traceback
 
 import kerasdist as kd
-from tests.unit.backends.jax_cases import programs, training, values  # noqa: F401  they register
+from tests.unit.backends.jax_cases import (  # noqa: F401  they register
+    normalization,
+    programs,
+    training,
+    values,
+)
 from tests.unit.backends.jax_cases.case import CASES, REPLICAS
 
 kd.config.set_logical_cpu_devices(4)

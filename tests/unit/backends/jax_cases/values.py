@@ -1,5 +1,7 @@
 """Distributed values: where their components lie, and how they enter programs."""
 
+import tracemalloc
+
 import jax
 import keras
 import numpy as np
@@ -159,3 +161,48 @@ def a_batch_can_be_looked_at_while_a_program_is_traced_for_it(strategy):
 
     assert [float(total(divided)) for _ in range(2)] == [34.0, 34.0]
     assert set(seen) == {22.0}
+
+
+@case
+def batches_are_not_copied_on_the_host_of_accelerators(strategy):
+    place = strategy.replica_set.arrays
+    batch = np.ones((8, 128, 128), "float32")
+    ragged = batch[:7]
+
+    def copied(make):
+        tracemalloc.start()
+        found = make()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        for one, expected in zip(
+            components(strategy, found), np.split(batch, REPLICAS), strict=True
+        ):
+            assert one.shape[1:] == expected.shape[1:]
+        return peak / batch.nbytes
+
+    ways = {
+        "divided": lambda: next(iter(strategy.distribute_dataset([batch]))),
+        "put together": lambda: strategy.distribute_values_from_function(
+            lambda at: batch[at.replica_id_in_sync_group :: REPLICAS]
+        ),
+    }
+    for name, make in ways.items():
+        assert copied(make) > 0.9, name  # on CPUs, where JAX may share NumPy's memory
+    place.shares_memory = False
+    for name, make in ways.items():
+        assert copied(make) < 0.1, name
+    # Only the padding of a replica with fewer rows is a copy.
+    assert copied(lambda: next(iter(strategy.distribute_dataset([ragged])))) < 0.6
+
+
+@case
+def what_accelerators_get_is_read_before_it_may_change(strategy):
+    waited = []
+    place = strategy.replica_set.arrays
+    place.shares_memory = False
+    place.sent = lambda arrays: waited.append(len(arrays)) or arrays
+    [divided] = strategy.distribute_dataset([(np.ones((4, 2)), np.ones(4))])
+    assert waited == [2]
+    strategy.distribute_values_from_function(lambda _: np.ones(3))
+    assert len(waited) > 1
+    assert [one.shape for one in components(strategy, divided[0])] == [(2, 2)] * 2
