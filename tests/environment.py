@@ -48,6 +48,13 @@ CPU_DEVICES = (
     Setting("JAX_PLATFORMS", "cpu", _CPU),
 )
 
+# Of the suites on a GPU (`make gpu`).
+EXACT_PRODUCTS = (
+    Setting(
+        "NVIDIA_TF32_OVERRIDE", "0", "GPUs take shorter floats for products: right to 1e-3 only"
+    ),
+)
+
 # Of workers that no launcher starts.
 WORKERS = (
     Setting(
@@ -69,7 +76,7 @@ SLOWER_KERNELS = Setting(
     "are faster, not other ones",
 )
 
-ALL = (*QUIET, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS, SLOWER_KERNELS)
+ALL = (*QUIET, *COMPILED_PROGRAMS, *CPU_DEVICES, *EXACT_PRODUCTS, *WORKERS, SLOWER_KERNELS)
 
 
 def put(settings: Iterable[Setting]):
@@ -90,6 +97,8 @@ def of_all():
 
 def suite_settings(backend: str) -> tuple[Setting, ...]:
     """What a process of the exactness suites has more than every process of the tests."""
+    if os.environ.get("KERASDIST_SUITES_ON", "cpu").startswith("gpu"):
+        return EXACT_PRODUCTS
     optimized = backend != "jax" or os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
     return CPU_DEVICES if optimized else (*CPU_DEVICES, SLOWER_KERNELS)
 
