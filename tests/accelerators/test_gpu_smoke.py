@@ -91,7 +91,7 @@ def test_on_one_device_cases_run_on_one_replica():
         (
             "from tests.conformance import registry",
             "items = list(registry.items('torch'))",
-            "print(registry.KIND, {item.replicas for item in items}, len(items) > 300)",
+            "print(registry.KIND, {item.replicas for item in items}, len(items) > 100)",
         )
     )
     assert run_python("-c", code, **{registry.SUITES_ON: "gpu:1"}) == "gpu {1} True\n"
