@@ -17,7 +17,7 @@ import torch
 import kerasdist as kd
 from kerasdist.backends import registry
 from kerasdist.backends.options import ReplicaOptions
-from kerasdist.cluster.detection import detect
+from kerasdist.cluster.membership import Membership
 from kerasdist.devices import parse_devices
 from kerasdist.job import current
 from kerasdist.strategy import Strategy
@@ -30,14 +30,13 @@ RATE = 0.5
 
 def _strategy(kind: str) -> Strategy:
     device = f"{kind}:0"
-    resolver = detect()
-    assert resolver is not None
-    if resolver.membership().num_workers > 1:
+    if os.environ["KERASDIST_WORKERS"] != "1":
         with _gloo_alone():
             return kd.MultiWorkerMirroredStrategy(devices=[device])
     # A strategy of one worker is plain Keras's, so that no group would be made.
     backend = registry.current()
-    job, _ = current.join(resolver.membership(), {})
+    where = os.environ["KERASDIST_COORDINATOR"]
+    job, _ = current.join(Membership("chief", 0, 0, 1, (), where, "gpu_smoke"), {})
     backend.connect(job)
     replicas = backend.replica_set(parse_devices([device]), ReplicaOptions(), job)
     job.after_connecting()
