@@ -117,15 +117,19 @@ def serve(make: Callable[[], Callable[[], object]]) -> None:
 def measure(contenders: Mapping[str, Contender | Team], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each contender, one figure a round, and ends them.
 
+    A first round is not counted: some contenders still warm up beside those that have begun.
+
     Args:
         contenders: The contenders, by name.
         rounds: How often each has its turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     try:
-        for _ in range(rounds):
+        for number in range(1 + rounds):
             for name, contender in contenders.items():
-                seconds[name].append(contender.seconds())
+                taken = contender.seconds()
+                if number:
+                    seconds[name].append(taken)
         for name, contender in contenders.items():
             if contender.deaths:
                 print(f"{name!r} died {contender.deaths} times")

@@ -1,6 +1,10 @@
-"""What a step of `fit` costs under a strategy, against plain Keras and Keras's own distribution.
+"""What a step of `fit` costs under a strategy, against plain Keras, Keras's own, and by hand.
 
-    python benchmarks/fit_overhead.py [--backends jax torch] [--models tiny] [--rounds 7]
+    python benchmarks/fit_overhead.py [--backends jax torch] [--tasks tiny] [--rounds 5]
+
+Keras's own is `tf.distribute.MirroredStrategy` on TensorFlow, `keras.distribution.DataParallel` on
+JAX. By hand is `shard_map` on JAX, and on PyTorch, which has nothing of its own, two processes
+under `DistributedDataParallel`, beside two workers of kerasdist (see multiworker.py).
 
 Every contender lives in a process of its own, with the same cores, and they take turns: one epoch
 each, round after round (see alternating.py). Deaths are counted: Keras's DataParallel on several
@@ -10,92 +14,102 @@ CPU devices is known to abort.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 
-from alternating import Contender, measure, median, ratio, serve
+from alternating import Contender, Team, measure, median, ratio, serve
+from multiworker import team
+from networks import TASKS
 from rich.console import Console
 from rich.table import Table
-from workloads import WORKLOADS, dense_model
 
-BACKENDS = ("tensorflow", "jax", "torch")
-CONTENDERS = ("plain", "one device", "mirrored", "keras's own")
+PLAIN, ONE_DEVICE, MIRRORED = "plain", "one device", "mirrored"
+KERASS_OWN, BY_HAND = "keras's own", "by hand"
+OURS = (PLAIN, ONE_DEVICE, MIRRORED)
+CONTENDERS = {
+    "tensorflow": (*OURS, KERASS_OWN),
+    "jax": (*OURS, KERASS_OWN, BY_HAND),
+    "torch": OURS,
+}
+# On PyTorch, contenders of two processes, each with the function of loops/ that it runs.
+TEAMS = {
+    "tensorflow": {},
+    "jax": {},
+    "torch": {"2 workers": "with_kerasdist.fit", BY_HAND: "with_torch.keras_module"},
+}
+REFERENCES = (PLAIN, KERASS_OWN, BY_HAND)
 REPLICAS = 2
+DEVICES = [f"cpu:{index}" for index in range(REPLICAS)]
 
 
-def _fit_function(backend: str, workload_name: str, contender: str):
-    workload = WORKLOADS[workload_name]
-    import contextlib
+def _fit_function(backend: str, name: str, contender: str):
+    """In the child: an epoch of training."""
+    task = TASKS[name]
+    if contender == BY_HAND:
+        from loops.with_jax import on_devices
 
+        return on_devices(task, REPLICAS)
+    x, y = task.data()
+    with _scope(backend, contender):
+        model = task.model()
+        model.compile("adam", task.loss())
+    return lambda: model.fit(x, y, batch_size=task.batch, epochs=1, shuffle=False, verbose=0)
+
+
+def _scope(backend: str, contender: str):
+    if contender == PLAIN:
+        return contextlib.nullcontext()
     import kerasdist as kd
 
-    if contender in ("mirrored", "keras's own"):
-        kd.config.set_logical_cpu_devices(REPLICAS)
-    scope = contextlib.nullcontext()
-    if contender == "one device":
-        scope = kd.OneDeviceStrategy("cpu:0").scope()
-    elif contender == "mirrored":
-        scope = kd.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)]).scope()
-    elif contender == "keras's own":
-        scope = _kerass_own_scope(backend)
-
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    rows = workload.batch * workload.steps
-    x = rng.normal(size=(rows, workload.widths[0])).astype("float32")
-    y = rng.normal(size=(rows, workload.widths[-1])).astype("float32")
-    with scope:
-        model = dense_model(workload)
-        model.compile(optimizer="adam", loss="mse")
-    return lambda: model.fit(x, y, batch_size=workload.batch, epochs=1, shuffle=False, verbose=0)
-
-
-def _kerass_own_scope(backend: str):
+    if contender == ONE_DEVICE:
+        return kd.OneDeviceStrategy("cpu:0").scope()
+    kd.config.set_logical_cpu_devices(REPLICAS)
+    if contender == MIRRORED:
+        return kd.MirroredStrategy(DEVICES).scope()
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)]).scope()
+        return tf.distribute.MirroredStrategy(DEVICES).scope()
     import keras
 
-    keras.distribution.set_distribution(
-        keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(REPLICAS)])
-    )
-    import contextlib
-
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=DEVICES))
     return contextlib.nullcontext()
 
 
-def contenders_of(backend: str, workload: str) -> dict[str, Contender]:
-    names = [n for n in CONTENDERS if not (backend == "torch" and n == "keras's own")]
-    return {name: Contender(__file__, backend, workload, name) for name in names}
+def contenders_of(backend: str, task: str) -> dict[str, Contender | Team]:
+    """Starts the contenders, by name."""
+    alone = {name: Contender(__file__, backend, task, name) for name in CONTENDERS[backend]}
+    return {**alone, **{name: team(backend, task, loop) for name, loop in TEAMS[backend].items()}}
 
 
 def main() -> None:
     """Prints one table a backend."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--models", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=7, help="counted epochs of each (at least 5)")
+    parser.add_argument("--backends", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--rounds", type=int, default=5, help="counted epochs of each (at least 5)")
     options = parser.parse_args()
     console = Console(width=110)
     for backend in options.backends:
         cores = os.cpu_count()
         table = Table(title=f"{backend}: a step of fit, {REPLICAS} replicas on {cores} cores")
-        for column in ("model", "contender", "ms a step", "samples/s", "÷ plain", "÷ Keras's own"):
-            table.add_column(column, justify="right" if column not in ("model",) else "left")
-        for model in options.models:
-            figures = measure(contenders_of(backend, model), options.rounds)
-            for name, values in figures.items():
-                step = median(values) / WORKLOADS[model].steps
-                own = figures.get("keras's own")
+        table.add_column("task")
+        table.add_column("contender")
+        for column in ("ms a step", "samples/s", *(f"time ÷ {name}" for name in REFERENCES)):
+            table.add_column(column, justify="right")
+        for name in options.tasks:
+            task = TASKS[name]
+            figures = measure(contenders_of(backend, name), options.rounds)
+            references = [figures.get(reference) for reference in REFERENCES]
+            for contender, values in figures.items():
+                step = median(values) / task.steps
                 table.add_row(
-                    model,
                     name,
+                    contender,
                     f"{step * 1e3:.3f}",
-                    f"{WORKLOADS[model].batch / step:,.0f}",
-                    f"{ratio(values, figures['plain']):.2f}",
-                    f"{ratio(values, own):.2f}" if own else "—",
+                    f"{task.batch / step:,.0f}",
+                    *(f"{ratio(values, one):.2f}" if one else "—" for one in references),
                 )
         console.print(table)
 

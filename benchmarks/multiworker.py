@@ -1,11 +1,12 @@
 """Samples a second of two workers of one thread each, against the frameworks' own loops by hand.
 
-    python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 7]
+    python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 5]
 
-Every contender is two processes, which train together; the contenders take turns, a round each, so
-that noise hits all alike (see alternating.py). All have the `OMP_NUM_THREADS` that `kerasdist run`
-and torchrun give to workers that share two cores, and nothing else. The loops by hand train the
-same Keras model; on PyTorch another one trains an equal plain module. See loops/ and networks.py.
+Every contender is two processes, which train together, with default settings; the contenders take
+turns, a round each, so that noise hits all alike (see alternating.py). All have the
+`OMP_NUM_THREADS` that `kerasdist run` and torchrun give to workers that share two cores, and
+nothing else. The loops by hand train the same Keras model; on PyTorch another one trains an equal
+plain module. See loops/ and networks.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from rich.table import Table
 WORKERS = 2
 BY_HAND = "by hand"
 PLAIN_TORCH = "plain torch"
-OURS = {"kerasdist fit": "with_kerasdist.fit", "kerasdist loop": "with_kerasdist.loop"}
+FIT, LOOP = "kerasdist fit", "kerasdist loop"
+OURS = {FIT: "with_kerasdist.fit", LOOP: "with_kerasdist.loop"}
+# Batch normalization as the loops by hand have it; on JAX `fit` has no such choice.
+PER_REPLICA = {"fit, per_replica": "with_kerasdist.fit_per_replica"}
+NORMALIZED = ("cnn",)
 CONTENDERS = {
     "tensorflow": {**OURS, BY_HAND: "with_tensorflow.keras_model"},
     "jax": {**OURS, BY_HAND: "with_jax.keras_model"},
@@ -46,7 +51,8 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
-def _team(backend: str, task: str, loop: str) -> Team:
+def team(backend: str, task: str, loop: str) -> Team:
+    """Starts the workers of a contender, which run a function of loops/."""
     meeting, *ports = _free_ports(1 + WORKERS)
     common = {
         "BENCHMARK_PORTS": ",".join(map(str, ports)),
@@ -75,32 +81,40 @@ def _work(task: str, loop: str):
     return getattr(importlib.import_module(f"loops.{module}"), function)(TASKS[task], place)
 
 
+def contenders_of(backend: str, task: str) -> dict[str, Team]:
+    """Starts the contenders, by name."""
+    loops = dict(CONTENDERS[backend])
+    if task in NORMALIZED and backend != "jax":
+        loops = {**PER_REPLICA, **loops}
+    return {label: team(backend, task, loop) for label, loop in loops.items()}
+
+
 def main() -> None:
     """Prints one table a backend."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backends", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--rounds", type=int, default=7, help="counted rounds of each (at least 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each (at least 5)")
     options = parser.parse_args()
     console = Console(width=110)
     for backend in options.backends:
         table = Table(title=f"{backend}: {WORKERS} workers of one thread, {os.cpu_count()} cores")
         table.add_column("task")
         table.add_column("contender")
-        for column in ("samples/s", f"÷ {BY_HAND}", f"÷ {PLAIN_TORCH}"):
+        for column in ("ms a step", "samples/s", f"speed ÷ {BY_HAND}", f"÷ {PLAIN_TORCH}"):
             table.add_column(column, justify="right")
         for name in options.tasks:
             task = TASKS[name]
-            contenders = CONTENDERS[backend].items()
-            teams = {label: _team(backend, name, loop) for label, loop in contenders}
-            figures = measure(teams, options.rounds)
+            figures = measure(contenders_of(backend, name), options.rounds)
             plain = figures.get(PLAIN_TORCH)
             for label, seconds in figures.items():
+                step = median(seconds) / task.steps
                 # Ratios are of speeds, so the reference's seconds are above.
                 table.add_row(
                     name,
                     label,
-                    f"{task.batch * task.steps / median(seconds):,.1f}",
+                    f"{step * 1e3:.3f}",
+                    f"{task.batch / step:,.1f}",
                     f"{ratio(figures[BY_HAND], seconds):.2f}",
                     f"{ratio(plain, seconds):.2f}" if plain else "—",
                 )

@@ -1,4 +1,7 @@
-"""What benchmarks/multiworker.py trains, in Keras: an MLP, a ResNet-like CNN, a transformer."""
+"""What the benchmarks train, in Keras.
+
+A tiny model, whose step is all overhead; an MLP; a CNN like a small ResNet; a transformer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 
 CLASSES = 10
+TINY_WIDTHS = (8, 1)
 MLP_WIDTHS = (784, 512, 512, CLASSES)
 IMAGE = (32, 32, 3)
 STAGES = (32, 64, 128)
@@ -24,8 +28,9 @@ class Task:
         name: What to call it.
         batch: The size of a global batch.
         steps: How many there are in a round.
-        network: Makes the Keras model, which returns logits.
+        network: Makes the Keras model, which returns logits or, for a regression, numbers.
         rows: Makes so many examples and labels.
+        is_regression: Whether the loss is the squared error, not the cross-entropy.
     """
 
     name: str
@@ -33,18 +38,64 @@ class Task:
     steps: int
     network: Callable[[], Any]
     rows: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+    is_regression: bool = False
+
+    def model(self) -> Any:
+        """Returns the Keras model, the same one on all workers."""
+        import keras
+
+        keras.utils.set_random_seed(0)
+        return self.network()
+
+    def loss(self) -> Any:
+        """Returns Keras's loss, to compile the model with."""
+        import keras
+
+        if self.is_regression:
+            return keras.losses.MeanSquaredError()
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def errors(self, y: Any, predicted: Any) -> Any:
+        """Returns the loss of each example, of which the loss of a batch is the mean."""
+        import keras
+
+        if self.is_regression:
+            errors = keras.losses.mean_squared_error(y, predicted)
+        else:
+            errors = keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
+        if len(errors.shape) == 1:
+            return errors
+        return keras.ops.mean(keras.ops.reshape(errors, (keras.ops.shape(errors)[0], -1)), axis=-1)
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the examples and labels of a round, the same ones on all workers."""
         return self.rows(np.random.default_rng(0), self.batch * self.steps)
 
+    def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the global batches of a round."""
+        x, y = self.data()
+        begins = range(0, len(x), self.batch)
+        return [tuple(array[begin:][: self.batch] for array in (x, y)) for begin in begins]
+
+
+def _tiny() -> Any:
+    return _dense(TINY_WIDTHS)
+
+
+def _tiny_rows(generator, number):
+    return tuple(generator.normal(size=(number, width)).astype("float32") for width in TINY_WIDTHS)
+
 
 def _mlp() -> Any:
+    return _dense(MLP_WIDTHS)
+
+
+def _dense(widths) -> Any:
     import keras
 
-    features, *hidden, classes = MLP_WIDTHS
+    features, *hidden, last = widths
     layers = [keras.layers.Dense(width, activation="relu") for width in hidden]
-    return keras.Sequential([keras.Input((features,)), *layers, keras.layers.Dense(classes)])
+    return keras.Sequential([keras.Input((features,)), *layers, keras.layers.Dense(last)])
 
 
 def _mlp_rows(generator, number):
@@ -109,8 +160,9 @@ def _transformer_rows(generator, number):
 TASKS = {
     task.name: task
     for task in (
-        Task("mlp", 256, 160, _mlp, _mlp_rows),
-        Task("cnn", 64, 16, _cnn, _cnn_rows),
-        Task("transformer", 16, 8, _transformer, _transformer_rows),
+        Task("tiny", 4, 400, _tiny, _tiny_rows, is_regression=True),
+        Task("mlp", 256, 80, _mlp, _mlp_rows),
+        Task("cnn", 64, 8, _cnn, _cnn_rows),
+        Task("transformer", 16, 4, _transformer, _transformer_rows),
     )
 }

@@ -77,7 +77,7 @@ SLOWER_KERNELS = Setting(
     "are faster, not other ones",
 )
 
-# Of the exactness suites on JAX, where JAX_PLATFORMS names another platform than the CPU.
+# Of the exactness suites on JAX, where they run on an accelerator (`make gpu`).
 FULL_PRODUCTS = Setting(
     "JAX_DEFAULT_MATMUL_PRECISION",
     "highest",
@@ -108,8 +108,8 @@ def of_all():
 
 def suite_settings(backend: str) -> tuple[Setting, ...]:
     """What a process of the exactness suites has more than every process of the tests."""
-    if backend == "jax" and os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
-        return (*CPU_DEVICES, FULL_PRODUCTS)
+    if os.environ.get("KERASDIST_SUITES_ON", "cpu").startswith("gpu"):
+        return (FULL_PRODUCTS,) if backend == "jax" else ()
     optimized = backend != "jax" or os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
     return CPU_DEVICES if optimized else (*CPU_DEVICES, SLOWER_KERNELS)
 

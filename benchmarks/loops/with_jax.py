@@ -1,6 +1,8 @@
-"""By hand on JAX: `jax.distributed`, and `shard_map` around Keras's stateless calls."""
+"""By hand on JAX: `shard_map` around Keras's stateless calls, on workers or on devices."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,22 +12,57 @@ from networks import Task
 
 from loops import Place
 
+# With more short programs in flight, JAX may stop for good on several CPU devices.
+MOST_IN_FLIGHT = 8
+
 
 def keras_model(task: Task, place: Place):
+    """Workers, by `jax.distributed`."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{place.ports[0]}", place.workers, place.rank)
+    state, step, divided = _training(task)
+    x, y = task.data()
+    batches = [(x[rows], y[rows]) for rows in place.rows_of(task)]
+
+    def work():
+        nonlocal state
+        for batch in batches:
+            inputs = [jax.make_array_from_process_local_data(divided, part) for part in batch]
+            state, loss = step(state, *inputs)
+        return float(loss)
+
+    return work
+
+
+def on_devices(task: Task, devices: int):
+    """CPU devices of this process."""
+    jax.config.update("jax_num_cpu_devices", devices)
+    state, step, _ = _training(task)
+    batches = task.batches()
+
+    def work():
+        nonlocal state
+        for index, batch in enumerate(batches, 1):
+            state, loss = step(state, *batch)
+            if index % MOST_IN_FLIGHT == 0:
+                jax.block_until_ready(loss)
+        return float(loss)
+
+    return work
+
+
+def _training(task: Task) -> tuple[Any, Any, NamedSharding]:
+    """Returns the state, the compiled step, and how batches lie on the devices."""
     import keras
 
-    keras.utils.set_random_seed(0)
     mesh = Mesh(np.array(jax.devices()), ("replica",))
-    model = task.network()
+    model = task.model()
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
 
     def loss_of(trainable, non_trainable, x, y):
-        logits, non_trainable = model.stateless_call(trainable, non_trainable, x, training=True)
-        errors = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-        return keras.ops.mean(errors), non_trainable
+        predicted, non_trainable = model.stateless_call(trainable, non_trainable, x, training=True)
+        return keras.ops.mean(task.errors(y, predicted)), non_trainable
 
     def mean_of_statistics(value):
         floating = jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
@@ -54,7 +91,7 @@ def keras_model(task: Task, place: Place):
         donate_argnums=0,
     )
     variables = model.trainable_variables, model.non_trainable_variables, optimizer.variables
-    everywhere, divided = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
+    everywhere = NamedSharding(mesh, P())
     state = tuple(
         [
             jax.make_array_from_process_local_data(everywhere, np.asarray(variable.value))
@@ -62,14 +99,4 @@ def keras_model(task: Task, place: Place):
         ]
         for group in variables
     )
-    x, y = task.data()
-    batches = [(x[rows], y[rows]) for rows in place.rows_of(task)]
-
-    def work():
-        nonlocal state
-        for batch in batches:
-            inputs = [jax.make_array_from_process_local_data(divided, part) for part in batch]
-            state, loss = step(state, *inputs)
-        return float(loss)
-
-    return work
+    return state, step, NamedSharding(mesh, P("replica"))

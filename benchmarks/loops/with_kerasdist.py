@@ -8,27 +8,16 @@ from loops import Place
 
 
 def _strategy(**options: str):
-    import keras
-
     import kerasdist as kd
 
-    strategy = kd.MultiWorkerMirroredStrategy(**options)
-    keras.utils.set_random_seed(0)
-    return strategy
+    return kd.MultiWorkerMirroredStrategy(**options)
 
 
-def fit(task: Task, place: Place):
+def fit(task: Task, place: Place, **options: str):
     del place  # the strategy finds it in the environment
-    import keras
-
-    # As the loops by hand have it, and custom loops. On JAX it is always that of the global batch.
-    on_jax = keras.backend.backend() == "jax"
-    strategy = _strategy() if on_jax else _strategy(batch_norm="per_replica")
-
-    with strategy.scope():
-        model = task.network()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss)
+    with _strategy(**options).scope():
+        model = task.model()
+        model.compile("adam", task.loss())
     x, y = task.data()
 
     def work():
@@ -38,6 +27,11 @@ def fit(task: Task, place: Place):
     return work
 
 
+def fit_per_replica(task: Task, place: Place):
+    """Batch normalization of each worker's own rows, as the loops by hand have it."""
+    return fit(task, place, batch_norm="per_replica")
+
+
 def loop(task: Task, place: Place):
     del place
     strategy = _strategy()
@@ -45,9 +39,8 @@ def loop(task: Task, place: Place):
 
     import kerasdist as kd
 
-    ops = keras.ops
     with strategy.scope():
-        model = task.network()
+        model = task.model()
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
 
@@ -55,10 +48,7 @@ def loop(task: Task, place: Place):
         x, y = batch
 
         def loss():
-            errors = keras.losses.sparse_categorical_crossentropy(
-                y, model(x, training=True), from_logits=True
-            )
-            errors = ops.mean(ops.reshape(errors, (ops.shape(errors)[0], -1)), axis=-1)
+            errors = task.errors(y, model(x, training=True))
             return kd.compute_average_loss(errors, global_batch_size=task.batch)
 
         value, gradients = kd.value_and_grad(loss, model.trainable_variables)
@@ -69,11 +59,7 @@ def loop(task: Task, place: Place):
     def step(batch):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
 
-    x, y = task.data()
-    bounds = range(0, len(x), task.batch)
-    dataset = strategy.distribute_dataset(
-        [(x[begin : begin + task.batch], y[begin : begin + task.batch]) for begin in bounds]
-    )
+    dataset = strategy.distribute_dataset(task.batches())
 
     def work():
         for batch in dataset:

@@ -25,19 +25,15 @@ def keras_model(task: Task, place: Place):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     import keras
 
-    keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = task.network()
+        model = task.model()
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
 
     def replica_step(batch):
         x, y = batch
         with tf.GradientTape() as tape:
-            errors = keras.losses.sparse_categorical_crossentropy(
-                y, model(x, training=True), from_logits=True
-            )
-            errors = tf.reduce_mean(tf.reshape(errors, (tf.shape(errors)[0], -1)), axis=-1)
+            errors = task.errors(y, model(x, training=True))
             loss = tf.nn.compute_average_loss(errors, global_batch_size=task.batch)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)

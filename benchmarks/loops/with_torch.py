@@ -6,6 +6,8 @@ Loss and optimizer are PyTorch's, as in https://keras.io/guides/distributed_trai
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import networks
 import torch
@@ -17,7 +19,7 @@ from loops import Place
 
 def keras_module(task: Task, place: Place):
     """The Keras model under DDP, with PyTorch's optimizer."""
-    module = _keras_model(task)
+    module = task.model()
     optimizer = torch.optim.Adam(module.parameters())
     return _loop(task, place, module, optimizer.step, training=True)
 
@@ -26,7 +28,7 @@ def keras_optimizer(task: Task, place: Place):
     """The Keras model under DDP, with its own optimizer."""
     import keras
 
-    module = _keras_model(task)
+    module = task.model()
     variables = module.trainable_variables
     optimizer = keras.optimizers.Adam()
     optimizer.build(variables)
@@ -44,13 +46,6 @@ def plain_module(task: Task, place: Place):
     return _loop(task, place, module, torch.optim.Adam(module.parameters()).step)
 
 
-def _keras_model(task: Task):
-    import keras
-
-    keras.utils.set_random_seed(0)
-    return task.network()
-
-
 def _loop(task: Task, place: Place, module: nn.Module, update: Callable[[], None], **call: bool):
     torch.distributed.init_process_group(
         "gloo",
@@ -59,17 +54,18 @@ def _loop(task: Task, place: Place, module: nn.Module, update: Callable[[], None
         world_size=place.workers,
     )
     model = nn.parallel.DistributedDataParallel(module)
-    entropy = nn.CrossEntropyLoss()
+    loss_of = nn.MSELoss() if task.is_regression else _entropy
     x, y = map(torch.from_numpy, task.data())
     if isinstance(module, Cnn):
         x = x.permute(0, 3, 1, 2).contiguous()
-    y = y.long()
+    if not task.is_regression:
+        y = y.long()
     batches = [(x[rows], y[rows]) for rows in place.rows_of(task)]
 
     def work():
         for inputs, labels in batches:
             model.zero_grad()
-            loss = entropy(model(inputs, **call).flatten(0, -2), labels.flatten())
+            loss = loss_of(model(inputs, **call), labels)
             loss.backward()
             update()
         return loss.item()
@@ -77,10 +73,14 @@ def _loop(task: Task, place: Place, module: nn.Module, update: Callable[[], None
     return work
 
 
-class Mlp(nn.Sequential):
-    def __init__(self) -> None:
+def _entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+class Dense(nn.Sequential):
+    def __init__(self, widths: tuple[int, ...]) -> None:
         layers = []
-        for inputs, outputs in zip(networks.MLP_WIDTHS, networks.MLP_WIDTHS[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         super().__init__(*layers[:-1])
 
@@ -149,4 +149,9 @@ class Transformer(nn.Module):
         return self.rest(self.embedding(x) + self.positions)
 
 
-MODULES = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}
+MODULES = {
+    "tiny": partial(Dense, networks.TINY_WIDTHS),
+    "mlp": partial(Dense, networks.MLP_WIDTHS),
+    "cnn": Cnn,
+    "transformer": Transformer,
+}

@@ -24,5 +24,5 @@ def auto() -> Strategy:
     resolver = detect()
     if resolver is not None and not processes.are_started_by_script():
         return MultiWorkerMirroredStrategy(resolver)
-    devices = chosen_devices(registry.current(), None)
-    return MirroredStrategy() if len(devices) > 1 else OneDeviceStrategy(str(devices[0]))
+    first, *others = chosen_devices(registry.current(), None)
+    return MirroredStrategy() if others else OneDeviceStrategy(str(first))

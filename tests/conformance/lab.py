@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
 from tests.conformance.lazy import kd, keras
-from tests.conformance.registry import Case, Item
+from tests.conformance.registry import KIND, Case, Item
 
 SEED = 1337
 Action = Callable[[Any], Any]
@@ -87,7 +87,7 @@ class Lab:
 
     @property
     def devices(self) -> list[str]:
-        return [f"cpu:{index}" for index in range(self.replicas)]
+        return [f"{KIND}:{index}" for index in range(self.replicas)]
 
     @property
     def keras_version(self) -> tuple[int, int]:

@@ -20,7 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BACKENDS = ("tensorflow", "jax", "torch")
-REPLICAS = (2, 3, 4)
+# The devices of the suites: a kind, and how many if the numbers below do not hold. On ``gpu:1``
+# (`make gpu`) cases run on one replica, but for those that ask for other numbers.
+SUITES_ON = "KERASDIST_SUITES_ON"
+KIND, _, _COUNT = os.environ.get(SUITES_ON, "cpu").partition(":")
+REPLICAS = (int(_COUNT),) if _COUNT else (2, 3, 4)
 SECONDS = 900.0
 EXTRA_CASES = "KERASDIST_CONFORMANCE_EXTRA_CASES"
 CONFORMANCE = "tests.conformance"
@@ -89,9 +93,12 @@ def case(
         if not shown:
             raise ValueError(f"A case needs a docstring, its title. Received: name={full_name!r}.")
         chosen = replicas
-        if chosen is None:
+        if replicas is None:
             full = os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
-            chosen = REPLICAS if full else (REPLICAS[zlib.crc32(full_name.encode()) % 3],)
+            number = zlib.crc32(full_name.encode()) % len(REPLICAS)
+            chosen = REPLICAS if full else (REPLICAS[number],)
+        elif _COUNT:
+            chosen = tuple(one for one in replicas if one in REPLICAS)
         CASES[suite, full_name] = Case(
             name=full_name,
             topic=topic,

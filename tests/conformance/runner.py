@@ -303,13 +303,16 @@ def main(suite: str = registry.CONFORMANCE):
         for item in registry.items(arguments.backend, suite)
         if not arguments.patterns or any(part in item.key for part in arguments.patterns)
     ]
-    report(BackendRun(arguments.backend, keys, arguments.plain, suite), arguments.verbose)
+    run = BackendRun(arguments.backend, keys, arguments.plain, suite)
+    sys.exit(0 if report(run, arguments.verbose) else 1)
 
 
-def report(run: BackendRun, verbose: bool):
-    """Prints a line a case, as they end."""
+def report(run: BackendRun, verbose: bool) -> bool:
+    """Prints a line a case, as they end; returns whether all are good."""
     counts: dict[str, int] = {}
+    good = True
     for result in run.results():
+        good &= result.good
         counts[result.status] = counts.get(result.status, 0) + 1
         head = f"{result.status:8} {result.seconds:6.2f} s  {result.difference:8.1e}  {result.key}"
         print(head + ("" if result.status == "passed" else f"\n    {result.message[:1500]}"))
@@ -318,6 +321,7 @@ def report(run: BackendRun, verbose: bool):
         sys.stdout.flush()
     run.save()
     print(counts, "log:", run.log)
+    return good
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
 from tests.conformance.lazy import kd, keras
-from tests.conformance.registry import Item
+from tests.conformance.registry import KIND, Item
 
 EXACT = Tolerance(0.0, 0.0, "exact")
 SEED = 1337
@@ -26,14 +26,14 @@ class Lab:
 
     @property
     def devices(self) -> list[str]:
-        return [f"cpu:{index}" for index in range(self.replicas)]
+        return [f"{KIND}:{index}" for index in range(self.replicas)]
 
     def strategy(self, replicas: int | None = None) -> Any:
         """A `MirroredStrategy` of as many replicas as the case has, or of another number."""
         count = replicas or self.replicas
         if count == 1:
-            return kd.OneDeviceStrategy("cpu:0")
-        return kd.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+            return kd.OneDeviceStrategy(f"{KIND}:0")
+        return kd.MirroredStrategy([f"{KIND}:{index}" for index in range(count)])
 
     def components(self, value: Any, strategy: Any) -> list[Any]:
         """What each replica holds of a value, as NumPy."""

@@ -39,8 +39,8 @@ class Buckets:
     """The buckets of some variables, the last variables first. All workers must make the same.
 
     The all-reduces start in this order, each as soon as its bucket is full. The last bucket waits
-    for `finish`: its presence flags say which gradients this worker has, since an optimizer treats
-    None and zeros differently.
+    for `finish`, or until all gradients are there: its presence flags say which gradients this
+    worker has, since an optimizer treats None and zeros differently.
     """
 
     def __init__(
@@ -92,6 +92,12 @@ class Buckets:
         self._start(len(self._buckets) - 1)
         return place
 
+    @torch.no_grad()
+    def start_last(self) -> None:
+        """Starts the sum of the last bucket. This worker has all gradients."""
+        self._buckets[-1].presence.fill_(1)
+        self._start(len(self._buckets))
+
     def finish(
         self, gradients: Gradients, weight: float = 1.0
     ) -> tuple[list[torch.Tensor | None], list[bool]]:
@@ -104,8 +110,9 @@ class Buckets:
                 self.put(index, gradients[index], weight)
         present = [gradient is not None for gradient in gradients]
         last = self._buckets[-1].presence
-        last.copy_(torch.tensor(present, dtype=last.dtype))
-        self._start(len(self._buckets))
+        if self._started < len(self._buckets):
+            last.copy_(torch.tensor(present, dtype=last.dtype))
+            self._start(len(self._buckets))
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()

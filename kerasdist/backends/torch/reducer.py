@@ -3,8 +3,9 @@
 The reducer supports only Keras's own `train_step`, which differentiates one loss once and applies
 the gradients of the parameters. The parameters are in buckets, the last ones first, in the order of
 a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
-its bucket, and starts the all-reduce of a full bucket. All workers start these in the same order,
-in a separate process group, so that no other collective of the backward pass comes between them.
+its bucket, and starts the all-reduce of a full bucket, with the last gradient that of the last
+bucket. All workers start these in the same order, in a separate process group, so that no other
+collective of the backward pass comes between them.
 
 The first step shows which parameters have a gradient on any worker; the buckets are for these.
 """
@@ -152,6 +153,8 @@ class HookedBuckets(Buckets):
                 "several passes."
             )
         parameter.grad = self.put(index, parameter.grad, self._weight)  # frees torch's own gradient
+        if len(self._arrived) == len(self._parameters) and not self._unserved:
+            self.start_last()
 
     def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
         """Returns the sums, and which variables without a bucket have a gradient on any worker."""

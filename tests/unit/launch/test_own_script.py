@@ -63,7 +63,7 @@ def test_a_program_that_is_not_the_users_own_is_not_started_unasked(monkeypatch,
     main = ModuleType("__main__")
     main.__file__ = f"{sysconfig.get_path(name)}/pytest/__main__.py"
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert "not a script of yours" in own_script.why_not_unasked()
+    assert "not a script of yours" in str(own_script.why_not_unasked())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""What a strategy of one device costs, and what replicas that share a device and a lock cost."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+from alternating import median, ratio
+from networks import TASKS, Task
+
+ROUNDS = 5
+THREADS = (2, 4)
+
+
+def _fit(task: Task, scope: Any) -> Callable[[], None]:
+    with scope:
+        model = task.model()
+        model.compile("adam", task.loss())
+    x, y = task.data()
+
+    def epoch() -> None:
+        model.fit(x, y, batch_size=task.batch, shuffle=False, verbose=0)
+
+    epoch()
+    epoch()
+    return epoch
+
+
+def _times(works: dict[str, Callable[[], None]], steps: int) -> dict[str, dict[str, list[float]]]:
+    """Lets the works take turns; returns milliseconds a step, and those of the main thread alone.
+
+    The main thread's are what Python and launching cost; a step takes longer where it waits.
+    """
+    found = {name: {"wall": [], "host": []} for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            wall, host = time.perf_counter(), time.thread_time()
+            work()
+            found[name]["wall"].append((time.perf_counter() - wall) * 1e3 / steps)
+            found[name]["host"].append((time.thread_time() - host) * 1e3 / steps)
+    return found
+
+
+def _overhead(name: str, kind: str) -> dict[str, Any]:
+    """A step of `fit` under strategies of one device, over plain Keras's."""
+    import keras
+
+    import kerasdist as kd
+
+    if kind == "gpu" and name != "tiny":
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    task = TASKS[name]
+    works = {
+        "plain": _fit(task, nullcontext()),
+        "one device": _fit(task, kd.OneDeviceStrategy(f"{kind}:0").scope()),
+        "mirrored": _fit(task, kd.MirroredStrategy([f"{kind}:0"]).scope()),
+    }
+    times = _times(works, task.steps)
+    plain = times["plain"]["wall"]
+    return {
+        "dtype": keras.config.dtype_policy().name,
+        "ms": _rounded({label: median(one["wall"]) for label, one in times.items()}),
+        "main thread ms": _rounded({label: median(one["host"]) for label, one in times.items()}),
+        "over plain": _rounded({label: ratio(one["wall"], plain) for label, one in times.items()}),
+        **_on_the_device(works, task.steps, kind),
+    }
+
+
+def _on_the_device(works: dict[str, Callable[[], None]], steps: int, kind: str) -> dict[str, Any]:
+    """Returns what torch's profiler counts on a GPU in a step: its time, launches and waits."""
+    import keras
+
+    if kind != "gpu" or keras.backend.backend() != "torch":
+        return {}
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    found = {}
+    for label, work in works.items():
+        with torch.profiler.profile(activities=activities) as profile:
+            work()
+            torch.cuda.synchronize()
+        events = profile.key_averages()
+        counts = {
+            name: sum(one.count for one in events if one.key == name) / steps
+            for name in ("cudaLaunchKernel", "cudaStreamSynchronize", "cudaMemcpyAsync")
+        }
+        busy = sum(one.self_device_time_total for one in events) / 1e3 / steps
+        found[label] = _rounded({"device ms": busy, **counts})
+    return {"a step on the device": found}
+
+
+def _threads(kind: str) -> dict[str, Any]:
+    """A tiny step in threads that share one device: the price of Python's lock."""
+    import kerasdist as kd
+
+    if kind == "gpu":
+        _share_the_first_gpu()
+    task = TASKS["tiny"]
+    works = {"1": _fit(task, nullcontext())}
+    for count in THREADS:
+        devices = [f"{kind}:{index}" for index in range(count)]
+        works[str(count)] = _fit(task, kd.MirroredStrategy(devices).scope())
+    times = _times(works, task.steps)
+    return {"ms by replicas": _rounded({name: median(one["wall"]) for name, one in times.items()})}
+
+
+def _share_the_first_gpu() -> None:
+    """Lets every GPU that a strategy names be the first one."""
+    import torch
+
+    from kerasdist.backends.torch import backend, placing
+    from kerasdist.devices import Device
+
+    def devices(kind: str) -> tuple[Device, ...]:
+        return tuple(Device(kind, index) for index in range(max(THREADS)))
+
+    first = {"torch_device": lambda _: torch.device("cuda", 0), "keras_name": lambda _: "cuda:0"}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kerasdist.backends.torch"):
+            for function, replaced in first.items():
+                if vars(module).get(function) is getattr(placing, function):
+                    setattr(module, function, replaced)
+    backend.BACKEND.devices = devices  # type: ignore[method-assign]
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {name: float(np.round(figure, 3)) for name, figure in figures.items()}
+
+
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    **{f"speed.{name}": partial(_overhead, name) for name in ("tiny", "cnn", "transformer")},
+}
+OF_TORCH: dict[str, Callable[[str], dict[str, Any]]] = {"speed.threads": _threads}

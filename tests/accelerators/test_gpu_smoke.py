@@ -1,0 +1,97 @@
+"""`benchmarks/gpu_smoke.py` on a CPU: one line of JSON a part, and none stops the others."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.accelerators import on_gpu
+from tests.conformance import registry
+from tests.environment import CPU_DEVICES, values
+from tests.fresh import ROOT, run_python
+
+SCRIPT = ROOT / "benchmarks" / "gpu_smoke.py"
+
+
+@pytest.fixture(scope="module")
+def gpu_smoke():
+    path, modules = sys.path[:], set(sys.modules)
+    spec = importlib.util.spec_from_file_location("gpu_smoke", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in ("smoke", "alternating", "networks"):
+            del sys.modules[name]
+
+
+def test_a_part_gives_one_line_of_json():
+    said = run_python(
+        *(SCRIPT, "--device", "cpu", "--backends", "torch", "--parts", "correctness.mlp"),
+        PYTHONPATH=str(ROOT),
+    )
+    device, mlp = map(json.loads, said.splitlines())
+    assert device["part"] == "device"
+    assert device["devices"] == ["cpu:0"]
+    assert mlp["ok"]
+    assert mlp["largest difference"] == {"one device": 0.0, "mirrored": 0.0}
+
+
+def test_a_part_that_fails_is_a_line_too(gpu_smoke, capsys):
+    def fails(device):
+        raise AssertionError(f"Received: {device}")
+
+    line = gpu_smoke.attempt(fails, "cpu")
+    assert (line["ok"], line["error"]) == (False, "AssertionError: Received: cpu")
+    assert "raise AssertionError" in capsys.readouterr().err
+
+
+def test_a_part_whose_process_dies_stops_no_other(gpu_smoke, monkeypatch, capsys):
+    def run(command, **options):
+        died = subprocess.CompletedProcess(command, -11, "", "Segmentation fault")
+        lived = subprocess.CompletedProcess(command, 0, '{"ok": true}', "")
+        return died if "correctness.cnn" in command else lived
+
+    monkeypatch.setattr(gpu_smoke.subprocess, "run", run)
+    options = ["--device", "cpu", "--backends", "jax", "--parts", "correctness.[cm]*n*"]
+    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", *options])
+    assert gpu_smoke.main() == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    failed = [line for line in lines if not line["ok"]]
+    assert [line["part"] for line in failed] == ["correctness.cnn"]
+    assert "exit status -11: Segmentation fault" in failed[0]["error"]
+    assert len(lines) > 3
+
+
+def test_numbers_that_differ_fail(gpu_smoke):
+    from smoke.models import difference
+
+    assert difference({"loss": 2.0}, {"loss": 2.0 + 1e-6}, 1e-5) < 1e-6
+    for other in (2.1, float("nan")):
+        with pytest.raises(AssertionError, match="differences up to"):
+            difference({"loss": 2.0}, {"loss": other}, 1e-5)
+
+
+def test_without_a_gpu_a_line_says_that_nothing_ran(monkeypatch, capsys):
+    for name, value in values(CPU_DEVICES).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(on_gpu, "BACKENDS", ("torch",))
+    assert on_gpu.main() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "torch: torch sees no GPU: nothing ran",
+        "No backend sees a GPU on this machine: nothing was run.",
+    ]
+
+
+def test_on_one_device_cases_run_on_one_replica():
+    code = "\n".join(
+        (
+            "from tests.conformance import registry",
+            "items = list(registry.items('torch'))",
+            "print(registry.KIND, {item.replicas for item in items}, len(items) > 100)",
+        )
+    )
+    assert run_python("-c", code, **{registry.SUITES_ON: "gpu:1"}) == "gpu {1} True\n"

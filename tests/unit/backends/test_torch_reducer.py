@@ -1,0 +1,76 @@
+"""When sums of gradients start on PyTorch; in a fresh process, as Keras fixes its backend."""
+
+import json
+
+import pytest
+
+from tests.fresh import run_fresh
+
+SCRIPT = """
+import json
+import keras, torch
+from kerasdist.backends.torch.reducer import HookedBuckets
+from kerasdist.backends.torch.variables import ReplicaScope
+
+class Done:
+    def wait(self):
+        pass
+
+class Group:
+    # A group of two workers that hold the same; it notes what has started.
+    device, bytes_per_pack, of_buckets = torch.device("cpu"), None, None
+
+    def __init__(self):
+        self.started = []
+
+    def start_sum(self, flat, channel):
+        self.started.append(flat.tolist())
+        flat *= 2
+        return Done()
+
+def step(served, loss_of):
+    variables = [keras.Variable(3.0), keras.Variable(5.0)]
+    scope, group = ReplicaScope(0, torch.device("cpu"), copies=False, is_only=True), Group()
+    buckets = HookedBuckets(variables, served, group, scope)
+    assert buckets.begin(scope, 0.5)
+    loss_of(*(variable.value for variable in variables)).backward()
+    in_backward = list(group.started)
+    gradients = [variable.value.grad for variable in variables]
+    totals, unserved = buckets.sums(gradients)
+    totals = [None if total is None else total.item() for total in totals]
+    return {"in backward": in_backward, "sent": group.started, "totals": totals}
+
+both = lambda a, b: 2 * a * b
+print(json.dumps({
+    "all arrive": step([True, True], both),
+    "one without a gradient": step([True, True], lambda a, b: 2 * a),
+    "one without a bucket": step([True, False], both),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch"))
+
+
+def test_the_last_sum_starts_with_the_last_gradient_of_the_backward_pass(steps):
+    sent = [[3.0, 5.0, 1.0, 1.0]]  # gradients by their weight, the last first; both are there
+    assert steps["all arrive"] == {"in backward": sent, "sent": sent, "totals": [10.0, 6.0]}
+
+
+def test_a_gradient_that_is_missing_is_told(steps):
+    assert steps["one without a gradient"] == {
+        "in backward": [],
+        "sent": [[0.0, 1.0, 1.0, 0.0]],
+        "totals": [2.0, None],
+    }
+
+
+def test_variables_without_a_bucket_are_told_when_the_optimizer_asks(steps):
+    # Their gradients may come, or not, until the backward pass has ended.
+    assert steps["one without a bucket"] == {
+        "in backward": [],
+        "sent": [[5.0, 1.0, 1.0]],
+        "totals": [10.0, None],
+    }
