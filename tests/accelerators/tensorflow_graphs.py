@@ -19,6 +19,7 @@ import tensorflow as tf  # noqa: E402
 
 from kerasdist.backends.tensorflow import all_reduce  # noqa: E402
 from kerasdist.collectives import CommunicationOptions  # noqa: E402
+from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
 
 emulation.install("tensorflow")
@@ -69,10 +70,9 @@ def reductions(graph):
 
 
 def additions(graph):
-    """How many values of the gradients' sizes are added up on one device."""
-    sizes = {WIDTH * WIDTH, WIDTH}
+    """How many values of several devices are added up on one."""
     found = [one for one in operations(graph) if one.type == "AddN"]
-    return sum(one.outputs[0].shape.num_elements() in sizes for one in found)
+    return sum(len({short(part.device) for part in one.inputs}) > 1 for one in found)
 
 
 def short(device):
@@ -80,7 +80,7 @@ def short(device):
 
 
 def sums_by_optimizer():
-    """For each device: the number of collectives, and of square roots of gradients' norms."""
+    """The number of collectives on each device, and of values that one device adds up."""
     adam = keras.optimizers.Adam
     optimizers = {
         "plain": adam,
@@ -164,7 +164,7 @@ def prefetching():
     return {
         "rows": rows,
         "sizes": [[int(part.size) for part in batch.parts] for batch in batches],
-        "taken": sorted(short(one.device) for one in taken),
+        "taken": len({one.inputs[0].name for one in taken}),
         "divided": sorted({f"{one.device_type}:{one.device_index}" for one in divided}),
     }
 
@@ -185,22 +185,39 @@ def kinds_of_batches():
 
 
 def retraced():
-    """How many functions a second epoch traces for its iterator."""
+    """How many functions another dataset of the same types traces."""
     dataset = tf.data.Dataset.range(5).batch(2)
-    distributed = GROUP._iterated(dataset, dataset.element_spec, None, is_of_arrays=False)
-    traced = []
-    from tensorflow.python.framework import func_graph
+    list(iterator(dataset))
+    with counters.traces("tensorflow") as traces:
+        list(iterator(dataset))
+    return traces.count
 
-    original = func_graph.func_graph_from_py_func
 
-    def trace(*args, **kwargs):
-        traced.append(args[0])
-        return original(*args, **kwargs)
+def pipelines():
+    """Of two epochs: how many pipelines of devices began, whether they are tuned, how many end.
 
-    list(distributed)
-    with mock.patch.object(func_graph, "func_graph_from_py_func", trace):
-        list(distributed)
-    return len(traced)
+    At the end of an epoch Keras makes an iterator that it may leave; that of arrays never begins.
+    """
+    begin, found = tf.data.Dataset.__iter__, {}
+    for name, source in {
+        "arrays": (X, Y, BATCH),
+        "dataset": (tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH),),
+    }.items():
+        model, begun, ends = trained(keras.optimizers.SGD), [], []
+
+        def noted(dataset, begun=begun):
+            begun.append(dataset.options().autotune.enabled is not False)
+            return begin(dataset)
+
+        with (
+            mock.patch.object(tf.data.Dataset, "__iter__", noted),
+            mock.patch("_thread.start_new_thread", lambda end, _, ends=ends: ends.append(end)),
+        ):
+            model.fit(*source, epochs=2, verbose=0)
+        for end in ends:
+            end()
+        found[name] = [len(begun) // len(GROUP.local), any(begun), len(ends)]
+    return found
 
 
 if __name__ == "__main__":
@@ -213,5 +230,6 @@ if __name__ == "__main__":
         prefetching,
         kinds_of_batches,
         retraced,
+        pipelines,
     )
     print(json.dumps({part.__name__: part() for part in parts}))

@@ -48,7 +48,7 @@ def test_packs_are_bounded_on_gpus_and_last_layers_go_first(found):
 def test_pieces_wait_on_their_devices(found):
     assert found["prefetching"]["rows"] == [[2, 0], [2, 1]]
     assert found["prefetching"]["sizes"] == [[2, 2], [1, 1]]
-    assert found["prefetching"]["taken"] == [0, 1]
+    assert found["prefetching"]["taken"] == 2
 
 
 def test_other_batches_are_divided_on_the_host(found):
@@ -64,5 +64,14 @@ def test_what_waits_on_devices(found):
     }
 
 
-def test_a_second_epoch_traces_nothing_for_its_iterator(found):
+def test_another_dataset_of_the_same_types_traces_nothing(found):
     assert found["retraced"] == 0
+
+
+def test_pipelines_of_devices_begin_and_end_without_delay(found):
+    begun, is_tuned, ended_aside = found["pipelines"]["arrays"]
+    assert (begun, is_tuned, ended_aside) == (2, False, 0)  # one on each device in two epochs
+    begun, is_tuned, ended_aside = found["pipelines"]["dataset"]
+    assert begun >= 2
+    assert not is_tuned
+    assert ended_aside == begun

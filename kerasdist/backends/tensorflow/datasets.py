@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece
 from kerasdist.backends.tensorflow.batches import pieces as divided_in_graph
+from kerasdist.backends.tensorflow.prefetching import in_a_row
 from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.values import tensor_of_array
@@ -176,14 +176,13 @@ def _of_pipelines(
     return _with_length(dataset)
 
 
-def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Iterable[Any]]) -> tf.data.Dataset:
+def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> tf.data.Dataset:
     """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
     # tf.data passes the members of a tuple as arguments, and any other element as one argument.
     is_tuple = type(dataset.element_spec) is tuple
 
     def pieces_of(*batch: Any) -> tf.data.Dataset:
-        each = [tf.data.Dataset.from_tensors(one) for one in cut(batch if is_tuple else batch[0])]
-        return functools.reduce(tf.data.Dataset.concatenate, each)
+        return in_a_row(cut(batch if is_tuple else batch[0]))
 
     return dataset.flat_map(pieces_of)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -22,8 +23,8 @@ from kerasdist.backends.tensorflow.batches import (
     pieces,
     pieces_of_placed,
 )
-from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset, in_pieces
-from kerasdist.backends.tensorflow.prefetching import can_prefetch, prefetched
+from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset
+from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched
 from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.values import check_alike, concat
@@ -79,11 +80,19 @@ class Group:
         plain = iteration(dataset, begins_late=is_of_arrays)
         if self.shares_memory or not can_prefetch(dataset.element_spec):
             return GlobalBatchDataset(plain, spec)
-        parts = in_pieces(dataset, lambda one: parts_of(self._cut(one), beginnings_of(one)))
         devices = self.engine.extended.worker_devices
         total = None if sized is None else known_size(sized)
-        ahead = prefetched(parts, devices, total, begins_late=is_of_arrays)
+        ahead = prefetched(dataset, self._divided, devices, total, begins_late=is_of_arrays)
         return GlobalBatchDataset(plain, spec, ahead)
+
+    @cached_property
+    def _divided(self) -> Any:
+        """A compiled function of a batch, which returns a dataset of its parts."""
+
+        def divided(batch: Any) -> tf.data.Dataset:
+            return in_a_row(parts_of(self._cut(batch), beginnings_of(batch)))
+
+        return tf.function(divided, autograph=False)
 
     def on_host(self, batch: Any) -> Any:
         """Returns a global batch as the pipeline made it."""

@@ -20,6 +20,7 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
 )
 from kerasdist.backends.tensorflow.variables import check_mirrored, copies, native
+from kerasdist.training import probe
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
 _engines: WeakSet[tf.distribute.Strategy] = WeakSet()
@@ -98,7 +99,8 @@ def apply_everywhere(
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
             for index, device in enumerate(engine.extended.worker_devices):
                 own = [held[index % len(held)] for held in map(copies, gradients)]
-                with tf.device(device), on_one_copy(index) as alone, _moved(optimizer, alone):
+                recorded = probe.paused() if index else nullcontext()
+                with recorded, tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
                     keras_compat.apply_combined_gradients(optimizer, own, variables)
             return None
     finally:

@@ -6,6 +6,7 @@ traces five functions for each device in each epoch; here they are traced once i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, final
@@ -33,29 +34,60 @@ def can_prefetch(spec: Any) -> bool:
 
 
 def prefetched(
-    parts: tf.data.Dataset, devices: Sequence[str], total: int | None, *, begins_late: bool
+    dataset: tf.data.Dataset,
+    divide: Any,
+    devices: Sequence[str],
+    total: int | None,
+    *,
+    begins_late: bool,
 ) -> Callable[[], Any]:
     """Returns a function that makes an iterator over `PlacedBatch`es.
 
-    The dataset yields, for each batch, one `OwnRows` for each device in turn. `total` is the number
-    of examples in each global batch, if it is known. As in `iteration`, with `begins_late` first
-    use starts the iterator.
+    `divide`, a ``tf.function``, turns a batch into a dataset of one `OwnRows` for each device.
+    `total` is the number of examples in each global batch, if it is known. As in `iteration`, with
+    `begins_late` first use starts the iterator.
     """
+    parts, graph = _in_parts(dataset, divide)
     if begins_late:
         parts = untuned(parts)
-    aside = not begins_late and parts.options().autotune.enabled is not False
-    aside = aside and not calls_python(parts)
+    tuned = not begins_late and dataset.options().autotune.enabled is not False
+    ends_aside = tuned and not calls_python(dataset)
+    spec = PlacedSpec(parts.element_spec, tuple(devices), total)
+
+    def start() -> list[Any]:
+        assert graph is not None  # it lives as long as the dataset that calls it
+        return _iterators(parts, devices)
 
     def iterate() -> PlacedIterator:
-        spec = PlacedSpec(parts.element_spec, tuple(devices), total)
-        iterator = PlacedIterator(spec, lambda: _iterators(parts, devices))
+        iterator = PlacedIterator(spec, start)
         if not begins_late:
-            started = iterator.by_device
-            if aside:
-                ended_aside(iterator, list(started))
+            held = tf.nest.flatten(iterator, expand_composites=True)  # starts it
+            if ends_aside:
+                ended_aside(iterator, held)
         return iterator
 
     return iterate
+
+
+def _in_parts(dataset: tf.data.Dataset, divide: Any) -> tuple[tf.data.Dataset, Any]:
+    """Does the same as ``dataset.flat_map(divide)``, and traces `divide` once for each type."""
+    graph = divide.get_concrete_function(dataset.element_spec)
+    spec = graph.structured_outputs.element_spec
+    variant = tf.raw_ops.FlatMapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=graph.captured_inputs,
+        f=graph,
+        **_form(spec),
+    )
+    return tf.data.experimental.from_variant(variant, spec), graph
+
+
+def _form(spec: Any) -> dict[str, Any]:
+    leaves = tf.nest.flatten(spec)
+    return {
+        "output_types": tuple(leaf.dtype for leaf in leaves),
+        "output_shapes": tuple(leaf.shape for leaf in leaves),
+    }
 
 
 @final
@@ -168,25 +200,22 @@ class PlacedSpec(tf.TypeSpec):
         return PlacedIterator(self, lambda: list(components))
 
 
-def in_a_row(elements: Sequence[Any], spec: Any) -> tf.data.Dataset:
-    """Returns a dataset of the elements, with an `element_spec` that may leave sizes open."""
-    datasets = [
-        tf.data.experimental.from_variant(
-            tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(one)), structure=spec
-        )
-        for one in elements
-    ]
-    first, *others = datasets
-    for other in others:
-        first = first.concatenate(other)
-    return first
+def in_a_row(elements: Sequence[Any], spec: Any = None) -> tf.data.Dataset:
+    """Returns a dataset of the elements; `spec` may leave open sizes that theirs do not."""
+
+    def of_one(element: Any) -> tf.data.Dataset:
+        dataset = tf.data.Dataset.from_tensors(element)
+        if spec is None:
+            return dataset
+        variant = tf.data.experimental.to_variant(dataset)
+        return tf.data.experimental.from_variant(variant, structure=spec)
+
+    return functools.reduce(tf.data.Dataset.concatenate, map(of_one, elements))
 
 
 def _iterators(parts: tf.data.Dataset, devices: Sequence[str]) -> list[Any]:
     """Starts an iterator on each device, fed in turn by one pipeline on the host."""
-    leaves = tf.nest.flatten(parts.element_spec)
-    types, shapes = tuple(leaf.dtype for leaf in leaves), tuple(leaf.shape for leaf in leaves)
-    form = {"output_types": types, "output_shapes": shapes}
+    form = _form(parts.element_spec)
     with tf.device(HOST):
         source = tf.constant(tf.constant(0).device)
         resource = tf.raw_ops.AnonymousMultiDeviceIteratorV3(devices=list(devices), **form)
@@ -198,27 +227,29 @@ def _iterators(parts: tf.data.Dataset, devices: Sequence[str]) -> list[Any]:
         handle = tf.raw_ops.MultiDeviceIteratorToStringHandle(multi_device_iterator=resource)
     iterators = []
     for shard, device in enumerate(devices):
-        begin, following, end = _functions(shard, types, shapes)
+        begin, following, end = _functions(shard, **form)
         with tf.device(device):
             variant = tf.raw_ops.GeneratorDataset(
-                init_func_other_args=[handle],
+                init_func_other_args=[handle, source],
                 # The resource lives as long as the iterators that are fed by it.
                 next_func_other_args=[source, incarnation, resource],
-                finalize_func_other_args=[],
+                finalize_func_other_args=[source],
                 init_func=begin,
                 next_func=following,
                 finalize_func=end,
                 **form,
             )
             own = tf.data.experimental.from_variant(variant, parts.element_spec)
-            iterators.append(iter(own.prefetch(_AHEAD)))
+            iterators.append(iter(untuned(own.prefetch(_AHEAD))))
     return iterators
 
 
 @cache
-def _functions(shard: int, types: tuple[Any, ...], shapes: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+def _functions(
+    shard: int, output_types: tuple[Any, ...], output_shapes: tuple[Any, ...]
+) -> tuple[Any, Any, Any]:
     """Returns how a device's pipeline begins, fetches its next piece from the host, and ends."""
-    form = {"output_types": types, "output_shapes": shapes}
+    form = {"output_types": output_types, "output_shapes": output_shapes}
     text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
     kept = tf.TensorSpec([], tf.resource)
 
@@ -232,19 +263,30 @@ def _functions(shard: int, types: tuple[Any, ...], shapes: tuple[Any, ...]) -> t
             **form,
         )
 
-    on_host = _graph(piece, text, number)
+    begin_there = _graph(lambda handle: handle, text)
+    piece_there = _graph(piece, text, number)
+    end_there = _graph(lambda _: tf.constant(0, tf.int64), text)
+
+    def begin(handle: tf.Tensor, source: tf.Tensor) -> Any:
+        return _called(begin_there, source, [handle], [tf.string])
 
     def fetched(handle: tf.Tensor, source: tf.Tensor, incarnation: tf.Tensor, _: Any) -> Any:
-        return tf.raw_ops.RemoteCall(
-            target=source, args=[handle, incarnation], Tout=types, f=on_host
-        )
+        return _called(piece_there, source, [handle, incarnation], output_types)
+
+    def end(handle: tf.Tensor, source: tf.Tensor) -> Any:
+        return _called(end_there, source, [handle], [tf.int64])
 
     return (
-        _graph(lambda handle: handle, text),
+        _graph(begin, text, text),
         # Without the attribute, int32 tensors would stay on the host.
         _graph(fetched, text, text, number, kept, experimental_ints_on_device=True),
-        _graph(lambda _: tf.constant(0, tf.int64), text),
+        _graph(end, text, text),
     )
+
+
+def _called(graph: Any, source: tf.Tensor, given: Sequence[Any], types: Sequence[Any]) -> Any:
+    """Calls a function on the host, in a device's pipeline."""
+    return tf.raw_ops.RemoteCall(target=source, args=given, Tout=types, f=graph)
 
 
 def _graph(function: Callable[..., Any], *signature: Any, **attributes: Any) -> Any:
