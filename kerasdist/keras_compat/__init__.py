@@ -84,7 +84,6 @@ from kerasdist.keras_compat.optimizers import (
     apply_combined_gradients,
     apply_scaled_gradients,
     belongs_to,
-    computes_on_gradients,
     index_variables,
     move_optimizer,
     optimized_variables,

@@ -9,8 +9,6 @@ import keras
 from keras.src import backend
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from kerasdist.keras_compat.models import is_builtin
-
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 
@@ -91,17 +89,6 @@ def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], lis
         [optimizer._momentums[place] for place in places],
         [optimizer._velocities[place] for place in places],
         [] if highest is None else [highest[place] for place in places],
-    )
-
-
-def computes_on_gradients(optimizer: Any) -> bool:
-    """Returns whether an optimizer changes gradients before ``update_step``."""
-    computing = ("clipnorm", "clipvalue", "global_clipnorm", "loss_scale_factor")
-    return (
-        not is_builtin(type(optimizer))
-        or isinstance(optimizer, LossScaleOptimizer)
-        or bool(optimizer.gradient_accumulation_steps)
-        or any(getattr(optimizer, name) is not None for name in computing)
     )
 
 

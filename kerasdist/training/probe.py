@@ -126,3 +126,13 @@ def one_trial() -> Iterator[None]:
 def _replica() -> Any:
     replica = context.replica()
     return None if replica is None else replica.replica_id_in_sync_group
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Records nothing inside, where a recorded update is repeated for other copies of variables."""
+    held, _running[:] = _running[:], []
+    try:
+        yield
+    finally:
+        _running[:] = held

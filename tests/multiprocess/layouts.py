@@ -33,22 +33,27 @@ _NOT_HERE = (
 )
 
 
+_LIKE_GPUS = "-like-gpus"
+
+
 @dataclass(frozen=True)
 class Layout:
     workers: int
     devices: int
+    # Whether the devices behave as accelerators do (`tests.gpu_like.emulation`).
+    like_gpus: bool = False
 
     @property
     def replicas(self) -> int:
         return self.workers * self.devices
 
     def __str__(self) -> str:
-        return f"{self.workers}x{self.devices}"
+        return f"{self.workers}x{self.devices}{_LIKE_GPUS if self.like_gpus else ''}"
 
     @classmethod
     def of(cls, text: str) -> "Layout":
-        workers, _, devices = text.partition("x")
-        return cls(int(workers), int(devices))
+        workers, _, devices = text.removesuffix(_LIKE_GPUS).partition("x")
+        return cls(int(workers), int(devices), text.endswith(_LIKE_GPUS))
 
 
 PAIR = Layout(2, 1)
@@ -76,6 +81,10 @@ _ON_LARGER = (
     "shards.data_policy",
 )
 
+# What differs where the devices of a worker share no memory, in a run of the tests.
+GPUS = {"tensorflow": (Layout(2, 2, like_gpus=True),), "jax": (), "torch": ()}
+_ON_GPUS = ("training.steps_per_execution_not_dividing", "optimizers.global_clipnorm_opposing")
+
 OWN = "tests.multiprocess"
 
 
@@ -94,7 +103,10 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
     for case in cases().values():
         if backend not in case.backends or case.name.startswith(_NOT_HERE):
             continue
-        if layout == PAIR or case.name.startswith(_ON_LARGER):
+        if layout.like_gpus:
+            if everything() or case.name in _ON_GPUS:
+                yield case.name
+        elif layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
 
 
@@ -105,7 +117,8 @@ def everything() -> bool:
 
 def layouts(backend: str) -> tuple[Layout, ...]:
     """The layouts of a run of the tests."""
-    return (PAIR, *(LARGER[backend] if everything() else LARGER[backend][:1]))
+    larger = LARGER[backend] if everything() else LARGER[backend][:1]
+    return (PAIR, *larger, *GPUS[backend])
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:

@@ -11,6 +11,7 @@ import sys
 
 from tests.conformance import registry
 from tests.conformance.worker import collect, prepare, reset, run_item
+from tests.gpu_like import emulation
 from tests.multiprocess.layouts import Layout, cases
 
 
@@ -33,6 +34,8 @@ def main():
     faulthandler.dump_traceback_later(900, exit=True)
     import kerasdist as kd
 
+    if arguments.layout.like_gpus:
+        emulation.install(arguments.backend)
     strategy = kd.MultiWorkerMirroredStrategy()  # before anything starts the framework
     if strategy.num_replicas_in_sync != arguments.layout.replicas:
         raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")

@@ -57,9 +57,7 @@ def adopt(
 ) -> None:
     """Assigns an optimizer that was made outside of the scope to it, keeping its state."""
     recreated |= adopt_all(variables, engine)
-    optimizers = [optimizer]
-    if isinstance(optimizer, keras_compat.LossScaleOptimizer):
-        optimizers.append(optimizer.inner_optimizer)
+    optimizers = with_inner(optimizer)
     for one in optimizers:
         recreated |= adopt_all(one.variables, engine)
         if not keras_compat.belongs_to(one, engine):
@@ -67,6 +65,13 @@ def adopt(
     if recreated:
         for one in optimizers:
             keras_compat.index_variables(one)
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """Returns an optimizer, and the one inside of it, if it scales losses."""
+    if isinstance(optimizer, keras_compat.LossScaleOptimizer):
+        return [optimizer, optimizer.inner_optimizer]
+    return [optimizer]
 
 
 def take_on(model: Any, engine: tf.distribute.Strategy, batch_norm: str | None) -> None:

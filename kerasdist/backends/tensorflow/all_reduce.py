@@ -14,6 +14,10 @@ from kerasdist.errors import UnsupportedError
 # or the whole process if its devices share memory.
 Column = Sequence[tf.Tensor]
 
+# Between GPUs a sum goes in packs of so many bytes at most, so that those of the last layers are on
+# their way while the backward pass works on the first ones. PyTorch takes 25 MiB.
+GPU_PACK_BYTES = 32 * 2**20
+
 # Types that TensorFlow's collectives take.
 _TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -45,7 +49,8 @@ class AllReduce:
     def sums(self, columns: Sequence[Column], options: CommunicationOptions) -> list[Column]:
         """Returns the sum of each of several values over the lanes of all workers."""
         results: list[Column] = [[]] * len(columns)
-        for pack in _packs(columns, options.bytes_per_pack):
+        bytes_per_pack = options.bytes_per_pack or (GPU_PACK_BYTES if _on_gpus(self.devices) else 0)
+        for pack in _packs(columns, bytes_per_pack):
             for index, column in zip(
                 pack, self._sums_of_pack([columns[one] for one in pack], options), strict=True
             ):
@@ -132,27 +137,34 @@ def communication_hint(options: CommunicationOptions, devices: Sequence[str]) ->
     through the host's memory.
     """
     chosen = CommunicationImplementation(options.implementation).name.lower()
-    gpus = [one for one in devices if tf.DeviceSpec.from_string(one).device_type == "GPU"]
+    if not _on_gpus(devices):
+        return "ring" if chosen == "nccl" else chosen
     # NCCL refuses several virtual devices on one GPU.
-    apart = len(gpus) <= len(tf.config.list_physical_devices("GPU"))
-    if len(gpus) < len(devices):
-        return "ring" if chosen == "nccl" else chosen  # some devices are CPUs
+    apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
     return "nccl" if chosen == "auto" and apart else chosen
 
 
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return all(tf.DeviceSpec.from_string(one).device_type == "GPU" for one in devices)
+
+
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Returns packs of the values' indices: one type per pack, up to `bytes_per_pack` (0: any)."""
+    """Returns packs of the values' indices: one type per pack, up to `bytes_per_pack` (0: any).
+
+    A larger value is a pack of its own. The last values come first: the collectives run in the
+    order of the packs, and the backward pass computes the gradients of the last layers first.
+    """
     packs: list[list[int]] = []
     open_packs: dict[tf.DType, tuple[list[int], int]] = {}
-    for index, column in enumerate(columns):
+    for index, column in reversed(list(enumerate(columns))):
         dtype = column[0].dtype
+        own = (column[0].shape.num_elements() or 0) * dtype.size
         pack, size = open_packs.get(dtype, ([], 0))
-        if not pack or (bytes_per_pack and size >= bytes_per_pack):
+        if not pack or (bytes_per_pack and size + own > bytes_per_pack):
             pack, size = [], 0
             packs.append(pack)
         pack.append(index)
-        size += (column[0].shape.num_elements() or 0) * dtype.size
-        open_packs[dtype] = pack, size
+        open_packs[dtype] = pack, size + own
     return packs
 
 

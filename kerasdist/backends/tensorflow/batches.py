@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -21,6 +22,9 @@ import tensorflow as tf
 from kerasdist.backends.first_batches import ELEMENTS, ROWS
 from kerasdist.errors import InputError
 from kerasdist.replica_context import BatchShare
+
+# Where batches are divided, and where results for code outside of the replicas go.
+HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
@@ -73,6 +77,18 @@ class OwnRows(NamedTuple):
     beginnings: Any = ()
 
 
+class PlacedBatch(NamedTuple):
+    """A batch of which each device of this process holds the rows of its replica.
+
+    Attributes:
+        parts: For each device, its replica's part.
+        total: Number of examples in the global batch, if it is known while a step is traced.
+    """
+
+    parts: tuple[OwnRows, ...]
+    total: int | None
+
+
 def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     """Takes a worker's rows out of a global batch."""
     batched = _batched(batch)
@@ -103,6 +119,7 @@ def beginnings_of_first(number: tf.Tensor, batch: Any) -> Any:
 
 def beginnings_of(batch: Any) -> Any:
     """Returns the first rows of a batch that workers compare, if there are any."""
+    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return batch.beginnings if isinstance(batch, OwnRows) else ()
 
 
@@ -115,6 +132,53 @@ def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> lis
     """Divides a worker's rows into the pieces of its replicas."""
     held = _size_in_step(_batched(batch.rows))
     return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
+
+
+def parts_of(pieces: Iterable[Piece], beginnings: Any) -> list[OwnRows]:
+    """Returns the pieces of a batch in the form of a `PlacedBatch`'s parts."""
+    return [
+        OwnRows(
+            piece.data,
+            tf.convert_to_tensor(piece.share.size),
+            tf.convert_to_tensor(piece.share.total),
+            beginnings,
+        )
+        for piece in pieces
+    ]
+
+
+def pieces_of_placed(
+    batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
+) -> list[Piece]:
+    """Returns the pieces that the devices hold, the same as those of the global batch."""
+    total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
+    pieces = []
+    for replica, part, device in zip(own, batch.parts, devices, strict=True):
+        rows = keras.tree.map_structure(none_for_optional, part.rows)
+        if isinstance(total, int) and total >= replicas:
+            begin, end = _begins(total, replicas, (replica, replica + 1))
+            rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), rows)
+            pieces.append(Piece(rows, BatchShare(end - begin, total, (end - begin) / total)))
+            continue
+        with tf.device(device):
+            [weight] = _weights([part.size], part.total)
+        pieces.append(Piece(rows, BatchShare(part.size, part.total, weight)))
+    return pieces
+
+
+def on_host(batch: PlacedBatch) -> OwnRows:
+    """Puts the parts of a batch together again; not in a graph."""
+    sizes = [int(part.size) for part in batch.parts]
+    counted = [part.rows for part, size in zip(batch.parts, sizes, strict=True) if size]
+
+    def whole(*leaves: Any) -> Any:
+        is_one = leaves[0] is None or leaves[0].shape.rank == 0
+        return leaves[0] if is_one else tf.concat(leaves, 0)
+
+    with tf.device(HOST):
+        rows = keras.tree.map_structure(whole, *(counted or [batch.parts[0].rows]))
+        first = batch.parts[0]
+        return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.beginnings)
 
 
 def counted_rows(value: Any, share: BatchShare) -> Any:
@@ -158,10 +222,7 @@ def _pieces(
     if isinstance(size, int) and size >= replicas:
         weights = [one / total for one in sizes]
     else:
-        # float32 would spoil the last digits of a float64 model.
-        dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
-        parts = tf.cast(tf.stack(sizes), dtype)
-        weights = tf.unstack(tf.math.divide_no_nan(parts, tf.cast(total, dtype)))
+        weights = _weights(sizes, total)
         if stand_ins:
             bounds = [_with_stand_in(*one, held) for one in bounds]
     batch = keras.tree.map_structure(none_for_optional, batch)
@@ -169,6 +230,13 @@ def _pieces(
         Piece(data, BatchShare(own, total, weight))
         for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
     ]
+
+
+def _weights(sizes: Sequence[Any], total: Any) -> list[tf.Tensor]:
+    # float32 would spoil the last digits of a float64 model.
+    dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+    parts = tf.cast(tf.stack(sizes), dtype)
+    return tf.unstack(tf.math.divide_no_nan(parts, tf.cast(total, dtype)))
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
@@ -215,6 +283,12 @@ def _checked(leaf: Any, rows: Any) -> Any:
     return same
 
 
+def _of_known_size(leaf: Any, rows: int) -> Any:
+    if leaf is not None and leaf.shape.rank not in (None, 0):
+        leaf.set_shape([rows, *leaf.shape[1:]])
+    return leaf
+
+
 def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTensor:
     width = tf.shape(tensor, out_type=tf.int64)[1:]
     start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(width)], 0)
@@ -244,6 +318,12 @@ def _batched(batch: Any) -> list[Any]:
 
 def _static_sizes(batched: list[Any]) -> set[int | None]:
     return {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
+
+
+def known_size(spec: Any) -> int | None:
+    """Returns the number of rows of batches with these types and shapes, if all have as many."""
+    leaves = keras.tree.flatten(spec)
+    return _known_size([leaf for leaf in leaves if leaf.shape.rank != 0])
 
 
 def _known_size(batched: list[Any]) -> int | None:

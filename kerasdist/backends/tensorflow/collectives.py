@@ -19,7 +19,7 @@ from kerasdist.backends.tensorflow.outside_replicas import apply_everywhere
 from kerasdist.backends.tensorflow.private.compiled import converted_as_here
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
 from kerasdist.backends.tensorflow.values import check_alike, regrouped, to_native
-from kerasdist.backends.tensorflow.variables import gradient_replaces
+from kerasdist.backends.tensorflow.variables import copies, gradient_replaces
 from kerasdist.backends.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import UnsupportedError
@@ -50,13 +50,11 @@ class Deferred:
         call: The name of the call, for error messages.
         given: This replica's tensors, weighted.
         finish: Called with the sums.
-        here: Whether the sums are needed on one device only.
     """
 
     call: str
     given: Sequence[Any]
     finish: Callable[[list[Any]], Any]
-    here: bool = True
 
 
 @final
@@ -216,16 +214,13 @@ class TensorFlowCollectives(Collectives):
             ]
             apply_everywhere(self._engine, optimizer, every, variables)
 
-        # An optimizer that changes gradients (clips or accumulates them, for example) does so on
-        # the first device, and the results are copied to the others.
-        here = bool(new_scales) or keras_compat.computes_on_gradients(optimizer)
         if _UPDATE in self._deferred:
             raise UnsupportedError(
                 "Expected one optimizer step in a training step of Keras's own. Received: a "
                 f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
             )
         added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
-        self._sum_then(_UPDATE, Deferred("apply", added, update, here))
+        self._sum_then(_UPDATE, Deferred("apply", added, update))
 
     def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Finishes deferred work and reads variables in one collective; all replicas must call it.
@@ -240,7 +235,7 @@ class TensorFlowCollectives(Collectives):
         own = [tf.convert_to_tensor(variable.value) for variable in variables]
 
         def update(parts: Columns) -> list[tf.Tensor]:
-            sums = iter(self._group.sums(parts, here=all(one.here for one in waiting)))
+            sums = iter(self._group.sums(parts, here=False))
             for one in waiting:
                 one.finish(list(itertools.islice(sums, len(one.given))))
             return self._group.wholes(variables, list(sums))
@@ -315,7 +310,7 @@ class TensorFlowCollectives(Collectives):
             change = self._counted(change)
 
         def finish(sums: list[Any]) -> None:
-            write(variable, before + sums[0])
+            write(variable, before + copies(sums[0])[0])
 
         self._sum_then(id(variable), Deferred("assign", [change], finish))
 
@@ -327,7 +322,7 @@ class TensorFlowCollectives(Collectives):
 
     def _finish(self, what: Deferred) -> None:
         def finish(parts: Columns) -> None:
-            what.finish(self._group.sums(parts, here=what.here))
+            what.finish(self._group.sums(parts, here=False))
 
         self._combine(what.call, what.given, finish)
 
@@ -352,8 +347,7 @@ class TensorFlowCollectives(Collectives):
         def sums(parts: Columns) -> list[Any]:
             for part in parts:
                 check_alike(part)
-            # In `fit` (with a share) the tensors are few and small: one device sums them.
-            return self._group.sums(parts, options, here=self._share is not None)
+            return self._group.sums(parts, options, here=False)
 
         return self._combine("all_reduce", given, sums)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece
 from kerasdist.backends.tensorflow.batches import pieces as divided_in_graph
+from kerasdist.backends.tensorflow.prefetching import in_a_row
 from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.values import tensor_of_array
@@ -41,9 +41,19 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     unequal steps (TRAPS, 2), shards it by file, and warns about that.
     """
 
-    def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
-        """Takes a function that makes an iterator, and the ``element_spec`` of a batch."""
+    def __init__(
+        self,
+        iterate: Callable[[], Iterator[Any]],
+        spec: Any,
+        prefetched: Callable[[], Iterator[Any]] | None = None,
+    ) -> None:
+        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
+
+        `prefetched` makes an iterator whose batches wait on the devices. What it has read ahead is
+        no part of its state, so that it does not serve where the position is kept.
+        """
         self._iterate = iterate
+        self._prefetched = prefetched or iterate
         self._spec = spec
         self._begin: Callable[[Callable[[], Any]], Any] | None = None
 
@@ -62,7 +72,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         return dataset
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate() if self._begin is None else self._begin(self._iterate)
+        return self._prefetched() if self._begin is None else self._begin(self._iterate)
 
     @property
     def element_spec(self) -> Any:
@@ -143,7 +153,8 @@ def _native(group: Group, ours: DistributedDataset) -> Any | None:
             if isinstance(own.dataset, tf.data.Dataset):
                 count = own.steps_a_batch * len(group.local)
                 pipeline = in_pieces(
-                    own.dataset, lambda batch: divided_in_graph(batch, count, stand_ins=False)
+                    own.dataset,
+                    lambda batch: rows_of(divided_in_graph(batch, count, stand_ins=False)),
                 )
                 return _of_pipelines(group.engine, [pipeline], ours.options)
         case GatheredDataset(source=pipelines):
@@ -165,17 +176,20 @@ def _of_pipelines(
     return _with_length(dataset)
 
 
-def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], list[Piece]]) -> tf.data.Dataset:
-    """Returns a dataset whose elements are the pieces into which `cut` divides each batch."""
+def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> tf.data.Dataset:
+    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
     # tf.data passes the members of a tuple as arguments, and any other element as one argument.
     is_tuple = type(dataset.element_spec) is tuple
 
     def pieces_of(*batch: Any) -> tf.data.Dataset:
-        pieces = cut(batch if is_tuple else batch[0])
-        each = [tf.data.Dataset.from_tensors(piece.data) for piece in pieces]
-        return functools.reduce(tf.data.Dataset.concatenate, each)
+        return in_a_row(cut(batch if is_tuple else batch[0]))
 
     return dataset.flat_map(pieces_of)
+
+
+def rows_of(pieces: Iterable[Piece]) -> list[Any]:
+    """Returns the rows of each piece."""
+    return [piece.data for piece in pieces]
 
 
 def _with_length(dataset: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +12,20 @@ from kerasdist import keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow import gradients
 from kerasdist.backends.tensorflow.all_reduce import AllReduce, Column
-from kerasdist.backends.tensorflow.batches import Piece, pieces
+from kerasdist.backends.tensorflow.batches import (
+    HOST,
+    Piece,
+    PlacedBatch,
+    beginnings_of,
+    known_size,
+    on_host,
+    parts_of,
+    pieces,
+    pieces_of_placed,
+)
 from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset
+from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched
+from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.values import check_alike, concat
 from kerasdist.backends.tensorflow.variables import copies
@@ -31,6 +44,7 @@ class Group:
         engine: The native strategy.
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
+        has_collectives: Whether sums are collectives, not operations on one device.
         runs_loops: Whether a custom loop has run; replicas' values may differ after one.
     """
 
@@ -45,6 +59,7 @@ class Group:
         self.engine = engine
         self.local = range(engine.num_replicas_in_sync)
         self.shares_memory = shares_memory
+        self.has_collectives = all_reduce is not None
         self.runs_loops = False
         self._all_reduce = all_reduce
 
@@ -52,7 +67,36 @@ class Group:
         """Returns a dataset of a Keras data adapter's batches, in the form that `pieces` takes."""
         dataset = adapter.get_tf_dataset()
         is_array = keras_compat.is_array_adapter(adapter)
-        return GlobalBatchDataset.of(dataset, dataset.element_spec, is_of_arrays=is_array)
+        spec = dataset.element_spec
+        return self._iterated(dataset, spec, spec, is_of_arrays=is_array)
+
+    def _iterated(
+        self, dataset: tf.data.Dataset, spec: Any, sized: Any, *, is_of_arrays: bool
+    ) -> GlobalBatchDataset:
+        """Returns a dataset whose batches wait on the devices, where these share no memory.
+
+        `sized` has the static sizes of the global batches, None if nothing has.
+        """
+        plain = iteration(dataset, begins_late=is_of_arrays)
+        if self.shares_memory or not can_prefetch(dataset.element_spec):
+            return GlobalBatchDataset(plain, spec)
+        devices = self.engine.extended.worker_devices
+        total = None if sized is None else known_size(sized)
+        ahead = prefetched(dataset, self._divided, devices, total, begins_late=is_of_arrays)
+        return GlobalBatchDataset(plain, spec, ahead)
+
+    @cached_property
+    def _divided(self) -> Any:
+        """A compiled function of a batch, which returns a dataset of its parts."""
+
+        def divided(batch: Any) -> tf.data.Dataset:
+            return in_a_row(parts_of(self._cut(batch), beginnings_of(batch)))
+
+        return tf.function(divided, autograph=False)
+
+    def on_host(self, batch: Any) -> Any:
+        """Returns a global batch as the pipeline made it."""
+        return on_host(batch).rows if isinstance(batch, PlacedBatch) else batch
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
@@ -65,6 +109,15 @@ class Group:
 
         Returns one piece for each replica of this process, each with at least one row.
         """
+        if isinstance(batch, PlacedBatch):
+            engine = self.engine
+            devices = engine.extended.worker_devices
+            return pieces_of_placed(batch, engine.num_replicas_in_sync, self.local, devices)
+        # Without a device, the whole batch would go to the first GPU, and from there to the others.
+        with tf.device(HOST):
+            return self._cut(batch)
+
+    def _cut(self, batch: Any) -> list[Piece]:
         return pieces(batch, len(self.local), stand_ins=True)
 
     def sums(

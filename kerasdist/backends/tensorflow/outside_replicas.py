@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -13,12 +13,14 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_compat
-from kerasdist.backends.tensorflow.adoption import adopt
+from kerasdist.backends.tensorflow.adoption import adopt, with_inner
 from kerasdist.backends.tensorflow.private.scopes import (
     EngineScope,
     cross_replica_code_without_merge_call,
+    on_one_copy,
 )
-from kerasdist.backends.tensorflow.variables import check_mirrored, native
+from kerasdist.backends.tensorflow.variables import check_mirrored, copies, native
+from kerasdist.training import probe
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
 _engines: WeakSet[tf.distribute.Strategy] = WeakSet()
@@ -78,7 +80,11 @@ def _apply(
 def apply_everywhere(
     engine: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
 ) -> Any:
-    """Updates every copy of the variables by gradients that are summed over all replicas."""
+    """Updates every copy of the variables by gradients that are summed over all replicas.
+
+    Of gradients with a sum on each device, each device updates its own copy: it clips, scales and
+    accumulates by itself. A single gradient is changed once, and the result is copied.
+    """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
         adopt(optimizer, engine, known)
@@ -89,9 +95,27 @@ def apply_everywhere(
     before, _here.is_applying = _here.is_applying, True
     try:
         with cross_replica_code_without_merge_call():
-            return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+            if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
+                return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+            for index, device in enumerate(engine.extended.worker_devices):
+                own = [held[index % len(held)] for held in map(copies, gradients)]
+                recorded = probe.paused() if index else nullcontext()
+                with recorded, tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
+                    keras_compat.apply_combined_gradients(optimizer, own, variables)
+            return None
     finally:
         _here.is_applying = before
+
+
+@contextmanager
+def _moved(optimizer: Any, strategy: Any) -> Iterator[None]:
+    """Inside, the optimizer updates variables by another strategy."""
+    before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
+    try:
+        yield
+    finally:
+        for one, its_own in before:
+            keras_compat.move_optimizer(one, its_own)
 
 
 def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from kerasdist.backends.checks import check_shapes, checked_axis
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.tensorflow import gradients as gradient_sums
+from kerasdist.backends.tensorflow.batches import HOST
 from kerasdist.backends.tensorflow.merge import in_replicas
 from kerasdist.backends.tensorflow.private.compiled import (
     compiled_likewise,
@@ -34,9 +35,6 @@ from kerasdist.structures import map_leaves, transpose
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
     from kerasdist.strategy import Strategy
-
-# Where results for code outside of the replicas go, as in tf.distribute.
-_HOST = "/device:CPU:0"
 
 
 @final
@@ -84,9 +82,9 @@ class TensorFlowRunner(Runner):
         else:
             axes = [checked_axis(parts[0], one) for one in _as_list(axis)]
             reduced = [self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)]
-            with tf.device(_HOST):
+            with tf.device(HOST):
                 columns = [self._fitting(reduced), [_elements(part, axes) for part in parts]]
-        with tf.device(_HOST):
+        with tf.device(HOST):
             total, *counted = self._group.sums(columns)
             count = counted[0] if counted else self._engine.num_replicas_in_sync
             return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
@@ -100,7 +98,7 @@ class TensorFlowRunner(Runner):
                 "the replicas with tf.convert_to_tensor, or gather their values and indices."
             )
         axis = checked_axis(parts[0], axis)
-        with tf.device(_HOST):
+        with tf.device(HOST):
             return self._group.concatenation(self._fitting(parts, axis), axis)[0]
 
     def reduce_to(

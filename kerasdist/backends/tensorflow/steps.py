@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from kerasdist.backends.tensorflow.batches import (
     division_errors,
 )
 from kerasdist.backends.tensorflow.group import Group
+from kerasdist.backends.tensorflow.prefetching import PlacedIterator, in_a_row
 from kerasdist.backends.tensorflow.values import concat
 from kerasdist.backends.trial import examples
 from kerasdist.replica_context import BatchShare
@@ -155,10 +155,13 @@ class FirstStepChecked:
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
             return self._steps(iterator)  # raises at the end of the data
-        if first_batch.check(self._model, batches[0], _total(batches[0])):
+        first = self._model.replica_set.group.on_host(batches[0])
+        if first_batch.check(self._model, first, _total(first)):
             self._hand_over()
+        if isinstance(iterator, PlacedIterator):
+            return self._steps(iterator.over(batches))
         if isinstance(iterator, tf.data.Iterator):
-            return self._steps(_again(batches, iterator.element_spec))
+            return self._steps(iter(in_a_row(batches, iterator.element_spec)))
         return self._steps(iter(batches))
 
     def _hand_over(self) -> None:
@@ -179,17 +182,6 @@ def _batches(iterator: Any) -> Iterator[Any]:
         if not batch.has_value():
             return
         yield batch.get_value()
-
-
-def _again(batches: list[Any], spec: Any) -> Any:
-    """Returns an iterator over batches, with the `element_spec` of their original iterator."""
-
-    def dataset(batch: Any) -> tf.data.Dataset:
-        # The tensors' shapes are static, but `spec` may leave sizes open.
-        variant = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch))
-        return tf.data.experimental.from_variant(variant, structure=spec)
-
-    return iter(functools.reduce(tf.data.Dataset.concatenate, map(dataset, batches)))
 
 
 @final

@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.backends.tensorflow.adoption import take_on
-from kerasdist.backends.tensorflow.batches import OwnRows, beginnings_of, none_for_optional
+from kerasdist.backends.tensorflow.batches import (
+    OwnRows,
+    PlacedBatch,
+    beginnings_of,
+    none_for_optional,
+)
 from kerasdist.backends.tensorflow.collectives import collectives_here
 from kerasdist.backends.tensorflow.steps import (
     FirstStepChecked,
@@ -123,7 +128,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
             return logs, local, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        waits = own and self.replica_set.job is not None
+        # Where a sum is a collective, one at the end is enough.
+        waits = own and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, _, values) = done[0]
         totals = [] if self.replica_set.job is None else [tf.convert_to_tensor(first.share.total)]
@@ -166,6 +172,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         )
 
     def _build_for_prediction(self, batch: Any) -> None:
+        batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
         batch = batch.rows if isinstance(batch, OwnRows) else batch
         if self.has_builtin("predict_step"):
             x, _, _ = keras_compat.unpack_x_y_sample_weight(batch)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.backends.tensorflow.batches import (
+    HOST,
     OwnRows,
     counted_rows,
     first_rows,
@@ -31,8 +32,6 @@ from kerasdist.backends.variable_rules import is_sum_on_read
 from kerasdist.errors import ShapeError
 from kerasdist.input import sharding
 
-# The device on which the workers' rows are gathered.
-_HOST = "/device:CPU:0"
 # The seed of all workers' random draws in a trial.
 _SEED = 926_535_897
 
@@ -106,7 +105,7 @@ class TensorFlowTrial(Trial):
             ]
             return group.concatenation(counted, 0)[0]
 
-        with self._replicas.placement(), tf.device(_HOST):
+        with self._replicas.placement(), tf.device(HOST):
             rows = keras.tree.map_structure(whole, *(piece.data for piece in pieces))
         return TriedBatch(batch, rows, sizes)
 

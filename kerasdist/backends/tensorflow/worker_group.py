@@ -15,14 +15,16 @@ from kerasdist.backends.tensorflow.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     Piece,
+    PlacedBatch,
     beginnings_of_first,
+    on_host,
     own_rows,
     pieces_of_own,
 )
 from kerasdist.backends.tensorflow.datasets import (
-    GlobalBatchDataset,
     dataset_of_shards,
     in_pieces,
+    rows_of,
 )
 from kerasdist.backends.tensorflow.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.group import Group, Parts
@@ -94,7 +96,7 @@ class WorkerGroup(Group):
         else:
             own = adapter.get_tf_dataset().enumerate().map(self._rows_and_beginnings)
         own = own.prefetch(tf.data.AUTOTUNE)
-        return GlobalBatchDataset.of(own, own.element_spec.rows, is_of_arrays=is_array)
+        return self._iterated(own, own.element_spec.rows, None, is_of_arrays=is_array)
 
     def _own_rows(self, batch: Any) -> OwnRows:
         return own_rows(batch, self._replicas, self.local)
@@ -111,13 +113,18 @@ class WorkerGroup(Group):
         them, which makes other batches than on one device.
         """
 
-        def cut(batch: Any) -> list[Piece]:
-            return pieces_of_own(self._own_rows(batch), len(self.local), stand_ins=False)
+        def cut(batch: Any) -> list[Any]:
+            own = self._own_rows(batch)
+            return rows_of(pieces_of_own(own, len(self.local), stand_ins=False))
 
         pieces = in_pieces(dataset, cut)
         return self.engine.distribute_datasets_from_function(lambda _: pieces, options)
 
-    def pieces(self, batch: Any) -> list[Piece]:
+    def on_host(self, batch: Any) -> Any:
+        """Returns a batch, or this worker's rows, as the pipeline made them."""
+        return on_host(batch) if isinstance(batch, PlacedBatch) else batch
+
+    def _cut(self, batch: Any) -> list[Piece]:
         """Divides this worker's rows of a batch among its replicas."""
         own = batch if isinstance(batch, OwnRows) else self._own_rows(batch)
         return pieces_of_own(own, len(self.local), stand_ins=True)

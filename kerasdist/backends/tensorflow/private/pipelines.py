@@ -23,7 +23,13 @@ def iteration(dataset: tf.data.Dataset, *, begins_late: bool) -> Callable[[], An
     # A pipeline that calls Python code must not end in another thread.
     if dataset.options().autotune.enabled is False or calls_python(dataset):
         return partial(iter, dataset)
-    return partial(_ended_aside, dataset)
+
+    def begun() -> Any:
+        iterator = iter(dataset)
+        ended_aside(iterator, tf.nest.flatten(iterator, expand_composites=True))
+        return iterator
+
+    return begun
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -43,13 +49,10 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _ended_aside(dataset: tf.data.Dataset) -> Any:
-    """Returns an iterator of an autotuned pipeline, which ends in another thread (`untuned`)."""
-    iterator = iter(dataset)
-    held = tf.nest.flatten(iterator, expand_composites=True)
+def ended_aside(iterator: Any, held: list[Any]) -> None:
+    """Lets the pipeline of an autotuned iterator, `held`, end in another thread (`untuned`)."""
     # Not threading.Thread, which takes locks: an iterator may be collected while they are held.
     weakref.finalize(iterator, _thread.start_new_thread, held.clear, ()).atexit = False
-    return iterator
 
 
 _PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
@@ -67,6 +67,33 @@ def cross_replica_code_without_merge_call() -> Iterator[None]:
         yield
     finally:
         distribute_lib._pop_per_thread_mode()
+
+
+@final
+class _OneCopy:
+    """Stands for a strategy, of which it updates one copy of each variable."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    @property
+    def extended(self) -> _OneCopy:
+        return self
+
+    def update(
+        self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: Any
+    ) -> Any:
+        return function(variable.values[self._index], *args)
+
+
+@contextmanager
+def on_one_copy(index: int) -> Iterator[_OneCopy]:
+    """Inside, each variable of a strategy stands for one of its copies, as in ``update``.
+
+    Gives what an optimizer takes for the strategy, to update no other copy.
+    """
+    with distribute_lib.UpdateContext(index):
+        yield _OneCopy(index)
 
 
 @contextmanager
