@@ -1,0 +1,1 @@
+"""Tests for accelerators that need none."""
