@@ -39,6 +39,7 @@ from kerasdist.keras_compat.hooks import (
     Hooks,
     install,
     install_apply_mask,
+    install_backward_code,
     install_batch_moments,
     install_dropout,
     install_in_torch_nn,

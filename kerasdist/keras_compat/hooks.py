@@ -205,6 +205,12 @@ def install_in_torch_nn(name: str, hook: Callable[..., Any]) -> None:
     _put_in(backend.nn, name, hook)
 
 
+def install_backward_code(remat: Callable[..., Any], custom_gradient: Callable[..., Any]) -> None:
+    """Installs hooks where Keras has Python code run in the backward pass; on PyTorch only."""
+    _put_in(backend.core, "remat", remat)
+    _put_in(backend.core.custom_gradient, "__call__", custom_gradient)
+
+
 def install_torch_adam(hook: Callable[..., Any]) -> None:
     """Installs a hook where Adam and AdamW update variables; on PyTorch only."""
     from keras.src.backend.torch.optimizers.torch_adam import Adam  # it imports torch

@@ -8,6 +8,7 @@ squares would, and an empty replica counts for nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +26,14 @@ def global_moments(
     All replicas must call it.
     """
     if mask is None and _has_rows(inputs, axes):
-        count = ops.reshape(_count(inputs, axes), (1,))
         kernel = collectives.own_moments
         mean, variance = (kernel and kernel(inputs, axes)) or (
             # One operation each, which saves time where steps are not compiled.
             ops.reshape(ops.mean(inputs, axes), (-1,)),
             ops.reshape(ops.var(inputs, axes), (-1,)),
         )
+        # Made on the device: copying a number there would make the host wait for it.
+        count = ops.ones_like(mean) * math.prod(ops.shape(inputs)[axis] for axis in axes)
         squares = variance * count
     else:
         count, mean, squares = _of_some(inputs, axes, mask)

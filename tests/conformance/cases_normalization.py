@@ -56,6 +56,18 @@ def synchronised(lab):
     )
 
 
+@case("batch normalisation", backends=("torch",), replicas=(2,))
+def rematerialized(lab):
+    """In a `keras.RematScope`, which computes each layer once more in the backward pass."""
+    x, y = regression(N)
+
+    def build():
+        with keras.RematScope("full"):
+            return normalised()
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), tolerance=NORMAL)
+
+
 @case("batch normalisation")
 def empty_replicas(lab):
     """Batches that leave replicas without an example."""

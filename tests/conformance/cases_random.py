@@ -55,6 +55,27 @@ def dropout(lab):
     lab.check(np.isfinite(first.results[0]["history"]["history"]["loss"]).all(), "a finite loss")
 
 
+@case("random draws", backends=("torch",), replicas=(2,), limitation=BY_REPLICA)
+def rematerialized_dropout(lab):
+    """In a `keras.RematScope` the backward pass drops the units that the forward pass dropped."""
+    x, y = regression(N)
+
+    def build(mode):
+        with keras.RematScope(mode):
+            hidden = [keras.layers.Dense(16, "tanh"), keras.layers.Dropout(0.4)]
+            layers = [*hidden, keras.layers.Dense(16), keras.layers.Dropout(0.4)]
+            model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
+    kept, again = (
+        lab.run(lambda mode=mode: build(mode), actions, lab.strategy())[1]
+        for mode in (None, "full")
+    )
+    lab.equal(kept.parts(True), again.parts(True))
+
+
 @case("random draws", limitation=BY_REPLICA)
 def wide_dropout(lab):
     """Dropout in wide layers, with one device's draws on JAX, repeatable on the others."""

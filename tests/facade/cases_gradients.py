@@ -257,3 +257,28 @@ def next_values_in_the_place_of_gradients(lab):
     lab.equal([float(lab.replicas)] * lab.replicas, lab.components(scale, strategy))
     total = lab.replicas * (lab.replicas + 1) / 2
     lab.equal([10.0 - total] * lab.replicas, lab.components(weight, strategy))
+
+
+@case
+def collectives_in_custom_gradients(lab):
+    """A `keras.ops.custom_gradient` whose backward pass calls a collective."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        variable = keras.Variable(3.0)
+
+    @ops.custom_gradient
+    def scaled(x):
+        def gradient(*args, upstream=None):
+            upstream = args[-1] if upstream is None else upstream
+            replica = kd.get_replica_context()
+            rank = ops.cast(replica.replica_id_in_sync_group, "float32")
+            return upstream * replica.all_reduce(kd.ReduceOp.SUM, 1.0 + rank)
+
+        return 2.0 * x, gradient
+
+    value, [gradient] = strategy.run(
+        lambda: kd.value_and_grad(lambda: scaled(variable * 1.0), [variable])
+    )
+    lab.equal([6.0] * lab.replicas, lab.components(value, strategy))
+    total = sum(range(1, lab.replicas + 1))
+    lab.equal([float(total)] * lab.replicas, lab.components(gradient, strategy))

@@ -48,48 +48,30 @@ def _torch() -> None:
     _replace(replicas.TorchReplicaSet, "on_cpu", property(lambda self: False))
     _replace(fused_adam, "_operands", lambda *args: None)
     _replace(batch_norm, "_is_plain", lambda tensor: False)
+    _send_headers_by_gloo()
     _copy_variables()
     _run_backward_elsewhere()
 
 
+def _send_headers_by_gloo() -> None:
+    from kerasdist.backends.torch import process_group
+
+    def init(self, *args):
+        original(self, *args)
+        assert self._is_on_host
+        self._is_on_host = False
+
+    original = _replace(process_group.ProcessGroup, "__init__", init)
+
+
 def _copy_variables() -> None:
-    from kerasdist import keras_compat
     from kerasdist.backends.torch import variables
-
-    class Copy(variables.Alias):
-        """Takes the variable for one on another device, where it is on the same."""
-
-        __slots__ = ()
-
-        def __init__(self, variable, source, device, forget):
-            super().__init__(variable, source, device, forget)
-            self.leaf = source.detach().clone().requires_grad_(source.requires_grad)
-
-        def serves(self, source):
-            if not super().serves(source):
-                return False
-            if source._version != self._version:
-                self.leaf.detach().copy_(source.detach())
-                self._version = source._version
-            return True
 
     def init(self, rank, device, *, copies, **options):
         assert not copies
-        original_init(self, rank, device, copies=rank != 0, **options)
+        original(self, rank, device, copies=rank != 0, **options)
 
-    def leaf(self, variable):
-        if self.rank == 0:
-            return original_leaf(self, variable)
-        source = keras_compat.stored_value(variable)
-        alias = self._aliases.get(id(variable))
-        if alias is None or not alias.serves(source):
-            aliases, key = self._aliases, id(variable)
-            alias = Copy(variable, source, self.device, lambda _: aliases.pop(key, None))
-            aliases[key] = alias
-        return alias.leaf
-
-    original_init = _replace(variables.ReplicaScope, "__init__", init)
-    original_leaf = _replace(variables.ReplicaScope, "leaf", leaf)
+    original = _replace(variables.ReplicaScope, "__init__", init)
 
 
 class _Engine(threading.Thread):

@@ -1,4 +1,4 @@
-"""Batch normalization on the CPU by torch's fused kernels.
+"""Batch normalization by torch's fused kernels: on GPUs those of ``torch.nn.SyncBatchNorm``.
 
 Keras composes it of elementary operations, and torch differentiates each of them: some twenty
 passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
@@ -76,7 +76,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: Any) -> bool:
-    """Whether torch's kernels apply: in a replica, to contiguous float32 rows on the CPU."""
+    """Whether torch's kernels apply: in a replica, to contiguous float32 rows."""
     return (
         context.replica() is not None
         and _is_plain(inputs)
@@ -91,7 +91,7 @@ def _is_plain(tensor: Any) -> bool:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.dtype is torch.float32
-        and tensor.device.type == "cpu"
+        and tensor.device.type in ("cpu", "cuda")
     )
 
 
@@ -100,7 +100,10 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
+        if _is_on_gpu(rows):
+            variance, mean = torch.var_mean(rows, 0, correction=0)
+        else:
+            mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
         ctx.save_for_backward(rows, mean)
         return mean, variance
 
@@ -136,8 +139,9 @@ class _Normalized(torch.autograd.Function):
             of_offset = gradient.sum(0)
             of_scale = (gradient * (rows - mean)).sum(0) * inverse
         else:
-            statistics = mean, variance, None, None, False
-            of_rows, of_scale, of_offset = _backward(gradient, rows, scale, statistics, ctx.epsilon)
+            of_rows, of_scale, of_offset = _backward(
+                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=False
+            )
         of_mean = -scale * inverse * of_offset
         of_variance = -0.5 * scale * inverse * inverse * of_scale
         return of_rows, None, of_mean, of_variance, of_scale, of_offset
@@ -164,9 +168,9 @@ class _NormalizedByOwn(torch.autograd.Function):
             of_scale = (gradient * normal).sum(0)
             of_rows = scale * inverse * (gradient - (of_offset + normal * of_scale) / len(rows))
         else:
-            inverse = (variance + ctx.epsilon).rsqrt()
-            statistics = None, None, mean, inverse, True
-            of_rows, of_scale, of_offset = _backward(gradient, rows, scale, statistics, ctx.epsilon)
+            of_rows, of_scale, of_offset = _backward(
+                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=True
+            )
         return of_rows, None, None, None, of_scale, of_offset
 
 
@@ -187,17 +191,46 @@ def _normal(
     epsilon: float,
 ) -> torch.Tensor:
     """Returns the rows normalized by given statistics, in one pass."""
+    if _is_on_gpu(rows):
+        mean, variance = statistics
+        inverse = (variance + epsilon).rsqrt()
+        return torch.batch_norm_elemt(rows, scale, offset, mean, inverse, epsilon)
     return torch.native_batch_norm(rows, scale, offset, *statistics, False, 0.0, epsilon)[0]
 
 
-def _backward(
+def _backward(  # noqa: PLR0917  what the kernels take
     gradient: torch.Tensor,
     rows: torch.Tensor,
     scale: torch.Tensor,
-    statistics: tuple[Any, ...],
+    mean: torch.Tensor,
+    variance: torch.Tensor,
     epsilon: float,
+    *,
+    are_own: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of rows, scale and offset, in two passes."""
-    kernel = torch.ops.aten.native_batch_norm_backward
-    wanted = [True, True, True]
-    return kernel(gradient.contiguous(), rows, scale, *statistics, epsilon, wanted)
+    """Returns the gradients of rows, scale and offset, in two passes.
+
+    If mean and variance are the rows' own, they depend on the rows.
+    """
+    gradient, inverse = gradient.contiguous(), (variance + epsilon).rsqrt()
+    if not _is_on_gpu(rows):
+        kernel = torch.ops.aten.native_batch_norm_backward
+        given = (None, None) if are_own else (mean, variance)
+        wanted = [True, True, True]
+        return kernel(gradient, rows, scale, *given, mean, inverse, are_own, epsilon, wanted)
+    total, deviation, of_scale, of_offset = torch.batch_norm_backward_reduce(
+        gradient, rows, mean, inverse, scale, True, True, True
+    )
+    if are_own:
+        count = torch.full((1,), len(rows), dtype=torch.int32, device=rows.device)
+        of_rows = torch.batch_norm_backward_elemt(
+            gradient, rows, mean, inverse, scale, total, deviation, count
+        )
+    else:
+        zeros = torch.zeros_like(mean)
+        of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, epsilon)
+    return of_rows, of_scale, of_offset
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda

@@ -10,6 +10,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch.placing import moved
 from kerasdist.input.sharding import examples, has_rows, piece_bounds, rows, with_weights_in_rows
 from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.replica_context import BatchShare
@@ -36,7 +37,9 @@ class Part:
         return 1.0 if self.share is None else self.share.weight
 
 
-def divide(batch: Any, replicas: int, local: range) -> list[Part] | None:
+def divide(
+    batch: Any, replicas: int, local: range, devices: Sequence[torch.device]
+) -> list[Part] | None:
     """Cuts a batch into consecutive pieces, as equal as possible, for this process's replicas.
 
     Every replica gets None and scalars. A batch with fewer examples than replicas gives fewer
@@ -46,6 +49,7 @@ def divide(batch: Any, replicas: int, local: range) -> list[Part] | None:
         batch: A global batch, or this worker's part of one.
         replicas: How many replicas there are.
         local: The numbers of those in this process.
+        devices: Their devices, to which the pieces are copied.
 
     Returns:
         One part per replica; None if the batch is not divided: it has no array or fewer than two
@@ -53,20 +57,27 @@ def divide(batch: Any, replicas: int, local: range) -> list[Part] | None:
     """
     if isinstance(batch, WorkerShard):
         share = BatchShare(batch.size, batch.total, batch.size / batch.total)
-        return [Part(map_leaves(_tensor, batch.rows), share)]
+        return [Part(_on(devices[0], map_leaves(_tensor, batch.rows)), share)]
     batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
     if total < (2 if len(local) == replicas else replicas):
         return None
     bounds = piece_bounds(total, min(replicas, total))[local.start : local.stop]
     return [
-        Part(_cut(batch, begin, end), BatchShare(end - begin, total, (end - begin) / total))
-        for begin, end in bounds
+        Part(
+            _on(device, _cut(batch, begin, end)),
+            BatchShare(end - begin, total, (end - begin) / total),
+        )
+        for (begin, end), device in zip(bounds, devices, strict=False)
     ]
 
 
 def _tensor(leaf: Any) -> Any:
     return leaf if leaf is None else keras_compat.ops.convert_to_tensor(leaf)
+
+
+def _on(device: torch.device, rows: Any) -> Any:
+    return map_leaves(lambda leaf: moved(device, leaf), rows)
 
 
 def _cut(batch: Any, begin: int, end: int) -> Any:

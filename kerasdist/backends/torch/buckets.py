@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -111,8 +111,11 @@ class Buckets:
         present = [gradient is not None for gradient in gradients]
         last = self._buckets[-1].presence
         if self._started < len(self._buckets):
-            last.copy_(torch.tensor(present, dtype=last.dtype))
-            self._start(len(self._buckets))
+            if all(present):
+                self.start_last()
+            else:  # this copy waits for the device
+                last.copy_(torch.tensor(present, dtype=last.dtype))
+                self._start(len(self._buckets))
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
@@ -168,6 +171,20 @@ class GradientSum:
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
         self._job.assert_equal("gradients", {"number of gradients": gradients, **paths})
         self._agreed.add(key)
+
+
+def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yields neighbouring tensors together, of any types, up to the size of a bucket."""
+    pack: list[torch.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        if pack and filled + tensor.nbytes > _BUCKET_BYTES:
+            yield pack
+            pack, filled = [], 0
+        pack.append(tensor)
+        filled += tensor.nbytes
+    if pack:
+        yield pack
 
 
 def _in_buckets(

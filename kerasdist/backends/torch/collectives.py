@@ -27,9 +27,11 @@ from kerasdist.backends.torch.autograd_collectives import (
 from kerasdist.backends.torch.components import Components
 from kerasdist.backends.torch.gradients import Gradients, check_same, weighted_sum
 from kerasdist.backends.torch.group import Group
+from kerasdist.backends.torch.placing import computing_on
 from kerasdist.backends.torch.rendezvous import Rendezvous
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.collectives import CommunicationOptions
+from kerasdist.devices import Device
 from kerasdist.replica_context import BatchShare, ReplicaContext
 from kerasdist.structures import map_leaves
 from kerasdist.training import numerics
@@ -65,7 +67,7 @@ class TorchCollectives(Collectives):
         rendezvous: Rendezvous,
         group: Group,
         components: Components,
-        device: str,
+        device: Device,
         draws: StepDraws,
     ) -> None:
         """Takes the scopes of this process's replicas, and this replica's index among them."""
@@ -272,7 +274,7 @@ class TorchCollectives(Collectives):
         with (
             keras_compat.outside_stateless_scopes(),
             context.replica_scope(None),
-            keras.device(self._device),
+            computing_on(self._device),
         ):
             yield
 

@@ -17,13 +17,14 @@ not sent: seed generators, and the moving statistics of a synchronized BatchNorm
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.group import Group
+from kerasdist.backends.torch.placing import moved_together
 from kerasdist.backends.torch.variables import ReplicaScope, Rules, commit_buffers, is_sum, mean
 from kerasdist.errors import UnsupportedError
 
@@ -91,8 +92,9 @@ class FitRules(Rules):
             written = {key: variable for key, variable in written.items() if not is_sum(variable)}
         if written:
             targets = _stored(written.values())
+            brought = [_brought(one, written, scopes[0], targets[0].device) for one in scopes]
             values = [
-                _combined(key, variable, target, scopes)
+                _combined(key, variable, target, scopes, brought)
                 for (key, variable), target in zip(written.items(), targets, strict=True)
             ]
             torch._foreach_copy_(targets, values)
@@ -154,17 +156,32 @@ def _stored(variables: Iterable[Any]) -> list[torch.Tensor]:
     return [value.detach() for value in keras_compat.stored_values(variables)]
 
 
+def _brought(
+    scope: ReplicaScope, written: Mapping[int, Any], first: ReplicaScope, device: torch.device
+) -> dict[int, torch.Tensor]:
+    """Returns what a replica assigned, on a device, by the variable's id."""
+    own = [key for key in written if key in scope.written]
+    if scope is not first:  # where all replicas assign equal values, the first one's serve
+        own = [key for key in own if key not in scope.written_equal or key not in first.written]
+    values = [scope.state_mapping[key].detach() for key in own]
+    return dict(zip(own, moved_together(device, values), strict=True))
+
+
 def _combined(
-    key: int, variable: Any, target: torch.Tensor, scopes: Sequence[ReplicaScope]
+    key: int,
+    variable: Any,
+    target: torch.Tensor,
+    scopes: Sequence[ReplicaScope],
+    brought: Sequence[Mapping[int, torch.Tensor]],
 ) -> torch.Tensor:
-    writers = [scope for scope in scopes if key in scope.written]
-    parts = [scope.state_mapping[key].detach().to(target.device) for scope in writers]
+    parts = [one[key].to(target.device) for one in brought if key in one]
     if is_sum(variable):
         # Replica 0 started from the value itself, the others from zero.
-        total = parts[0] if key in scopes[0].written else target + parts[0]
+        total = parts[0] if key in brought[0] else target + parts[0]
         for part in parts[1:]:
             total = total + part
         return total
     if variable.aggregation == "mean" and target.is_floating_point():
-        return mean(parts, [scope.weight for scope in writers])
+        weights = [scope.weight for scope, one in zip(scopes, brought, strict=True) if key in one]
+        return mean(parts, weights)
     return parts[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kerasdist.backends.torch.placing import moved_together
 from kerasdist.errors import ReplicaError
 
 # A replica's gradients, one per variable; None for a variable without gradient.
@@ -33,7 +34,7 @@ def weighted_sum(
 def _sum_of_tensors(all_tensors: Sequence[list[torch.Tensor]]) -> Sequence[torch.Tensor]:
     total: Sequence[torch.Tensor] = all_tensors[0]
     for index in range(1, len(all_tensors)):
-        here = [g.to(t.device) for g, t in zip(all_tensors[index], total, strict=True)]
+        here = moved_together(total[0].device, all_tensors[index]) if total else []
         if index == 1:
             total = torch._foreach_add([*total], here)
         else:
@@ -48,7 +49,7 @@ def _weighted_sum_of_tensors(
     mean: Sequence[torch.Tensor] = all_tensors[0]
     weight = weights[0]
     for index in range(1, len(weights)):
-        here = [g.to(m.device) for g, m in zip(all_tensors[index], mean, strict=True)]
+        here = moved_together(mean[0].device, all_tensors[index]) if mean else []
         weight += weights[index]
         part = weights[index] / weight
         if index == 1:

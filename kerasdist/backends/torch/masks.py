@@ -38,7 +38,7 @@ def _apply_mask(
     with torch.no_grad():
         float_mask = mask.to(merged.dtype)
         if reduction in _MEANS:
-            counts = torch.stack([float_mask.new_tensor(math.prod(mask.shape)), float_mask.sum()])
+            counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
         if merged.dtype == sample_weight.dtype:  # else Keras changes only a cast copy

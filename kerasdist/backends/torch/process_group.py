@@ -33,6 +33,8 @@ _SUMMED_AS = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
+# Newer versions of torch have another name for it.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # A type's number in the header of a message is its index here.
 _TYPES = (
     torch.float32,
@@ -78,6 +80,7 @@ def connect(job: Job) -> None:
         master_listen_fd=job.own_port().listening() if job.is_chief else None,
     )
     _let_gloo_be_reached(job)
+    _let_the_job_name_lost_workers()
     with threads.waiting_their_turn():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -106,6 +109,16 @@ def _let_gloo_be_reached(job: Job) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
+def _let_the_job_name_lost_workers() -> None:
+    """Keeps NCCL from ending the process at an error, unless the user has set otherwise.
+
+    By default its watchdog aborts the process (exit code 134), often before the job's monitor has
+    said which worker was lost. The monitor ends every process whose collectives wait for that
+    worker, in a bounded time (exit code 75).
+    """
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+
+
 class Waitable(Protocol):
     """A collective that has started."""
 
@@ -127,6 +140,7 @@ class ProcessGroup(Group):
         self.rank = job.rank
         self.size = job.num_workers
         self.device = device
+        self._is_on_host = device.type == "cpu"
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self._timeout = job.timeouts.meeting
@@ -179,10 +193,14 @@ class ProcessGroup(Group):
     def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns each tensor summed over the workers, after checking shapes and types.
 
-        If all tensors are small, they are sent together with the headers that are checked.
+        If all tensors are small, they are sent together with the headers that are checked. Not on
+        a GPU: there the host reads headers by Gloo, and does not wait for the tensors.
         """
+        if not self._is_on_host:
+            self._shapes(label, tensors, None)
+            return self.sums(tensors)
         rows = [_header(tensor) for tensor in tensors]
-        headers = torch.tensor(rows, dtype=torch.int64, device=self.device).view(torch.uint8)
+        headers = torch.tensor(rows, dtype=torch.int64).view(torch.uint8)
         load = headers.new_zeros(len(tensors), _LOAD_BYTES)
         small = [0 < tensor.nbytes <= _LOAD_BYTES for tensor in tensors]
         for row, tensor, fits in zip(load, tensors, small, strict=True):
@@ -218,11 +236,14 @@ class ProcessGroup(Group):
     @torch.no_grad()
     def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0."""
-        own = _bytes(tensor, self.device)
+        return self._gathered(tensor, self.device).to(tensor.device)
+
+    def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
+        own = _bytes(tensor, device)
         every = own.new_empty(self.size * len(own))
-        dist.all_gather(list(every.chunk(self.size)), own)
-        shape = (self.size, *tensor.shape)
-        return _of_bytes(every, tensor.dtype, torch.Size(shape)).to(tensor.device)
+        _gather_into(every, own)
+        return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
 
     @torch.no_grad()
     def gather(
@@ -238,9 +259,9 @@ class ProcessGroup(Group):
         own = torch.zeros(longest, dtype=torch.uint8, device=self.device)
         parts = [_bytes(tensor, self.device) for tensor in tensors]
         torch.cat(parts, out=own[: sum(map(len, parts))])
-        every = [torch.empty_like(own) for _ in range(self.size)]
+        every = own.new_empty(self.size * longest)
         if longest:
-            dist.all_gather(every, own)
+            _gather_into(every, own)
         return [
             [
                 _of_bytes(piece, like.dtype, shape).to(like.device)
@@ -248,7 +269,9 @@ class ProcessGroup(Group):
                     received[: sum(size)].split(size), shape_of, tensors, strict=True
                 )
             ]
-            for received, size, shape_of in zip(every, sizes, shapes, strict=True)
+            for received, size, shape_of in zip(
+                every.view(self.size, longest), sizes, shapes, strict=True
+            )
         ]
 
     def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -260,8 +283,9 @@ class ProcessGroup(Group):
     ) -> list[list[torch.Size]]:
         """Returns the shapes of all workers' tensors, by rank, after checking that they agree."""
         rows = [_header(tensor) for tensor in tensors]
-        own = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        every: list[list[list[int]]] = self.gather_alike(own).tolist()
+        own = torch.tensor(rows, dtype=torch.int64)
+        # By Gloo, also where the tensors are on GPUs: the host reads the shapes at once.
+        every: list[list[list[int]]] = self._gathered(own, own.device).tolist()
         self._check(label, tensors, every, axis)
         return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
 

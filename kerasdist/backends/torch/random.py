@@ -8,7 +8,8 @@ that a replica draws the same numbers whether it is a thread or a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
 
@@ -47,21 +48,41 @@ class StepDraws:
     """
 
     def __init__(self, count: int) -> None:
-        self._drawn = False
+        self._seed: int | None = None
         self._generators = [torch.Generator() for _ in range(count)]
 
     def begin(self) -> None:
         """Starts a step, in which no replica has drawn yet."""
-        self._drawn = False
+        self._seed = None
 
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
-        if not self._drawn:
-            seed = int(torch.randint(2**62, ()))
+        if self._seed is None:
+            self._seed = int(torch.randint(2**62, ()))
             for index, generator in enumerate(self._generators):
-                generator.manual_seed(seed + index)
-            self._drawn = True
+                generator.manual_seed(self._seed + index)
         return self._generators[rank]
+
+    def state(self, rank: int) -> torch.Tensor | None:
+        """Returns where a replica's generator is; None before the first draw of the step."""
+        return None if self._seed is None else self._generators[rank].get_state()
+
+    @contextmanager
+    def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
+        """Returns a context in which a replica draws as after a `state` of this step."""
+        if self._seed is None:  # nothing was drawn
+            yield
+            return
+        generator = self._generators[rank]
+        now = generator.get_state()
+        if state is None:
+            generator.manual_seed(self._seed + rank)
+        else:
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            generator.set_state(now)
 
 
 @cache

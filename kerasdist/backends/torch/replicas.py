@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-import keras
 import torch
 
 from kerasdist import context, keras_compat
@@ -21,6 +20,7 @@ from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.backends.torch import (
+    backward,
     batch_norm,
     convolutions,
     fused_adam,
@@ -30,10 +30,11 @@ from kerasdist.backends.torch import (
     rendezvous,
 )
 from kerasdist.backends.torch.batches import Part
+from kerasdist.backends.torch.buckets import in_packs
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import Components, LoopRules
 from kerasdist.backends.torch.group import Group
-from kerasdist.backends.torch.placing import keras_name, torch_device
+from kerasdist.backends.torch.placing import computing_on, torch_device
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
 from kerasdist.backends.torch.steps import Steps
@@ -63,6 +64,7 @@ class TorchReplicaSet(ReplicaSet):
 
     Attributes:
         group: The collectives between the processes that hold replicas.
+        torch_devices: The devices, as torch knows them.
         components: The components of variables on the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
     """
@@ -85,12 +87,13 @@ class TorchReplicaSet(ReplicaSet):
                 f"devices=[{str(devices[0])!r}]."
             )
         super().__init__(devices, options, job)
+        self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = rendezvous.TIMEOUT_SECONDS
         self._threads: ReplicaThreads | None = None
         self._one_step = threading.Lock()
         self.group = Group()
         if job is not None:
-            device = torch_device(devices[0])
+            [device] = self.torch_devices
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             self.group = ProcessGroup(job, device, communication)
@@ -98,7 +101,7 @@ class TorchReplicaSet(ReplicaSet):
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
-            for hooks in (modules, masks, random, fused_adam, convolutions, batch_norm):
+            for hooks in (modules, masks, random, fused_adam, convolutions, batch_norm, backward):
                 hooks.install()
 
     @property
@@ -140,25 +143,27 @@ class TorchReplicaSet(ReplicaSet):
         if not keras_compat.is_array_adapter(adapter):
             return WholeBatchesAdapter(adapter, self.first_batches)
         if not keras_compat.has_sparse(adapter):
-            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas)
+            [device] = self.torch_devices
+            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas, device)
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns Keras's scope of the first device, which holds the variables.
+        """Returns a context that computes on the first device, which holds the variables.
 
         In a replica, where a model may call another one's `predict`, the replica keeps its device.
         """
         if context.replica() is not None:
             return contextlib.nullcontext()
-        return keras.device(keras_name(self.variable_devices[0]))
+        return computing_on(self.variable_devices[0])
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the values that they have on the chief."""
         own = [keras_compat.stored_value(variable).detach() for variable in variables]
-        for mine, chiefs in zip(own, self.group.from_chief(own), strict=True):
-            # Writing an equal value would needlessly invalidate the variable's components.
-            if not torch.equal(mine, chiefs):
-                mine.copy_(chiefs)
+        for some in in_packs(own):  # a message holds copies of its tensors
+            for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
+                # Writing an equal value would needlessly invalidate the variable's components.
+                if not torch.equal(mine, chiefs):
+                    mine.copy_(chiefs)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device."""
@@ -211,20 +216,21 @@ class ReplicaThreads:
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
         """Starts the threads."""
-        home = keras_name(replica_set.variable_devices[0])
-        devices = replica_set.devices
+        home = replica_set.variable_devices[0]
+        devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         self._draws = StepDraws(replica_set.num_replicas)
         self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
-        self._devices = [keras_name(device) for device in devices]
         self._scopes = [
             ReplicaScope(
                 rank,
-                torch_device(device),
-                copies=keras_name(device) != home,
+                device,
+                copies=device != torch_device(home),
                 is_only=len(devices) == 1,
             )
-            for rank, device in zip(replica_set.local_replicas, devices, strict=True)
+            for rank, device in zip(
+                replica_set.local_replicas, replica_set.torch_devices, strict=True
+            )
         ]
         self._collectives = [
             TorchCollectives(
@@ -262,7 +268,7 @@ class ReplicaThreads:
             )
             part_from_other_gpus(scope.rank, scope.device)
             with settings.applied() if settings and index else contextlib.nullcontext():
-                with keras.device(self._devices[index]), context.replica_scope(told), scope:
+                with computing_on(self._devices[index]), context.replica_scope(told), scope:
                     result = step(part.argument)
                 if not rules.is_fit:
                     keras_compat.initialize_waiting_variables()

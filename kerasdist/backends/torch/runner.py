@@ -14,7 +14,7 @@ from kerasdist.backends.runner import Runner
 from kerasdist.backends.torch.autograd_collectives import check_summable
 from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.functions import current_step
-from kerasdist.backends.torch.placing import on_device, required_tensor, torch_device
+from kerasdist.backends.torch.placing import moved, on_device, required_tensor, torch_device
 from kerasdist.backends.torch.reads import require_outside
 from kerasdist.backends.torch.replicas import TorchReplicaSet
 from kerasdist.backends.variable_rules import is_on_read, require_aggregate
@@ -36,7 +36,7 @@ class TorchRunner(Runner):
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
         self._replica_set = replica_set
-        self._devices = [torch_device(device) for device in replica_set.devices]
+        self._devices = replica_set.torch_devices
         self._group = replica_set.group
         self._home = torch_device(replica_set.variable_devices[0])
         self._components = replica_set.components
@@ -85,7 +85,7 @@ class TorchRunner(Runner):
         if op is ReduceOp.SUM:
             [total] = self._group.checked_sums("reduce", [here])
             return total
-        counted = torch.tensor(count, device=here.device)
+        counted = torch.full((), count, device=here.device)  # made there: the host need not wait
         total, everyones = self._group.checked_sums("reduce", [here, counted])
         return (total / everyones).to(total.dtype)
 
@@ -189,7 +189,7 @@ class TorchRunner(Runner):
                 values = leaf.values
                 self._check_count(len(values), values)
                 leaf = values[index]
-            return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+            return moved(device, leaf)
 
         return map_leaves(component, structure)
 

@@ -137,7 +137,7 @@ class Steps:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
             replicas.batch_history.add(total)
-        return divide(batch, replicas.num_replicas, replicas.local_replicas)
+        return divide(batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices)
 
     def _shared_out(self, batch: Any) -> Any:
         """Returns the batch, or if a worker has no rows of it, the global batch on every worker."""

@@ -20,6 +20,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch.placing import moved_together
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.reducer import GradientReducer
@@ -29,33 +30,54 @@ if TYPE_CHECKING:
 class Alias:
     """A replica's autograd leaf for one variable, kept from step to step with its gradient."""
 
-    __slots__ = ("_address", "_source", "_variable", "_version", "leaf")
+    __slots__ = ("_address", "_is_copy", "_source", "_variable", "_version", "leaf")
 
     def __init__(
-        self, variable: Any, source: torch.Tensor, device: torch.device, forget: Any
+        self,
+        variable: Any,
+        source: torch.Tensor,
+        forget: Any,
+        device: torch.device,
+        *,
+        is_copy: bool,
     ) -> None:
         self._variable = weakref.ref(variable, forget)
         self._source = source
         self._address = source.data_ptr()
         self._version = source._version
+        self._is_copy = is_copy
         leaf = source.detach()
-        if source.device != device:
-            leaf = leaf.to(device)
+        if is_copy:
+            leaf = leaf.to(device, copy=True)
         self.leaf = leaf.requires_grad_(source.requires_grad)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether the leaf is a copy, and the variable has changed since it was made."""
+        return self._is_copy and self._source._version != self._version
+
     def serves(self, source: torch.Tensor) -> bool:
-        """Returns whether the leaf still fits the variable; updates a leaf on another device."""
-        leaf = self.leaf
+        """Returns whether the leaf still fits the variable; updates an outdated copy."""
         if (
             source is not self._source
             or source.data_ptr() != self._address
-            or source.requires_grad != leaf.requires_grad
+            or source.requires_grad != self.leaf.requires_grad
         ):
             return False
-        if source.device != leaf.device and source._version != self._version:
-            leaf.detach().copy_(source.detach())
-            self._version = source._version
+        if self.outdated:
+            update([self], self.leaf.device)
         return True
+
+
+@torch.no_grad()
+def update(aliases: Sequence[Alias], device: torch.device) -> None:
+    """Updates copies on a device, together."""
+    if aliases:
+        sources = [alias._source.detach() for alias in aliases]
+        leaves = [alias.leaf.detach() for alias in aliases]
+        torch._foreach_copy_(leaves, moved_together(device, sources))
+        for alias in aliases:
+            alias._version = alias._source._version
 
 
 class Rules(abc.ABC):
@@ -130,6 +152,7 @@ class ReplicaScope(keras.StatelessScope):
         self.weight = weight
         self.rules = rules
         self.end()
+        self._update_copies()
 
     def end(self) -> None:
         """Drops all references to the step's variables and tensors, so that they can be freed."""
@@ -201,6 +224,12 @@ class ReplicaScope(keras.StatelessScope):
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
+        self._update_copies()
+
+    def _update_copies(self) -> None:
+        """Updates all copies whose variables have changed, before they are read one by one."""
+        if self._copies:
+            update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
     def _first_read(self, variable: Any) -> torch.Tensor:
         own = self.rules.own_value(self, variable, keras_compat.stored_value(variable))
@@ -215,7 +244,10 @@ class ReplicaScope(keras.StatelessScope):
         alias = self._aliases.get(key)
         if alias is None or not alias.serves(source):
             aliases = self._aliases
-            alias = Alias(variable, source, self.device, lambda _: aliases.pop(key, None))
+            is_copy = self._copies or source.device != self.device
+            alias = Alias(
+                variable, source, lambda _: aliases.pop(key, None), self.device, is_copy=is_copy
+            )
             aliases[key] = alias
         return alias.leaf
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, final
 
+import keras
+import torch
+
 from kerasdist import keras_compat
 from kerasdist.backends.first_batches import FirstBatches
+from kerasdist.backends.torch import gpu_input
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.worker_shard import OwnNumbers
 
@@ -15,9 +19,10 @@ from kerasdist.input.worker_shard import OwnNumbers
 class OwnRowsAdapter(WrappedAdapter):
     """Yields this worker's rows of each batch, or all rows of a batch that is not divided."""
 
-    def __init__(self, inner: Any, replicas: int, own: range) -> None:
+    def __init__(self, inner: Any, replicas: int, own: range, device: torch.device) -> None:
         super().__init__(inner)
         self._own = OwnNumbers(replicas, own)
+        self._device = device
 
     def get_torch_dataloader(self) -> Any:
         """Returns this object, over which Keras iterates once per epoch."""
@@ -25,7 +30,20 @@ class OwnRowsAdapter(WrappedAdapter):
 
     def __iter__(self) -> Iterator[Any]:
         own = self._own
-        return (own.batch(rows, total) for rows, total in keras_compat.torch_rows(self._inner, own))
+        found = keras_compat.torch_rows(self._inner, own)
+        batches = (own.batch(rows, total) for rows, total in found)
+        if self._device.type != "cuda":
+            return batches
+        return gpu_input.ahead(_on_host(batches), self._device)
+
+
+def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with keras.device("cpu"):  # else Keras would copy the rows to the GPU, and wait
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 @final

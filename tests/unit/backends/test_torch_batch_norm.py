@@ -7,9 +7,10 @@ import pytest
 from tests.fresh import run_fresh
 
 SCRIPT = """
-import json
+import inspect, itertools, json
 import kerasdist as kd
 import keras, numpy as np, torch
+from kerasdist.backends.torch import batch_norm
 
 BatchNormalization = keras.layers.BatchNormalization
 # A layer, the shape of an example, and whether torch's kernels are to serve it.
@@ -31,13 +32,42 @@ strategies = {
     )
     for mode in MODES
 }
-kernel, called = torch.native_batch_norm, []
+called = []
 
-def counted(*args):
-    called.append(args)
-    return kernel(*args)
+def count_calls(name):
+    kernel = getattr(torch, name)
 
-torch.native_batch_norm = counted
+    def counted(*args):
+        called.append(name)
+        return kernel(*args)
+
+    setattr(torch, name, counted)
+
+def stand_in(function):
+    # In the place of a kernel that exists on GPUs only: its formula, with its parameters.
+    schema = getattr(torch.ops.aten, function.__name__).default._schema
+    expected = [argument.name for argument in schema.arguments]
+    assert [*inspect.signature(function).parameters] == expected, schema
+    setattr(torch, function.__name__, function)
+
+@stand_in
+def batch_norm_elemt(input, weight, bias, mean, invstd, eps):
+    return (input - mean) * invstd * weight + bias
+
+@stand_in
+def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g):
+    assert input_g and weight_g and bias_g
+    total, deviation = grad_out.sum(0), (grad_out * (input - mean)).sum(0)
+    return total, deviation, deviation * invstd, total.clone()
+
+@stand_in
+def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
+    assert count.dtype is torch.int32
+    rest = (input - mean) * invstd.square() * (sum_dy_xmu / count.sum())
+    return (grad_out - sum_dy / count.sum() - rest) * invstd * weight
+
+count_calls("native_batch_norm")
+count_calls("batch_norm_elemt")
 
 def derivatives(layer, x, y, training):
     outputs = layer(x, training=training)
@@ -51,44 +81,46 @@ def derivatives(layer, x, y, training):
     statistics = [variable.value for variable in layer.non_trainable_variables[:2]]
     return [one for one in (outputs, *first, *second, *alone, *statistics) if one is not None]
 
-told = {}
-for name, (make, shape, serves) in CASES.items():
-    for mode, strategy in strategies.items():
-        torch.manual_seed(1)
-        x = torch.randn(ROWS, *shape) * 3 + 1
-        y = torch.randn(ROWS, *shape)
-        x.requires_grad_()
+told = {"cpu": {}, "gpu": {}}
+for device, name, mode in itertools.product(told, CASES, MODES):
+    kernel = "batch_norm_elemt" if device == "gpu" else "native_batch_norm"
+    batch_norm._is_on_gpu = lambda tensor: device == "gpu"
+    (make, shape, serves), strategy = CASES[name], strategies[mode]
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, *shape) * 3 + 1
+    y = torch.randn(ROWS, *shape)
+    x.requires_grad_()
 
-        def made():
-            layer = make()
-            layer.build((None, *shape))
-            for index, weight in enumerate(layer.trainable_variables):
-                weight.assign(np.linspace(1 + index, 2, 5))
-            return layer
+    def made():
+        layer = make()
+        layer.build((None, *shape))
+        for index, weight in enumerate(layer.trainable_variables):
+            weight.assign(np.linspace(1 + index, 2, 5))
+        return layer
 
-        plain = made()
-        training = mode != "inference"
-        with strategy.scope():
-            layer = made()
-        # With all rows on each replica the global moments are a replica's own.
-        expected = derivatives(plain, x, y, training)
-        called.clear()
-        found = strategy.run(lambda: derivatives(layer, x, y, training))
-        replicas = [*zip(*map(strategy.local_results, found), strict=True)]
-        told[f"{name}, {mode}"] = {
-            "differences": [
-                max(
-                    ((a - b).abs().max() / (1 + a.abs().max())).item()
-                    for a, b in zip(expected, own, strict=True)
-                )
-                for own in replicas
-            ],
-            "served": bool(called) == serves,
-            "types": [
-                a.dtype == b.dtype and a.shape == b.shape
-                for a, b in zip(expected, replicas[0], strict=True)
-            ],
-        }
+    plain = made()
+    training = mode != "inference"
+    with strategy.scope():
+        layer = made()
+    # With all rows on each replica the global moments are a replica's own.
+    expected = derivatives(plain, x, y, training)
+    called.clear()
+    found = strategy.run(lambda: derivatives(layer, x, y, training))
+    replicas = [*zip(*map(strategy.local_results, found), strict=True)]
+    told[device][f"{name}, {mode}"] = {
+        "differences": [
+            max(
+                ((a - b).abs().max() / (1 + a.abs().max())).item()
+                for a, b in zip(expected, own, strict=True)
+            )
+            for own in replicas
+        ],
+        "served": (kernel in called) == serves,
+        "types": [
+            a.dtype == b.dtype and a.shape == b.shape
+            for a, b in zip(expected, replicas[0], strict=True)
+        ],
+    }
 print(json.dumps(told))
 """
 
@@ -106,8 +138,13 @@ MODES = ["own", "synchronized", "inference"]
 
 
 @pytest.fixture(scope="module")
-def told():
+def everything():
     return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch").splitlines()[-1])
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def told(everything, request):
+    return everything[request.param]
 
 
 @pytest.mark.parametrize("mode", MODES)
