@@ -12,7 +12,7 @@ from kerasdist.backends.jax.layout import Layout
 from kerasdist.binding import binding_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.plan.hardware import target_config
-from kerasdist.plan.hlo import Collective, collectives
+from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile
 from kerasdist.plan.prediction import Work
 from kerasdist.plan.targets import Target
@@ -71,11 +71,12 @@ def _facts(
     }
     flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
     found = [_named(each, program, target) for each in collectives(compiled.text)]
+    done = device_work(compiled.text)
     needed = _NEEDED.search(compiled.refused or "")
     return Compilation(
         batch=examples,
         memory=memory,
-        work=Work(flops, compiled.memory_traffic),
+        work=Work(flops, done.memory_bytes, done.cycles),
         collectives=found,
         refused=compiled.refused,
         refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,

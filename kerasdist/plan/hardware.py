@@ -37,6 +37,7 @@ class Chip:
         base_latency: Seconds that a collective takes at least.
         link_latency: Seconds of a step over a fast link.
         network_latency: Seconds of a step between machines, or between slices.
+        clock: Cycles a second, where XLA estimates the cycles of its instructions; 0: unknown.
         sources: Where the numbers come from.
     """
 
@@ -54,6 +55,7 @@ class Chip:
     base_latency: float
     link_latency: float
     network_latency: float
+    clock: float
     sources: tuple[str, ...]
 
 
@@ -103,6 +105,7 @@ def _nvidia(
         base_latency=4.4 * _MICROSECOND,
         link_latency=0.52 * _MICROSECOND,
         network_latency=5.0 * _MICROSECOND,
+        clock=0.0,
         sources=(*sources, _NCCL, _JAX_MEMORY),
     )
 
@@ -113,6 +116,7 @@ def _google(
     memory: float,
     memory_rate: float,
     bfloat16: float,
+    matrix_units: int | None,  # of 128 x 128
     domain: int,
     axes: int,
     link_rate: float,
@@ -133,6 +137,7 @@ def _google(
         base_latency=0.0,
         link_latency=1.0 * _MICROSECOND,
         network_latency=5.0 * _MICROSECOND,
+        clock=0.0 if matrix_units is None else bfloat16 * _TERA / (matrix_units * 2 * 128**2),
         sources=(f"compute, memory, links, network: cloud.google.com/tpu/docs/{name}", _ICI, _DCN),
     )
 
@@ -185,6 +190,7 @@ CHIPS: dict[str, Chip] = {
             memory=16,
             memory_rate=819,
             bfloat16=197,
+            matrix_units=4,
             domain=256,
             axes=2,
             link_rate=1600,
@@ -195,6 +201,7 @@ CHIPS: dict[str, Chip] = {
             memory=95,
             memory_rate=2765,
             bfloat16=459,
+            matrix_units=8,
             domain=6144,
             axes=3,
             link_rate=4800,
@@ -205,6 +212,7 @@ CHIPS: dict[str, Chip] = {
             memory=32,
             memory_rate=1600,
             bfloat16=918,
+            matrix_units=None,
             domain=256,
             axes=2,
             link_rate=3200,

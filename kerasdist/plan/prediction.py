@@ -1,7 +1,8 @@
 """How long a step takes, from what its compiled program computes, moves and exchanges.
 
-A step computes, with the units and the memory of a chip at their full rates, as the larger of the
-two times: no program is faster, most are slower. Collectives come on top, except for what XLA has
+A device needs as long as the slower of its units and its memory, both at their full rates, or as
+XLA estimates for its instructions, if that is longer. No program is faster, most are slower.
+Collectives come on top, except for what XLA has
 put between their starts and their ends. Their times follow the usual model of latency and
 bandwidth, with sums in rings over the fast links, and between machines or slices by all chips, each
 with its part.
@@ -33,10 +34,12 @@ class Work:
     Attributes:
         flops: Operations of its matrix units, by the type of the operands.
         memory_bytes: Bytes that go between the chip and its memory.
+        cycles: XLA's estimate of the cycles of all instructions; 0: there is none.
     """
 
     flops: Mapping[str, float]
     memory_bytes: float
+    cycles: float = 0.0
 
 
 @final
@@ -48,7 +51,8 @@ class StepTime:
         devices: How many devices take part.
         compute: What the matrix units need.
         memory: What the memory needs.
-        own: What a device needs without the others: the larger of these two, or as measured.
+        estimate: What XLA estimates for the instructions, 0 if it does not.
+        own: What a device needs without the others: the largest of these, or as measured.
         network: What all collectives need.
         exposed: The part of it that the device's own work does not hide.
     """
@@ -56,6 +60,7 @@ class StepTime:
     devices: int
     compute: float
     memory: float
+    estimate: float
     own: float
     network: float
     exposed: float
@@ -78,9 +83,15 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What the time goes to most: ``"compute"``, ``"memory"`` or ``"network"``."""
+        """What the time goes to most.
+
+        ``"compute"``, ``"memory"``, ``"network"``, or ``"instructions"`` where these are many and
+        short, so that neither units nor memory are busy.
+        """
         if self.exposed > self.own:
             return "network"
+        if self.estimate > 2 * max(self.compute, self.memory):
+            return "instructions"
         return "compute" if self.compute >= self.memory else "memory"
 
 
@@ -102,13 +113,15 @@ def step_time(
     chip = target.chip
     compute = sum(flops / _rate(chip, kind) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
-    own = max(compute, memory) if measured is None else measured
+    estimate = work.cycles / chip.clock if chip.clock else 0.0
+    own = max(compute, memory, estimate) if measured is None else measured
     times = [collective_time(each, target) for each in collectives]
     hidden = sum(
         min(time, each.overlap * own) for time, each in zip(times, collectives, strict=True)
     )
     network = sum(times)
-    return StepTime(target.devices, compute, memory, own, network, network - min(hidden, own))
+    exposed = network - min(hidden, own)
+    return StepTime(target.devices, compute, memory, estimate, own, network, exposed)
 
 
 def _rate(chip: Chip, kind: str) -> float:

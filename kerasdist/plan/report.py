@@ -21,6 +21,7 @@ from kerasdist.plan.targets import Target
 _LIMITS = {
     "compute": "the matrix units",
     "memory": "the rate of the memory",
+    "instructions": "the number of short instructions",
     "network": "the network",
 }
 
@@ -79,10 +80,11 @@ def _show_work(plan: Plan, console: Console) -> None:
         f"{size(_bytes(compiled.collectives))} in collectives.",
         markup=False,
     )
-    own = "measured on one device" if plan.measured else "at the chip's full rates"
+    own = "measured on one device" if plan.measured else "of its own"
+    estimate = f", XLA's estimate {milliseconds(step.estimate)}" if step.estimate else ""
     console.print(
         f"A step takes at least {milliseconds(step.total)}: {milliseconds(step.own)} {own} (matrix "
-        f"units {milliseconds(step.compute)}, memory {milliseconds(step.memory)}) and "
+        f"units {milliseconds(step.compute)}, memory {milliseconds(step.memory)}{estimate}) and "
         f"{milliseconds(step.exposed)} of {milliseconds(step.network)} in collectives, which "
         f"nothing hides. What limits is {_LIMITS[step.limit]}.",
         markup=False,

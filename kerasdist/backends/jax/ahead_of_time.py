@@ -107,7 +107,6 @@ class Compiled:
         temporary_bytes: Memory for activations and other intermediate values.
         output_bytes: Memory for results that are no new state, which takes the old one's.
         code_bytes: Memory for the program itself.
-        memory_traffic: Bytes that go between the chip and its memory, by XLA's count.
         refused: XLA's message if the program needs more memory than there is, else None.
     """
 
@@ -115,7 +114,6 @@ class Compiled:
     temporary_bytes: int = 0
     output_bytes: int = 0
     code_bytes: int = 0
-    memory_traffic: float = 0.0
     refused: str | None = None
 
 
@@ -133,7 +131,6 @@ def compiled(program: TrainingProgram) -> Compiled:
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         code_bytes=memory.generated_code_size_in_bytes,
-        memory_traffic=float(executable.cost_analysis().get("bytes accessed", 0.0)),
     )
 
 

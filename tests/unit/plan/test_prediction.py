@@ -73,6 +73,13 @@ class TestSteps:
         assert by_memory.total == pytest.approx(1.0)
         assert by_memory.limit == "memory"
 
+    def test_xlas_estimate_counts_where_it_is_longer(self):
+        cycles = 197e12 / (4 * 2 * 128**2)  # a second, as four units of 128 x 128 make 197 TFLOP/s
+        step = step_time(Work({"bfloat16": 197e11}, 1.0, cycles), [], parse_target("v5e:1x1"))
+        assert step.total == pytest.approx(1.0)
+        assert step.limit == "instructions"
+        assert step_time(Work({}, 1.0, cycles), [], parse_target("v6e:1x1")).estimate == 0
+
     def test_what_overlaps_is_hidden_and_no_more(self):
         target = parse_target("8xh100")
         network = collective_time(total(8e9), target)
