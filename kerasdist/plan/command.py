@@ -16,6 +16,8 @@ from kerasdist.errors import BackendError
 from kerasdist.plan.hardware import Chip
 from kerasdist.plan.targets import parse_target
 
+# What libraries say about GPUs, TPUs and hosts that they do not find here.
+_LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
 _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
@@ -104,6 +106,8 @@ def _prepare_environment() -> None:
             "KERASDIST_CLUSTER": "none",
         }
     )
+    for name in _LOG_LEVELS:
+        os.environ.setdefault(name, "3")
 
 
 def _require_compiler(chip: Chip) -> None:

@@ -169,34 +169,43 @@ def require_matplotlib() -> None:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draws the throughput of groups of all sizes, and what a perfect network would give."""
+    """Draws the efficiency and the throughput of groups of all sizes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     counts = [each.devices for each in plan.scaling]
-    alone = plan.compiled.batch / plan.scaling[0].own
-    ideal = [alone * count for count in counts]
-    ours = [_throughput(each, plan) for each in plan.scaling]
-    worst = [alone * each.devices * each.efficiency_without_overlap for each in plan.scaling]
-    axes.plot(counts, ideal, "--", color="0.6", label="linear")
+    ours = [each.efficiency for each in plan.scaling]
+    worst = [each.efficiency_without_overlap for each in plan.scaling]
+    axes.axhline(1.0, color="0.6", linestyle="--")
+    axes.fill_between(counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap")
     axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
-    axes.fill_between(counts, worst, ours, color="tab:blue", alpha=0.2, label="less overlap")
-    for each, value in zip(plan.scaling, ours, strict=True):
-        text = f"{each.efficiency:.0%}"
-        axes.annotate(text, (each.devices, value), (4, -12), textcoords="offset points")
+    for each in plan.scaling:
+        text = f"{_short(_throughput(each, plan))}/s"
+        place = (each.devices, each.efficiency)
+        axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center", fontsize=8)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.margins(x=0.1)
+    axes.set_ylim(0, 1.12)
+    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_xlabel(f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each")
-    axes.set_ylabel("examples a second, at most")
-    axes.set_title(plan.subject.script)
-    axes.legend()
+    axes.set_ylabel("efficiency against one device")
+    axes.set_title(f"{plan.subject.script}: efficiency, and examples a second")
+    axes.legend(loc="lower left")
     figure.savefig(path, dpi=100)
 
 
 def _bytes(collectives: Sequence[Collective]) -> int:
     return sum(each.bytes for each in collectives)
+
+
+def _short(value: float) -> str:
+    for unit in ("", "k", "M"):
+        if value < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g}G"
 
 
 def size(value: float) -> str:
