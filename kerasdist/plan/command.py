@@ -102,6 +102,7 @@ def _prepare_environment() -> None:
             VARIABLE: "jax",
             "JAX_PLATFORMS": "cpu",  # on which the model is made; compiled is for what is described
             "TPU_SKIP_MDS_QUERY": "1",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so several may compile at once
             "XLA_FLAGS": flags.strip(),
             "KERASDIST_CLUSTER": "none",
         }

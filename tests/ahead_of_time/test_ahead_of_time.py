@@ -76,6 +76,7 @@ def run(platform, names):
         KERAS_BACKEND="jax",
         JAX_PLATFORMS="cpu",  # what computes; compiled is for what is described
         TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # another test may compile at the same time
         XLA_FLAGS="--xla_gpu_autotune_level=0",
     )
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
