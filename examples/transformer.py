@@ -47,7 +47,7 @@ def build_model(blocks: int, width: int, length: int, vocabulary: int) -> keras.
 
 def main() -> None:
     """Train, and print the loss of each epoch."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Train a language model.")
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")

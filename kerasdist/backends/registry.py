@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
@@ -34,7 +34,7 @@ def current() -> Backend:
 
 
 @contextmanager
-def used(backend: Backend) -> Iterator[None]:
+def used(backend: Backend) -> Generator[None]:
     """Uses another backend in place of that of Keras's framework."""
     _in_place.append(backend)
     try:

@@ -162,16 +162,21 @@ def collective_time(collective: Collective, target: Target) -> float:
 def _torus_rate(target: Target) -> float:
     """Returns the rate of a chip's links to neighbours; an axis that is not closed has half."""
     chip = target.chip
-    closed = _WRAPPED if chip.axes == 3 else _WRAPPED_2D
-    used = sum(1.0 if size >= closed else 0.5 for size in target.shape if size > 1)
+    used = sum(1.0 if _is_closed(size, chip) else 0.5 for size in target.shape if size > 1)
     return chip.link_rate * max(used, 0.5) / chip.axes
+
+
+def _is_closed(size: int, chip: Chip) -> bool:
+    return size >= (_WRAPPED if chip.axes == 3 else _WRAPPED_2D)
 
 
 def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
     chip = target.chip
     between = math.log2(groups) * chip.network_latency
     if chip.axes:
-        return passes * (sum(size - 1 for size in target.shape) * chip.link_latency + between)
+        # Both ways around a closed axis, half of it is the furthest.
+        hops = sum(size // 2 if _is_closed(size, chip) else size - 1 for size in target.shape)
+        return passes * (hops * chip.link_latency + between)
     slower = 1.8 if groups > 1 else 1.0  # as NCCL's model has it
     steps = (inside - 1) * chip.link_latency * slower
     return chip.base_latency + passes * (steps + between)

@@ -172,7 +172,7 @@ def plot(plan: Plan, path: Path) -> None:
     """Draws the efficiency and the throughput of groups of all sizes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]

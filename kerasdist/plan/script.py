@@ -7,7 +7,7 @@ import importlib
 import inspect
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -103,7 +103,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _intercepted() -> Iterator[None]:
+def _intercepted() -> Generator[None]:
     """Replaces what `keras.Model` inherits, so that the step that these call is never taken."""
     for name in _METHODS:
         setattr(keras.Model, name, _until_first_step(name))

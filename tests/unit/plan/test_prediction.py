@@ -51,6 +51,10 @@ class TestCollectives:
         assert times[0] == pytest.approx(4.4e-6 + 2 * 7 * 0.52e-6, rel=1e-3)
         assert times[2] - times[1] == pytest.approx(2 * 3 * 5e-6, rel=1e-3)
 
+    def test_a_small_sum_crosses_half_of_each_closed_axis(self):
+        times = [collective_time(total(4), parse_target(f"v5p:{n}")) for n in ("2x2x2", "8x8x16")]
+        assert times == pytest.approx([2 * 3e-6, 2 * 16e-6], rel=1e-2)
+
     def test_gathering_is_one_pass_and_summing_two(self):
         target = parse_target("8xh100")
         gather = Collective("all-gather", 8 * 10**9, 0, 0.0)
