@@ -120,9 +120,14 @@ class TestPublishedScaling:
         assert step.efficiency_without_overlap == pytest.approx(published, abs=0.035)
 
     def test_resnet50_on_256_p100(self):
-        """Goyal et al. 2017 (arXiv:1706.02677): about 90 % from 8 to 256 GPUs, 50 Gbit/s each 8."""
+        """Goyal et al. 2017 (arXiv:1706.02677): about 90 % from 8 to 256 GPUs, 50 Gbit/s each 8.
+
+        90 epochs in batches of 256 took 8 GPUs 29 hours, which is 0.232 s a step.
+        """
         gpu = without_latency(CHIPS["a100"], link_rate=20e9, network_rate=50e9 / 8 / 8)
-        alone = step_time(NOTHING, [total(4 * 25.6e6)], group_of(gpu, 8), measured=0.24)
-        many = step_time(NOTHING, [total(4 * 25.6e6)], group_of(gpu, 256), measured=0.24)
-        worst = (alone.own + alone.network) / (many.own + many.network)
-        assert worst < 0.9 < many.efficiency or worst == pytest.approx(0.9, abs=0.03)
+        alone, many = (
+            step_time(NOTHING, [total(4 * 25.6e6)], group_of(gpu, n), measured=0.232)
+            for n in (8, 256)
+        )
+        without_overlap = (alone.own + alone.network) / (many.own + many.network)
+        assert without_overlap == pytest.approx(0.9, abs=0.03)
