@@ -28,7 +28,7 @@ def sequences(count: int, length: int, vocabulary: int) -> np.ndarray:
 def build_model(blocks: int, width: int, length: int, vocabulary: int) -> keras.Model:
     """Return a compiled decoder that predicts each next token."""
     tokens = keras.Input((length,), dtype="int32")
-    places = keras.ops.arange(length)
+    places = keras.ops.zeros_like(tokens) + keras.ops.arange(length)
     x = layers.Embedding(vocabulary, width)(tokens) + layers.Embedding(length, width)(places)
     for _ in range(blocks):
         h = layers.LayerNormalization()(x)
