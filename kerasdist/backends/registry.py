@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -23,9 +25,26 @@ _MODULES = {
 _TORCH_STATES = "kerasdist.backends.torch.states"
 
 
-@cache
+_in_place: list[Backend] = []
+
+
 def current() -> Backend:
     """Returns the backend that Keras runs on, importing Keras and this one framework."""
+    return _in_place[-1] if _in_place else _of_keras()
+
+
+@contextmanager
+def used(backend: Backend) -> Generator[None]:
+    """Uses another backend in place of that of Keras's framework."""
+    _in_place.append(backend)
+    try:
+        yield
+    finally:
+        _in_place.pop()
+
+
+@cache
+def _of_keras() -> Backend:
     name = keras_compat.backend_name()
     if name not in _MODULES:
         raise UnsupportedError(

@@ -26,7 +26,7 @@ def _version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="kerasdist",
-    help="Distributed training for Keras 3: start a job, or see what a job would find.",
+    help="Distributed training for Keras 3: start a job, see what it would find, or plan one.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,7 +42,7 @@ def kerasdist(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Distributed training for Keras 3: start a job, or see what a job would find."""
+    """Distributed training for Keras 3: start a job, see what it would find, or plan one."""
     del version
 
 
@@ -142,6 +142,71 @@ def info(
     else:
         information.show(facts)
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
+
+
+@app.command()
+def plan(
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A script, or module:function, which returns a compiled model and a batch.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGUMENTS", help="Passed to the script.", show_default=False),
+    ] = None,
+    *,
+    devices: Annotated[
+        str,
+        typer.Option(metavar="TARGET", help="8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ..."),
+    ],
+    batch_per_device: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Examples on a device (default: the script's batch, divided)."
+        ),
+    ] = None,
+    step_time: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="MILLISECONDS",
+            help="A step on one device, measured (default: what the chip allows).",
+        ),
+    ] = None,
+    largest_batch: Annotated[
+        bool, typer.Option(help="Whether to look for the largest batch that fits.")
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the scaling, with matplotlib.")
+    ] = None,
+) -> None:
+    """Show what training needs and takes on accelerators that are not here.
+
+    The script runs up to its first training step, on JAX, whichever backend it names. XLA compiles
+    that step for the accelerators.
+    """
+    from kerasdist.plan.command import PlanOptions
+    from kerasdist.plan.command import run as make_plan
+
+    options = PlanOptions(
+        script=script,
+        arguments=arguments or (),
+        devices=devices,
+        batch_per_device=batch_per_device,
+        step_time=step_time,
+        largest_batch=largest_batch,
+        as_json=json,
+        plot=plot,
+    )
+    try:
+        raise typer.Exit(0 if make_plan(options) else 1)
+    except (KerasdistError, OSError) as error:
+        typer.echo(f"kerasdist: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
 def _warn_of_misplaced_options(

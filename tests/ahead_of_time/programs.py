@@ -3,7 +3,7 @@
     python -m tests.ahead_of_time.programs tpu [name ...]
 
 XLA compiles for a described topology: four chips of a TPU v5e with ``libtpu``, eight H100 with the
-plug-in for CUDA. The program is the one that `fit` runs, in `MeshPlacement.compile`.
+plug-in for CUDA. The program is the one that `fit` runs, and that `kerasdist plan` compiles.
 """
 
 import collections
@@ -13,34 +13,25 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from jax.experimental import topologies
 
 import kerasdist as kd
-from kerasdist import keras_compat
+from kerasdist.backends.jax import ahead_of_time
+from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.steps import Execution, StepFunction
+from kerasdist.plan import hlo
+from kerasdist.plan.compiling import devices_of
+from kerasdist.plan.targets import parse_target
 
 L = keras.layers
 CLASSES = 8
-COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
 
 
-def topology(platform: str) -> list[Any]:
-    """The devices of a platform."""
-    if platform == "tpu":
-        return topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
-    target = Path(__file__).with_name("h100.txtpb").read_text("utf-8")
-    shape = "1x1x8"
-    return topologies.get_topology_desc(
-        shape, platform="cuda", topology=shape, target_config=target
-    ).devices
+TARGETS = {"tpu": "v5e:2x2", "gpu": "8xh100"}
 
 
 def mlp() -> keras.Model:
@@ -98,12 +89,8 @@ PROGRAMS = {
 }
 
 
-class _Lowered(Exception):
-    pass
-
-
-def lowered(program: Program, devices: list[Any]) -> Any:
-    """The program as `fit` gives it to XLA, and the number of arrays in its state."""
+def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
+    """The program as `fit` gives it to XLA."""
     keras.backend.clear_session()
     keras.config.set_dtype_policy(program.policy)
     with kd.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
@@ -116,68 +103,22 @@ def lowered(program: Program, devices: list[Any]) -> Any:
         model._symbolic_build(data_batch=(x, y))
         optimizer.build(model.trainable_variables)
     layout = Layout(devices, program.logical_devices)
-    if program.splits:
-        layout.split_variables(program.splits)
-    placement = MeshPlacement(layout)
-    state = [
-        [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=how) for one, how in pairs]
-        for pairs in _state(model, layout)
-    ]
+    layout.split_variables(program.splits)
     lead = (program.steps,) if program.steps > 1 else ()
     batch = tuple(jax.ShapeDtypeStruct((*lead, *one.shape), one.dtype) for one in (x, y))
-    function = StepFunction(model.train_step, placement, Execution(True, program.steps))
-    jit = jax.jit
-
-    def catching(*args: Any, **kwargs: Any) -> Any:
-        compiled = jit(*args, **kwargs)
-        if kwargs.get("donate_argnums") != 0:
-            return compiled
-
-        def call(*specs: Any) -> Any:
-            raise _Lowered(compiled.lower(*specs))
-
-        return call
-
-    jax.jit = catching
-    try:
-        (function._loop if program.steps > 1 else function._step)(tuple(state), batch)
-    except _Lowered as caught:
-        return caught.args[0], sum(map(len, state))
-    finally:
-        jax.jit = jit
-    raise AssertionError("Expected one program that donates its state. Received: none.")
-
-
-def _state(model: Any, layout: Layout) -> list[list[tuple[Any, Any]]]:
-    groups = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        keras_compat.referenced_variables(model.optimizer, model.trainable_variables),
-        model.metrics_variables,
-    )
-    values = model._get_jax_state(
-        trainable_variables=True,
-        non_trainable_variables=True,
-        optimizer_variables=True,
-        metrics_variables=True,
-    )
-    return [
-        list(zip(group, layout.of_variables(list(owners)), strict=True))
-        for group, owners in zip(values, groups, strict=True)
-    ]
+    return ahead_of_time.training_program(model, batch, layout, program.steps)
 
 
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:
     """What XLA has made of one program."""
     before = time.process_time()
-    program, arrays = lowered(PROGRAMS[name], devices)
-    compiled = program.compile()
-    text = compiled.as_text()
-    found = re.findall(rf" ({COLLECTIVES})(?:-start)?\(", text)
+    program = program_of(PROGRAMS[name], devices)
+    text = ahead_of_time.compiled(program).text
+    found = [each.kind for each in hlo.collectives(text)]
     return {
         "name": name,
         "devices": f"{len(devices)} x {devices[0].device_kind}",
-        "arrays": arrays,
+        "arrays": program.arrays,
         "donated": len(re.findall("may-alias|must-alias", text.partition("\n")[0])),
         "collectives": dict(collections.Counter(found)),
         "cpu_seconds": round(time.process_time() - before, 1),
@@ -186,7 +127,7 @@ def facts(name: str, devices: list[Any]) -> dict[str, Any]:
 
 def main() -> None:
     platform, *names = sys.argv[1:]
-    devices = topology(platform)
+    devices = devices_of(parse_target(TARGETS[platform]))
     for name in names or PROGRAMS:
         print(json.dumps(facts(name, devices)), flush=True)
 

@@ -7,15 +7,13 @@ job, and no test on CPU devices shows it.
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.ahead_of_time.processes import run_with_compilers
+
 PROGRAMS = Path(__file__).with_name("programs.py")
-WHEELS = Path(sys.prefix) / "ahead-of-time"
 EVERYTHING = os.environ.get("KERASDIST_AHEAD_OF_TIME") == "all"
 SECONDS = 1500 if EVERYTHING else 600
 
@@ -73,25 +71,16 @@ def test_every_program_is_expected():
 
 
 def run(platform, names):
-    without_cache = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.ahead_of_time.programs", platform, *names],
-        cwd=ROOT,
-        env={
-            **without_cache,
-            "KERAS_BACKEND": "jax",
-            "JAX_PLATFORMS": "cpu",  # what computes; compiled is for what is described
-            "TPU_SKIP_MDS_QUERY": "1",
-            "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(WHEELS)]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
+    output = run_with_compilers(
+        ["tests.ahead_of_time.programs", platform, *names],
+        seconds=SECONDS,
+        KERAS_BACKEND="jax",
+        JAX_PLATFORMS="cpu",  # what computes; compiled is for what is described
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # another test may compile at the same time
+        XLA_FLAGS="--xla_gpu_autotune_level=0",
     )
-    assert child.returncode == 0, child.stdout + child.stderr
-    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}
 
 

@@ -32,6 +32,14 @@ def test_gan_on_two_devices_is_the_gan_on_one(backend):
     assert two == pytest.approx(one, abs=2e-3)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_transformer_learns(backend):
+    small = "--blocks 1 --width 32 --length 8 --vocabulary 16 --batch 16 --steps 4 --epochs 4"
+    found = losses(run("transformer.py", *small.split(), backend=backend))
+    assert len(found) == 4
+    assert found[-1] < found[0]
+
+
 def test_the_ported_loop_prints_what_the_original_prints():
     before = losses(run("port/before.py", backend="tensorflow"))
     assert len(before) == 10

@@ -39,7 +39,7 @@ LAYERS = (
     ("callbacks",),
     ("experimental", "training", "strategy"),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
-    ("strategies", "__main__"),
+    ("strategies", "plan", "__main__"),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.
@@ -48,6 +48,8 @@ LATE = {
     ("kerasdist.cluster.resolver", "backends"),
     # which backend is in force is found out when a call needs one
     ("kerasdist.config", "backends"),
+    # the command line starts jobs without Keras, which a plan needs
+    ("kerasdist.launch.app", "plan"),
 }
 MAX_LINES = 500
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}

@@ -84,6 +84,10 @@ class Placement(abc.ABC):
     def compile(self, step: Step, axis: int = 0) -> Step:
         """Compiles a step, and lets JAX donate the state that is passed to it."""
 
+    @abc.abstractmethod
+    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+        """Returns the jitted program of a step; of state and batch only shapes are looked at."""
+
 
 @final
 class OneDevicePlacement(Placement):
@@ -111,6 +115,11 @@ class OneDevicePlacement(Placement):
         """Compiles as Keras does."""
         del axis
         return jax.jit(step, donate_argnums=0)
+
+    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+        """Returns the jitted program of a step, which is the same for all shapes."""
+        del state, batch
+        return self.compile(step, axis)
 
     def _here(self, leaf: Any) -> Any:
         bound_elsewhere = (
@@ -245,13 +254,6 @@ class MeshPlacement(Placement):
 
     def compile(self, step: Step, axis: int = 0) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
-
-        def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            with normalization.divided_over(self.layout):
-                outputs, state = step(state, batch)
-            return jax.tree.map(self._returned, outputs), state
-
-        # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         programs: dict[Any, Any] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -263,12 +265,7 @@ class MeshPlacement(Placement):
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
-                programs[key] = jax.jit(
-                    program,
-                    donate_argnums=0,
-                    in_shardings=(held, entry),
-                    out_shardings=(None, held),
-                )
+                programs[key] = self._jitted(step, held, entry)
                 if len(programs) == 1:
                     self._compare(programs[key], state, batch)
             outputs, state = programs[key](state, batch)
@@ -281,6 +278,22 @@ class MeshPlacement(Placement):
     def _results(self, outputs: Any) -> Any:
         """Converts the outputs of a step to what Keras gets."""
         return outputs
+
+    def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
+        """Returns the jitted program of a step for arrays of these shapes and shardings."""
+        entry = self.layout.entry(jax.tree.leaves(batch), axis)
+        return self._jitted(step, self._held(state), entry)
+
+    def _jitted(self, step: Step, held: Any, entry: Any) -> Any:
+        def program(state: Any, batch: Any) -> tuple[Any, Any]:
+            with normalization.divided_over(self.layout):
+                outputs, state = step(state, batch)
+            return jax.tree.map(self._returned, outputs), state
+
+        # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
+        return jax.jit(
+            program, donate_argnums=0, in_shardings=(held, entry), out_shardings=(None, held)
+        )
 
     def _keep_forms(self, leaves: Sequence[Any]) -> None:
         """Records the shapes of a batch, where there are several workers to compare theirs."""

@@ -62,6 +62,17 @@ class StepFunction:
             outputs.append(part)
         return self._combined(outputs), state
 
+    def program(self, state: Any, batch: Any) -> Any:
+        """Returns the jitted program of an execution, for arrays of these shapes.
+
+        Args:
+            state: The state, or its shapes.
+            batch: A batch, or its shapes; if an execution has several steps, a stack of batches.
+        """
+        if self._execution.steps == 1:
+            return self._arrays.program(self._divided_step, state, batch)
+        return self._arrays.program(self._scanned_steps, state, batch, axis=1)
+
     def _run(self, step: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         outputs, state = step(state, batch)
         self._arrays.flow.after_launch(outputs, state)

@@ -84,7 +84,7 @@ class JaxTrainer(ReplicatedTrainer):
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(self._with_new_losses(step), self.replica_set.arrays, execution)
+        run = StepFunction(with_new_losses(self, step), self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             try:
@@ -100,20 +100,6 @@ class JaxTrainer(ReplicatedTrainer):
                 raise
 
         return function
-
-    def _with_new_losses(self, step: Step) -> Step:
-        """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
-
-        Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
-        twice, or not at all.
-        """
-
-        def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
-            for layer in [self, *keras_compat.flat_layers(self)]:
-                keras_compat.loss_ids_on(layer).clear()
-            return step(state, batch)
-
-        return with_new_losses
 
     def jax_state_sync(self) -> None:
         """Writes the state of the last step into the variables."""
@@ -150,3 +136,18 @@ class JaxTrainer(ReplicatedTrainer):
             "metrics_variables": lambda: list(model.metrics_variables),
         }
         return tuple(variables() for name, variables in lists.items() if which.get(name))
+
+
+def with_new_losses(model: Any, step: Step) -> Step:
+    """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
+
+    Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
+    twice, or not at all.
+    """
+
+    def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
+        for layer in [model, *keras_compat.flat_layers(model)]:
+            keras_compat.loss_ids_on(layer).clear()
+        return step(state, batch)
+
+    return with_new_losses

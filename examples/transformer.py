@@ -1,0 +1,73 @@
+"""Train a language model on all devices, in bfloat16, on numbers that follow a rule.
+
+Each token of a sequence is three times the one before it, plus one, modulo the vocabulary. The
+script is of a size that is worth accelerators; what it would take on them:
+
+    kerasdist plan examples/transformer.py --devices 8xh100
+    python examples/transformer.py --blocks 2 --width 64     # on a laptop
+"""
+
+import argparse
+
+import keras
+import numpy as np
+from keras import layers
+
+import kerasdist as kd
+
+
+def sequences(count: int, length: int, vocabulary: int) -> np.ndarray:
+    """Return `count` sequences of `length + 1` tokens."""
+    tokens = np.empty((count, length + 1), "int32")
+    tokens[:, 0] = np.random.default_rng(0).integers(0, vocabulary, count)
+    for place in range(length):
+        tokens[:, place + 1] = (3 * tokens[:, place] + 1) % vocabulary
+    return tokens
+
+
+def build_model(blocks: int, width: int, length: int, vocabulary: int) -> keras.Model:
+    """Return a compiled decoder that predicts each next token."""
+    tokens = keras.Input((length,), dtype="int32")
+    places = keras.ops.add(keras.ops.zeros_like(tokens), keras.ops.arange(length))
+    x = layers.Embedding(vocabulary, width)(tokens) + layers.Embedding(length, width)(places)
+    for _ in range(blocks):
+        h = layers.LayerNormalization()(x)
+        heads = max(1, width // 64)
+        x += layers.MultiHeadAttention(heads, width // heads)(h, h, use_causal_mask=True)
+        h = layers.LayerNormalization()(x)
+        x += layers.Dense(width)(layers.Dense(4 * width, activation="gelu")(h))
+    logits = layers.Dense(vocabulary, dtype="float32")(layers.LayerNormalization()(x))
+    model = keras.Model(tokens, logits)
+    model.compile(
+        optimizer=keras.optimizers.AdamW(3e-4),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def main() -> None:
+    """Train, and print the loss of each epoch."""
+    parser = argparse.ArgumentParser(description="Train a language model.")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a device")
+    parser.add_argument("--steps", type=int, default=4, help="steps of an epoch")
+    parser.add_argument("--epochs", type=int, default=2)
+    options = parser.parse_args()
+
+    strategy = kd.auto()
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    with strategy.scope():
+        model = build_model(options.blocks, options.width, options.length, options.vocabulary)
+    global_batch = options.batch * strategy.num_replicas_in_sync
+    tokens = sequences(options.steps * global_batch, options.length, options.vocabulary)
+    model.fit(
+        tokens[:, :-1], tokens[:, 1:], batch_size=global_batch, epochs=options.epochs, verbose=2
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""The program of `fit`, compiled by XLA for accelerators that this machine does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+from jax.experimental import topologies
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import Backend
+from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.jax.backend import BACKEND
+from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.placement import MeshPlacement
+from kerasdist.backends.jax.replicas import JaxReplicaSet
+from kerasdist.backends.jax.steps import Execution, StepFunction
+from kerasdist.backends.jax.trainer import with_new_losses
+from kerasdist.devices import Device
+
+if TYPE_CHECKING:
+    from kerasdist.backends.options import ReplicaOptions
+    from kerasdist.collectives import CommunicationOptions
+    from kerasdist.job.job import Job
+
+_NAMED_DEVICES = 1024  # how many names, such as gpu:3, a script may use
+
+
+def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
+    """Returns the devices of a topology, for which XLA compiles, and on which nothing runs.
+
+    Args:
+        platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).
+        topology: As the compiler spells it: ``"v5e:4x4"``; for GPUs ``"1x2x8"``, which is slices,
+            machines and GPUs of each.
+        target_config: For GPUs: XLA's description of one.
+    """
+    if target_config is None:
+        return list(topologies.get_topology_desc(topology, platform=platform).devices)
+    described = topologies.get_topology_desc(
+        topology, platform=platform, topology=topology, target_config=target_config
+    )
+    return list(described.devices)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class TrainingProgram:
+    """A training step as `fit` gives it to XLA.
+
+    Attributes:
+        lowered: The program, to be compiled: `jax.stages.Lowered`.
+        arrays: How many arrays the state has.
+        state_bytes: The bytes that each device holds, by kind of state.
+        input_bytes: The bytes of a batch that each device gets.
+        matmul_flops: Floating-point operations of matrix products and convolutions in a step of all
+            devices together, by the type of the operands.
+        logical_devices: How many devices divide a replica's work among them.
+    """
+
+    lowered: Any
+    arrays: int
+    state_bytes: Mapping[str, int]
+    input_bytes: int
+    matmul_flops: Mapping[str, float]
+    logical_devices: int
+
+
+def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> TrainingProgram:
+    """Traces a model's training step for the devices of a layout.
+
+    Args:
+        model: A compiled and built Keras model.
+        batch: The global batch, or its shapes; if there are several steps, a stack of them.
+        layout: The mesh, and how variables are cut over logical devices.
+        steps: The number of steps in an execution.
+    """
+    state = {name: _specs(*pair, layout) for name, pair in _variables(model).items()}
+    batch = jax.tree.map(_spec, batch)
+    placement = MeshPlacement(layout)
+    step = with_new_losses(model, model.train_step)
+    function = StepFunction(step, placement, Execution(compiled=True, steps=steps))
+    specs = tuple(state.values())
+    traced = function.program(specs, batch).trace(specs, batch)
+    entry = layout.entry(jax.tree.leaves(batch), 0 if steps == 1 else 1)
+    return TrainingProgram(
+        lowered=traced.lower(),
+        arrays=sum(map(len, state.values())),
+        state_bytes={name: sum(map(_bytes_held, each)) for name, each in state.items()},
+        input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
+        matmul_flops=dict(_matmul_flops(traced.jaxpr)),
+        logical_devices=layout.splits.logical_devices,
+    )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What XLA has made of a program, for each device.
+
+    Attributes:
+        text: XLA's text of it, empty if it was refused.
+        temporary_bytes: Memory for activations and other intermediate values.
+        output_bytes: Memory for results that are no new state, which takes the old one's.
+        code_bytes: Memory for the program itself.
+        refused: XLA's message if the program needs more memory than there is, else None.
+    """
+
+    text: str = ""
+    temporary_bytes: int = 0
+    output_bytes: int = 0
+    code_bytes: int = 0
+    refused: str | None = None
+
+
+def compiled(program: TrainingProgram) -> Compiled:
+    """Compiles a program."""
+    try:
+        executable = program.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Compiled(refused=str(error))
+    memory = executable.memory_analysis()
+    return Compiled(
+        text=executable.as_text(),
+        temporary_bytes=memory.temp_size_in_bytes,
+        output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
+        code_bytes=memory.generated_code_size_in_bytes,
+    )
+
+
+def resized(batch: Any, examples: int) -> Any:
+    """Returns the shapes of a batch with another number of examples."""
+
+    def of(leaf: Any) -> Any:
+        shape = (examples, *leaf.shape[1:]) if leaf.ndim else ()
+        return jax.ShapeDtypeStruct(shape, _type(leaf))
+
+    return jax.tree.map(of, batch)
+
+
+def examples_in(batch: Any) -> int:
+    """Returns the number of examples of a global batch."""
+    return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.ndim), default=1)
+
+
+def _variables(model: Any) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Returns the variables of each part of the state, and those whose sharding they take."""
+    optimizer = keras_compat.referenced_variables(model.optimizer, model.trainable_variables)
+    same = {
+        "trainable": list(model.trainable_variables),
+        "non_trainable": list(model.non_trainable_variables),
+        "metrics": list(model.metrics_variables),
+    }
+    trainable, others, metrics = ((each, each) for each in same.values())
+    return {
+        "trainable": trainable,
+        "non_trainable": others,
+        "optimizer": (list(model.optimizer.variables), optimizer),
+        "metrics": metrics,
+    }
+
+
+def _specs(variables: Sequence[Any], owners: Sequence[Any], layout: Layout) -> list[Any]:
+    pairs = zip(variables, layout.of_variables(owners), strict=True)
+    return [jax.ShapeDtypeStruct(one.shape, _type(one), sharding=how) for one, how in pairs]
+
+
+def _spec(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, _type(leaf))
+
+
+def _type(array: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(array.dtype)
+
+
+def _bytes_held(spec: Any) -> int:
+    return _bytes_of(spec, spec.sharding)
+
+
+def _bytes_of(spec: Any, sharding: Any) -> int:
+    return math.prod(sharding.shard_shape(spec.shape)) * spec.dtype.itemsize
+
+
+def _matmul_flops(jaxpr: Any) -> Counter[str]:
+    """Counts what matrix units compute, by the type of the left operand."""
+    found: Counter[str] = Counter()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval
+            inner = math.prod(left.shape[axis] for axis in contracted)
+            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        elif name == "conv_general_dilated":
+            left, kernel = (one.aval for one in equation.invars)
+            outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
+            # Zeros between the elements of a dilated input are not multiplied.
+            inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
+            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        else:
+            times = parameters.get("length", 1) if name == "scan" else 1
+            counts = [_matmul_flops(inner) for inner in _inner_programs(parameters)]
+            if name == "cond" and counts:
+                counts = [max(counts, key=lambda one: sum(one.values()))]
+            for count in counts:
+                found.update({kind: flops * times for kind, flops in count.items()})
+    return found
+
+
+def _inner_programs(parameters: Mapping[str, Any]) -> Iterable[Any]:
+    for value in parameters.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
+                yield one
+
+
+@final
+class PlanningBackend(Backend):
+    """JAX, with described devices in place of this machine's; models are made, and do not train.
+
+    All device names are known, and a strategy has a replica on each of the described devices,
+    whichever it names.
+    """
+
+    name = "jax"
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._described = list(devices)
+
+    def devices(self, kind: str) -> tuple[Device, ...]:
+        """Returns the names that a script may use."""
+        return tuple(Device(kind, i) for i in range(max(_NAMED_DEVICES, len(self._described))))
+
+    def prepare_cpu_devices(self, count: int) -> None:
+        """Does nothing: all names are known."""
+
+    def uses_gpus(self) -> None:
+        """Returns None: it uses none of this machine's."""
+
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
+        """Does nothing: no step runs."""
+        del job, gpus
+        return ()
+
+    def replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> JaxReplicaSet:
+        """Returns replicas on all described devices; their variables are on this machine's CPU."""
+        del devices, job, communication
+        options = dataclasses.replace(options, check="off", parameter_device=None)
+        here = jax.local_devices(backend="cpu")[:1]
+        names = [Device("cpu", index) for index in range(len(self._described))]
+        replicas = JaxReplicaSet(here, names, options)
+        replicas.logical_devices = Layout(self._described, options.devices_per_replica)
+        return replicas
+
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Compiles as JAX's backend does."""
+        return BACKEND.function(function, jit_compile)
+
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Computes as JAX's backend does."""
+        return BACKEND.value_and_grad(function, variables, has_aux)

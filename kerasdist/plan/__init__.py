@@ -1,0 +1,1 @@
+"""`kerasdist plan`: what a training step would need and take on accelerators that are not here."""

@@ -1,0 +1,262 @@
+"""Reads what a compiled program does from XLA's text of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "s4": 4, "u4": 4}
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
+_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*)")
+_ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\](\{[^}]*\})?")
+_ON_CHIP = "S(1)"  # a layout's memory space: a TPU's vector memory, which the program manages
+_COLLECTIVE = re.compile(rf"({_KINDS})(-start)?")
+_GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_NAME = re.compile(r"%([\w.-]+)")
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("opt-barrier", "partition-id", "replica-id"),
+}
+# They touch as much of their operand as they return.
+_PARTIAL = {"copy", "copy-start", "slice", "slice-start", "dynamic-slice", "gather"}
+
+
+@final
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a step.
+
+    Attributes:
+        kind: XLA's name of it, such as ``"all-reduce"``.
+        bytes: The size of the whole array: of the sum, of what is gathered, of what is scattered.
+        devices: How many devices take part; 0: all.
+        overlap: Which part of the step's other work XLA has put between its start and its end,
+            by the bytes that instructions write.
+    """
+
+    kind: str
+    bytes: int
+    devices: int
+    overlap: float
+
+
+@final
+@dataclass(frozen=True)
+class DeviceWork:
+    """What a program makes one device do, besides collectives; loops count as often as they run.
+
+    Attributes:
+        memory_bytes: Bytes that go between the chip and its memory: each kernel reads its operands
+            and writes its results once, those in on-chip memory excepted.
+        cycles: XLA's own estimate of the clock cycles of all instructions; 0: it gives none.
+    """
+
+    memory_bytes: float = 0.0
+    cycles: float = 0.0
+
+    def __add__(self, other: DeviceWork) -> DeviceWork:
+        """Returns the work of both."""
+        return DeviceWork(self.memory_bytes + other.memory_bytes, self.cycles + other.cycles)
+
+    def times(self, count: int) -> DeviceWork:
+        """Returns the work of several such programs."""
+        return DeviceWork(self.memory_bytes * count, self.cycles * count)
+
+
+@final
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    shape: str
+    operation: str
+    rest: str
+
+    @property
+    def operands(self) -> list[str]:
+        return _NAME.findall(self.rest.partition(")")[0])
+
+    @property
+    def cycles(self) -> int:
+        match = _CYCLES.search(self.rest)
+        return int(match[1]) if match else 0
+
+
+@final
+@dataclass(frozen=True)
+class _Computation:
+    name: str
+    instructions: list[_Instruction] = field(default_factory=list[_Instruction])
+
+
+def _read(text: str) -> tuple[dict[str, _Computation], _Computation]:
+    """Returns a program's computations by name, and the one that is entered."""
+    found: dict[str, _Computation] = {}
+    entry = current = _Computation("")
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = found[header[2]] = _Computation(header[2])
+            entry = current if header[1] else entry
+        elif match := _LINE.match(line):
+            current.instructions.append(_Instruction(*match.groups()))
+    return found, entry
+
+
+def collectives(text: str) -> list[Collective]:
+    """Returns the collectives of a compiled program; of one in a loop, each once.
+
+    Args:
+        text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
+    """
+    found: list[Collective] = []
+    for computation in _read(text)[0].values():
+        found += _collectives_in(computation.instructions)
+    return found
+
+
+def _collectives_in(instructions: Sequence[_Instruction]) -> list[Collective]:
+    found: list[Collective] = []
+    work = [_weight(each) for each in instructions]
+    ends = {
+        name: place
+        for place, each in enumerate(instructions)
+        if each.operation.endswith("-done")
+        for name in each.operands
+    }
+    for place, each in enumerate(instructions):
+        match = _COLLECTIVE.fullmatch(each.operation)
+        if match is None:
+            continue
+        between = sum(work[place + 1 : ends.get(each.name, place)]) if match[2] else 0
+        size = _whole_size(match[1], each, asynchronous=bool(match[2]))
+        overlap = between / (sum(work) or 1)
+        found.append(Collective(match[1], size, _group_size(each.rest), overlap))
+    return found
+
+
+def _weight(each: _Instruction) -> int:
+    if each.operation in _FREE or _COLLECTIVE.match(each.operation):
+        return 0
+    return each.cycles or size_of(each.shape)
+
+
+def device_work(text: str) -> DeviceWork:
+    """Returns what a compiled program makes one device do.
+
+    Args:
+        text: As for `collectives`.
+    """
+    computations, entry = _read(text)
+    return _work_of(entry, computations, trips=1)
+
+
+def _work_of(
+    computation: _Computation, known: Mapping[str, _Computation], trips: int
+) -> DeviceWork:
+    shapes = {each.name: each.shape for each in computation.instructions}
+    total = DeviceWork()
+    for each in computation.instructions:
+        if each.operation == "while":
+            body = known[_named("body", each)]
+            count = _trips(each, known)
+            total += _work_of(body, known, count).times(count)
+        elif each.operation in ("call", "conditional"):
+            names = _CALLED.findall(each.rest) or _NAME.findall(
+                match[1] if (match := _BRANCHES.search(each.rest)) else ""
+            )
+            parts = [_work_of(known[name], known, trips) for name in names]
+            total += max(parts, key=lambda one: one.memory_bytes, default=DeviceWork())
+        else:
+            total += DeviceWork(_traffic(each, shapes, trips), each.cycles)
+    return total
+
+
+def _named(role: str, each: _Instruction) -> str:
+    match = re.search(rf"{role}=%?([\w.-]+)", each.rest)
+    assert match is not None  # every loop names its body and its condition
+    return match[1]
+
+
+def _trips(loop: _Instruction, known: Mapping[str, _Computation]) -> int:
+    """Returns how often a loop runs: as XLA says, else the number that its condition names."""
+    if match := _TRIPS.search(loop.rest):
+        return int(match[1])
+    limits = [
+        int(match[1])
+        for each in known[_named("condition", loop)].instructions
+        if each.operation == "constant" and (match := re.match(r"(\d+)\)", each.rest))
+    ]
+    return max(limits, default=1)
+
+
+def _traffic(each: _Instruction, shapes: Mapping[str, str], trips: int) -> float:
+    if (
+        each.operation in _FREE
+        or each.operation.endswith("-done")
+        or _COLLECTIVE.fullmatch(each.operation)
+        or "AllocateBuffer" in each.rest
+    ):
+        return 0.0
+    operands = [shapes.get(name, "") for name in dict.fromkeys(each.operands)]
+    if each.operation in _PARTIAL:
+        arrays = list(_ARRAY.finditer(each.shape))[:1]
+        ends = (*(one[0] for one in arrays), *operands[:1])
+        return float(sum(size_of(one[0]) for one in arrays) * sum(_ON_CHIP not in x for x in ends))
+    # A loop's body reads or writes one row of an array that is stacked over the steps.
+    return sum(
+        size / (trips if trips > 1 and leading == trips else 1)
+        for shape in (each.shape, *operands)
+        for size, leading in _in_memory(shape)
+    )
+
+
+def _in_memory(shape: str) -> list[tuple[int, int]]:
+    """Returns the bytes and the first axis of each array that is in the chip's main memory."""
+    return [
+        (_size(kind, sizes), int(sizes.partition(",")[0] or 0))
+        for kind, sizes, layout in _ARRAY.findall(shape)
+        if kind != "token" and _ON_CHIP not in layout
+    ]
+
+
+def size_of(shape: str) -> int:
+    """Returns the bytes of a shape, or of a tuple of shapes, such as ``f32[8,128]{1,0}``."""
+    return sum(_array_sizes(shape))
+
+
+def _array_sizes(shape: str) -> list[int]:
+    return [_size(kind, sizes) for kind, sizes, _ in _ARRAY.findall(shape) if kind != "token"]
+
+
+def _size(kind: str, sizes: str) -> int:
+    return math.prod(int(one) for one in sizes.split(",") if one) * _bits(kind) // 8
+
+
+def _bits(kind: str) -> int:
+    if kind in _BITS:
+        return _BITS[kind]
+    digits = re.search(r"\d+$", kind)
+    return int(digits[0]) if digits else 0
+
+
+def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
+    if kind == "all-reduce":
+        return size_of(each.shape)
+    sizes = _array_sizes(each.shape)
+    if asynchronous:  # a tuple of operands and results
+        return max(sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
+    return sum(sizes) * (_group_size(each.rest) if kind == "reduce-scatter" else 1)
+
+
+def _group_size(rest: str) -> int:
+    match = _GROUPS.search(rest)
+    if match is None:
+        return 0
+    return int(match[2]) if match[2] else len(match[3].split(",")) if match[3] else 0

@@ -1,0 +1,222 @@
+"""Prints a plan: as tables, as JSON, or as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kerasdist.errors import BackendError
+from kerasdist.plan.hlo import Collective
+from kerasdist.plan.planning import Plan
+from kerasdist.plan.prediction import StepTime
+from kerasdist.plan.targets import Target
+
+_LIMITS = {
+    "compute": "the matrix units",
+    "memory": "the rate of the memory",
+    "instructions": "the number of short instructions",
+    "network": "the network",
+}
+
+
+def show(plan: Plan, console: Console | None = None) -> None:
+    """Prints a plan for people."""
+    console = console or Console()
+    target, subject, each = plan.target, plan.subject, plan.compiled.batch
+    made = f"under {subject.strategy}" if subject.strategy else "without a strategy"
+    console.print(
+        f"{subject.script} on {target.devices} x {target.chip.title} ({target}), planned on JAX; "
+        f"the model was made {made}, and has {subject.parameters:,} parameters. {each:,} examples "
+        f"a device, {each * target.devices:,} in a step.",
+        markup=False,
+    )
+    _show_memory(plan, console)
+    if plan.compiled.refused is None:
+        _show_work(plan, console)
+        _show_scaling(plan, console)
+    for source in target.chip.sources:
+        console.print(source, style="dim", markup=False, highlight=False)
+
+
+def _show_memory(plan: Plan, console: Console) -> None:
+    need, have = plan.compiled.total, plan.usable
+    if plan.fits:
+        verdict = f"It fits: {size(need)} of {size(have)} a device."
+    else:
+        verdict = f"It does not fit: {size(need)} of {size(have)} a device."
+    if plan.largest_batch is not None:
+        verdict += f" The largest batch that fits: {plan.largest_batch:,} examples a device."
+    console.print(verdict, style="bold green" if plan.fits else "bold red", markup=False)
+    table = Table(title="Memory of a device", title_justify="left")
+    table.add_column("kind")
+    table.add_column("bytes", justify="right")
+    for kind, value in plan.compiled.memory.items():
+        table.add_row(kind, size(value))
+    console.print(table)
+
+
+def _show_work(plan: Plan, console: Console) -> None:
+    compiled, step = plan.compiled, plan.step
+    table = Table(title="Collectives of a step", title_justify="left")
+    for heading in ("kind", "number", "bytes", "of these overlapped"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind in sorted({each.kind for each in compiled.collectives}):
+        alike = [each for each in compiled.collectives if each.kind == kind]
+        hidden = sum(each.bytes for each in alike if each.overlap)
+        table.add_row(kind, str(len(alike)), size(_bytes(alike)), size(hidden))
+    console.print(table if compiled.collectives else "Collectives of a step: none.")
+    flops = sum(compiled.work.flops.values())
+    kinds = ", ".join(compiled.work.flops) or "none"
+    console.print(
+        f"A step of a device: {flops / 1e9:,.1f} GFLOP ({kinds}), "
+        f"{size(compiled.work.memory_bytes)} to and from its memory, "
+        f"{size(_bytes(compiled.collectives))} in collectives.",
+        markup=False,
+    )
+    own = "measured on one device" if plan.measured else "of its own"
+    estimate = f", XLA's estimate {milliseconds(step.estimate)}" if step.estimate else ""
+    console.print(
+        f"A step takes at least {milliseconds(step.total)}: {milliseconds(step.own)} {own} (matrix "
+        f"units {milliseconds(step.compute)}, memory {milliseconds(step.memory)}{estimate}) and "
+        f"{milliseconds(step.exposed)} of {milliseconds(step.network)} in collectives, which "
+        f"nothing hides. What limits is {_LIMITS[step.limit]}.",
+        markup=False,
+        style="bold",
+    )
+
+
+def _show_scaling(plan: Plan, console: Console) -> None:
+    title = f"Weak scaling: {plan.compiled.batch:,} examples on each device"
+    table = Table(title=title, title_justify="left")
+    headings = ("devices", "step", "examples/s", "efficiency", "if nothing overlaps", "limit")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for each in plan.scaling:
+        table.add_row(
+            f"{each.devices:,}",
+            milliseconds(each.total),
+            f"{_throughput(each, plan):,.0f}",
+            f"{each.efficiency:.1%}",
+            f"{each.efficiency_without_overlap:.1%}",
+            each.limit,
+            style="bold" if each.devices == plan.target.devices else None,
+        )
+    console.print(table)
+
+
+def as_json(plan: Plan) -> str:
+    """Returns a plan as JSON; sizes in bytes, times in seconds."""
+    compiled = plan.compiled
+    facts: dict[str, Any] = {
+        "script": plan.subject.script,
+        "backend": "jax",
+        "strategy": plan.subject.strategy,
+        "target": _target(plan.target),
+        "parameters": plan.subject.parameters,
+        "batch_per_device": compiled.batch,
+        "global_batch": compiled.batch * plan.target.devices,
+        "fits": plan.fits,
+        "memory": {
+            "usable": plan.usable,
+            "needed": compiled.total,
+            "by_kind": dict(compiled.memory),
+            "refused": compiled.refused,
+        },
+        "largest_batch_per_device": plan.largest_batch,
+        "flops": dict(compiled.work.flops),
+        "memory_traffic": compiled.work.memory_bytes,
+        "collectives": [asdict(each) for each in compiled.collectives],
+        "step": _step(plan.step, plan) if compiled.refused is None else None,
+        "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
+        "sources": list(plan.target.chip.sources),
+    }
+    return json.dumps(facts, indent=2)
+
+
+def _target(target: Target) -> dict[str, Any]:
+    return {"name": str(target), "chip": target.chip.title, "devices": target.devices}
+
+
+def _step(step: StepTime, plan: Plan) -> dict[str, Any]:
+    return {
+        **asdict(step),
+        "total": step.total,
+        "examples_per_second": _throughput(step, plan),
+        "efficiency": step.efficiency,
+        "efficiency_without_overlap": step.efficiency_without_overlap,
+        "limit": step.limit,
+    }
+
+
+def _throughput(step: StepTime, plan: Plan) -> float:
+    return plan.compiled.batch * step.devices / step.total if step.total else float("inf")
+
+
+def require_matplotlib() -> None:
+    """Refuses `--plot` where matplotlib is missing, before anything is compiled."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BackendError(
+            "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
+            "the package. Install it: pip install matplotlib, or leave out --plot."
+        )
+
+
+def plot(plan: Plan, path: Path) -> None:
+    """Draws the efficiency and the throughput of groups of all sizes."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    counts = [each.devices for each in plan.scaling]
+    ours = [each.efficiency for each in plan.scaling]
+    worst = [each.efficiency_without_overlap for each in plan.scaling]
+    axes.axhline(1.0, color="0.6", linestyle="--")
+    axes.fill_between(counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap")
+    axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
+    for each in plan.scaling:
+        text = f"{_short(_throughput(each, plan))}/s"
+        place = (each.devices, each.efficiency)
+        axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center", fontsize=8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.margins(x=0.1)
+    axes.set_ylim(0, 1.12)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_xlabel(f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each")
+    axes.set_ylabel("efficiency against one device")
+    axes.set_title(f"{plan.subject.script}: efficiency, and examples a second")
+    axes.legend(loc="lower left")
+    figure.savefig(path, dpi=100)
+
+
+def _bytes(collectives: Sequence[Collective]) -> int:
+    return sum(each.bytes for each in collectives)
+
+
+def _short(value: float) -> str:
+    for unit in ("", "k", "M"):
+        if value < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g}G"
+
+
+def size(value: float) -> str:
+    """Returns a number of bytes for people, such as ``"1.5 GB"``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time for people."""
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,147 @@
+"""Runs a script up to its first training step, and takes the model and the batch from there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import runpy
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import keras
+
+from kerasdist.backends import registry
+from kerasdist.backends.base import Backend
+from kerasdist.binding import binding_of
+from kerasdist.errors import InputError
+
+_METHODS = ("fit", "train_on_batch")
+
+
+@final
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first training step of a script would have got.
+
+    Attributes:
+        model: The compiled and built model.
+        batch: The global batch.
+        strategy: The name of the strategy that the model was made under; None: of none.
+    """
+
+    model: Any
+    batch: Any
+    strategy: str | None
+
+
+@final
+class _Reached(BaseException):
+    """Ends the script; no `except Exception` of the user's catches it."""
+
+    def __init__(self, step: FirstStep) -> None:
+        super().__init__()
+        self.step = step
+
+
+def first_step(script: str, arguments: Sequence[str], backend: Backend) -> FirstStep:
+    """Runs a script, or calls a function, until the first training step.
+
+    What the script prints goes to standard error.
+
+    Args:
+        script: A file, or ``module:function``, which returns a compiled model and a global batch,
+            as `train_on_batch` takes it.
+        arguments: The script's arguments.
+        backend: In place of that of Keras's framework.
+
+    Raises:
+        InputError: If there is no training step.
+    """
+    with _intercepted(), registry.used(backend), contextlib.redirect_stdout(sys.stderr):
+        try:
+            _run(script, arguments)
+        except _Reached as reached:
+            return reached.step
+        except SystemExit as ended:
+            raise _no_step(script, f"the script ended with exit code {ended.code!r}") from ended
+    raise _no_step(script, "the script ended")
+
+
+def _no_step(script: str, what: str) -> InputError:
+    return InputError(
+        "Expected a script that calls model.fit or model.train_on_batch. Received: "
+        f"script={script!r}; {what} before either was called. A custom loop cannot be planned: "
+        "give module:function, which returns a compiled model and a global batch."
+    )
+
+
+def _run(script: str, arguments: Sequence[str]) -> None:
+    sys.argv = [script, *arguments]
+    module, colon, function = script.partition(":")
+    if colon and not Path(script).exists():
+        sys.path.insert(0, str(Path.cwd()))
+        made = getattr(importlib.import_module(module), function)()
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise InputError(
+                "Expected a function that returns a compiled model and a global batch. Received: "
+                f"{script} returned {type(made).__name__}. Return (model, (x, y))."
+            )
+        model, batch = made
+        model.train_on_batch(*batch) if isinstance(batch, tuple) else model.train_on_batch(batch)
+    elif Path(script).is_file():
+        sys.path.insert(0, str(Path(script).parent.resolve()))
+        runpy.run_path(script, run_name="__main__")
+    else:
+        raise InputError(
+            "Expected a file, or module:function, which returns a compiled model and a batch. "
+            f"Received: script={script!r}, which is neither."
+        )
+
+
+@contextlib.contextmanager
+def _intercepted() -> Generator[None]:
+    """Replaces what `keras.Model` inherits, so that the step that these call is never taken."""
+    for name in _METHODS:
+        setattr(keras.Model, name, _until_first_step(name))
+    try:
+        yield
+    finally:
+        for name in _METHODS:
+            delattr(keras.Model, name)
+
+
+def _until_first_step(name: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(super(keras.Model, self), name)
+        given = inspect.signature(own).bind(*args, **kwargs).arguments
+        # Callbacks may write files, as soon as training begins.
+        silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
+        for attribute, value in _REPLACED.items():
+            object.__setattr__(self, attribute, value.__get__(self))
+        return own(**{**given, **silent})
+
+    return method
+
+
+def _make_train_function(self: Any, force: bool = False) -> None:
+    del force
+
+    def step(_: Any, iterator: Iterator[Any]) -> None:
+        binding = binding_of(self)
+        name = None if binding is None else type(binding.strategy).__name__
+        raise _Reached(FirstStep(self, next(iterator), name))
+
+    object.__setattr__(self, "train_function", step)
+
+
+def _get_jax_state(self: Any, **which: bool) -> tuple[()]:
+    """Leaves the values in the variables: they are not needed."""
+    del self, which
+    return ()
+
+
+_REPLACED = {"make_train_function": _make_train_function, "_get_jax_state": _get_jax_state}

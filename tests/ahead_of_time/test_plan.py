@@ -1,0 +1,80 @@
+"""`kerasdist plan` compiles a real script for TPUs, on a machine with none."""
+
+import json
+
+import pytest
+
+from tests.ahead_of_time.processes import run_with_compilers
+
+SCRIPT = """
+import os
+os.environ["KERAS_BACKEND"] = "torch"   # as many scripts do; a plan is made on JAX in any case
+
+import sys
+import keras
+import kerasdist as kd
+
+strategy = kd.MirroredStrategy(["gpu:0", "gpu:1"])
+assert strategy.num_replicas_in_sync == 4
+assert sys.argv[1:] == ["--epochs", "3"]
+print("printed by the script")
+
+class Never(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise AssertionError("a plan trains nothing")
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"),
+                              keras.layers.Dropout(0.1), keras.layers.Dense(8)])
+    model.compile(keras.optimizers.Adam(), "mse")
+try:
+    model.fit(keras.ops.zeros((512, 64)), keras.ops.zeros((512, 8)), batch_size=128,
+              callbacks=[Never()])
+except Exception:
+    pass
+raise AssertionError("the script ran on")
+"""
+PARAMETERS = 64 * 256 + 256 + 256 * 8 + 8
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "train.py").write_text(SCRIPT)
+    command = ["kerasdist", "plan", "train.py", "--devices", "v5e:2x2", "--json"]
+    command += ["--no-largest-batch", "--plot", "scaling.png", "--", "--epochs", "3"]
+    output = run_with_compilers(command, folder)
+    assert (folder / "scaling.png").stat().st_size > 1000
+    return json.loads(output)
+
+
+@pytest.mark.timeout(300)
+def test_a_step_is_described(plan):
+    assert plan["target"] == {"name": "v5e:2x2", "chip": "TPU v5e", "devices": 4}
+    assert (plan["backend"], plan["strategy"]) == ("jax", "MirroredStrategy")
+    assert (plan["global_batch"], plan["batch_per_device"]) == (128, 32)
+    assert plan["parameters"] == PARAMETERS
+    assert plan["fits"] is True
+    memory = plan["memory"]["by_kind"]
+    # Weights and the state of Dropout's seed; Adam's two moments, its step and learning rate.
+    assert memory["parameters"] == 4 * PARAMETERS + 8
+    assert memory["optimizer"] == 4 * (2 * PARAMETERS + 2)
+    assert memory["input"] == 2 * 4 * 32 * (64 + 8)
+    # Forward, and two products backward, but none for the gradient of the input.
+    assert plan["flops"] == {"float32": 2 * 32 * (2 * 64 * 256 + 3 * 256 * 8)}
+    assert plan["memory_traffic"] > 4 * PARAMETERS
+
+
+def test_the_sum_is_that_of_the_gradients_and_the_loss(plan):
+    kinds = {each["kind"] for each in plan["collectives"]}
+    size = sum(each["bytes"] for each in plan["collectives"])
+    assert kinds == {"all-reduce"}
+    assert 4 * PARAMETERS <= size <= 4 * PARAMETERS + 64
+
+
+def test_the_scaling_begins_with_one_device(plan):
+    devices = [each["devices"] for each in plan["scaling"]]
+    assert devices == [1, 4, 8, 64, 512, 4096]
+    assert plan["scaling"][0]["efficiency"] == 1
+    assert all(0 < each["efficiency"] <= 1 for each in plan["scaling"])
+    assert plan["step"] == plan["scaling"][1]

@@ -1,0 +1,75 @@
+"""Runs scripts up to their first step, with one device in place of the described ones.
+
+Prints a line of JSON a script. Started by test_script.py, since it needs Keras on JAX.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+
+from kerasdist.backends.jax.ahead_of_time import PlanningBackend, examples_in
+from kerasdist.errors import KerasdistError
+from kerasdist.plan.script import first_step
+
+MODEL = """
+import keras
+import numpy as np
+import kerasdist as kd
+
+def make():
+    hidden = [keras.layers.Dense(4), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([*hidden, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+x, y = np.zeros((30, 3), "float32"), np.zeros((30, 1), "float32")
+"""
+SCRIPTS = {
+    "plain": "make().fit(x, y, 10)",
+    "train_on_batch": "make().train_on_batch(x, y)",
+    "weights": "make().fit(x, y, batch_size=6, class_weight={0: 1.0, 1: 2.0}, steps_per_epoch=2)",
+    "steps_per_execution": (
+        "m = make(); m.compile('sgd', 'mse', steps_per_execution=3)\nm.fit(x, y, 5)"
+    ),
+    "TPUStrategy": "with kd.TPUStrategy().scope(): m = make()\nm.fit(x, y, batch_size=15)",
+    "auto": "with kd.auto().scope(): m = make()\nm.fit((x[i:i+2], y[i:i+2]) for i in range(9))",
+    "overridden": (
+        "class M(keras.Model):\n"
+        "    def __init__(self): super().__init__(); self.d = keras.layers.Dense(1)\n"
+        "    def call(self, x): return self.d(x)\n"
+        "    def fit(self, *a, **k): return super().fit(*a, **k)\n"
+        "with kd.MirroredStrategy(['gpu:0', 'gpu:1']).scope(): m = M()\n"
+        "m.compile('adam', 'mse'); m.fit(x, y, batch_size=7, callbacks=[1 / 2])"
+    ),
+    "without a step": "make()",
+    "exit": "raise SystemExit(3)",
+}
+FUNCTION = "def make_both(): return make(), (x[:8], y[:8])\ndef wrong(): return make()"
+
+
+def main(folder):
+    backend = PlanningBackend(jax.devices())
+    sys.path.insert(0, str(folder))
+    (folder / "of_user.py").write_text(f"{MODEL}\n{FUNCTION}\n")
+    names = {name: folder / f"{name.replace(' ', '_')}.py" for name in SCRIPTS}
+    for name, path in names.items():
+        path.write_text(f"{MODEL}\n{SCRIPTS[name]}\nprint('went on')\n")
+    asked = {name: str(path) for name, path in names.items()}
+    asked |= {"function": "of_user:make_both", "wrong": "of_user:wrong", "missing": "nowhere.py"}
+    for name, script in asked.items():
+        try:
+            step = first_step(script, ["--flag"], backend)
+        except KerasdistError as error:
+            found = {"error": str(error)}
+        else:
+            built = step.model.built and step.model.optimizer.built
+            found = {"examples": examples_in(step.batch), "built": built, "by": step.strategy}
+        print(json.dumps({"name": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary))

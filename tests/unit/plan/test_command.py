@@ -1,0 +1,105 @@
+"""What `kerasdist plan` refuses before it starts Keras, and what it prints."""
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from kerasdist.errors import BackendError, DeviceError
+from kerasdist.plan import command, report
+from kerasdist.plan.command import PlanOptions
+from kerasdist.plan.hlo import Collective
+from kerasdist.plan.planning import Compilation, Subject, make_plan
+from kerasdist.plan.prediction import Work
+from kerasdist.plan.targets import parse_target
+
+
+@pytest.mark.parametrize(
+    ("devices", "missing", "hint"),
+    [
+        ("8xh100", "jax_plugins", r"pip install --no-deps jax-cuda12-plugin==\d"),
+        ("v5e:2x2", "libtpu", "pip install --no-deps libtpu"),
+        ("v5e:2x2", "jax", r"pip install 'kerasdist\[plan\]'"),
+    ],
+)
+def test_a_missing_compiler(monkeypatch, devices, missing, hint):
+    monkeypatch.setattr(command, "_is_there", lambda name: not name.startswith(missing))
+    with pytest.raises(BackendError, match=f"Expected .* to be installed.*Received: .*{hint}"):
+        command.run(PlanOptions("train.py", (), devices))
+
+
+def test_an_unknown_target():
+    with pytest.raises(DeviceError, match="Received: devices='8xk80'"):
+        command.run(PlanOptions("train.py", (), "8xk80"))
+
+
+def test_a_missing_plotter(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BackendError, match="pip install matplotlib"):
+        report.require_matplotlib()
+
+
+def compilation(refused=None):
+    return Compilation(
+        batch=32,
+        memory={"parameters": 4_000_000, "optimizer": 8_000_000},
+        work=Work({"bfloat16": 3e12}, 2e9),
+        collectives=[Collective("all-reduce", 4_000_000, 0, 0.5)],
+        refused=refused,
+        refused_bytes=200e9 if refused else 0.0,
+    )
+
+
+def plan_of(compiled):
+    subject = Subject("train.py", "MirroredStrategy", 1_000_000)
+    return make_plan(subject, 32, parse_target("8xh100"), lambda *_: compiled, largest=False)
+
+
+def printed(plan):
+    file = io.StringIO()
+    report.show(plan, Console(file=file, width=300))
+    return file.getvalue()
+
+
+def test_what_is_printed_for_people():
+    text = printed(plan_of(compilation()))
+    for expected in (
+        "train.py on 8 x NVIDIA H100 SXM 80 GB (8xh100), planned on JAX",
+        "under MirroredStrategy, and has 1,000,000 parameters",
+        "It fits: 12 MB of 63.7 GB a device.",
+        "all-reduce",
+        "3,000.0 GFLOP (bfloat16)",
+        "What limits is the matrix units.",
+        "4,096",
+        "jax-ml.github.io/scaling-book/gpus",
+    ):
+        assert expected in text
+
+
+def test_what_is_printed_where_it_does_not_fit():
+    text = printed(plan_of(compilation(refused="RESOURCE_EXHAUSTED")))
+    assert "It does not fit: 200 GB of 63.7 GB a device." in text
+    assert "Weak scaling" not in text
+
+
+def test_json():
+    facts = json.loads(report.as_json(plan_of(compilation())))
+    assert facts["fits"] is True
+    assert facts["step"]["limit"] == "compute"
+    assert facts["step"]["total"] == pytest.approx(3e12 / 989.4e12, rel=0.1)
+    assert [each["devices"] for each in facts["scaling"]] == [1, 8, 64, 512, 4096]
+    assert json.loads(report.as_json(plan_of(compilation(refused="no"))))["step"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.34e9, "2.34 GB"), (5e15, "5e+03 TB")],
+)
+def test_sizes_for_people(value, text):
+    assert report.size(value) == text
+
+
+def test_times_for_people():
+    assert report.milliseconds(0.01234) == "12.3 ms"

@@ -1,0 +1,99 @@
+"""Collectives in XLA's text of a program."""
+
+import pytest
+
+from kerasdist.plan.hlo import Collective, DeviceWork, collectives, device_work, size_of
+
+# Shortened from a program for 8 H100.
+GPU = """HloModule jit_program, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (p0: f32[128,256], p1: f32[8,128]) -> (f32[128,256], f32[]) {
+  %p0 = f32[128,256]{1,0} parameter(0)
+  %p1 = f32[8,128]{1,0} parameter(1)
+  %before = f32[100]{0} fusion(%p0), kind=kLoop, calls=%c1
+  %all-reduce-start = (f32[128,256]{1,0}, f32[]) all-reduce-start(%before, %p1), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add
+  %between = f32[300]{0} fusion(%p1), kind=kLoop, calls=%c2
+  %all-reduce-done = (f32[128,256]{1,0}, f32[]) all-reduce-done(%all-reduce-start)
+  %moments = f32[2,16]{1,0} all-reduce(%between), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+  %gather-start = (bf16[8,64]{1,0}, bf16[64,64]{1,0}) all-gather-start(%between), replica_groups=[4,2]<=[8], dimensions={0}
+  %gather-done = bf16[64,64]{1,0} all-gather-done(%gather-start)
+  %scatter = bf16[8,64]{1,0} reduce-scatter(%gather-done), replica_groups=[4,2]<=[8], to_apply=%add
+  ROOT %result = (f32[128,256]{1,0}, f32[]) tuple(%all-reduce-done, %moments)
+}
+"""  # noqa: E501
+
+
+def test_kinds_sizes_groups_and_overlap():
+    first, moments, gathered, scattered = collectives(GPU)
+    assert first == Collective("all-reduce", 4 * 128 * 256 + 4, 8, 0.75)
+    assert moments == Collective("all-reduce", 2 * 16 * 4, 8, 0.0)
+    assert gathered == Collective("all-gather", 2 * 64 * 64, 2, 0.0)
+    assert scattered == Collective("reduce-scatter", 2 * 2 * 8 * 64, 2, 0.0)
+
+
+# Shortened from a program for TPU v5e; a loop of 12 steps reads rows of a stacked array.
+TPU = """HloModule jit_program, is_scheduled=true
+
+%body (p: (s32[], f32[12,100])) -> (s32[], f32[12,100]) {
+  %p = (s32[]{:T(128)}, f32[12,100]{1,0}) parameter(0)
+  %row = f32[12,100]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  ROOT %step = f32[100]{0:T(128)S(1)} fusion(%row), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"10"}
+}
+
+%condition (q: (s32[], f32[12,100])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(12)
+  ROOT %less = pred[]{:T(512)} compare(%q, %limit), direction=LT
+}
+
+ENTRY %main (x: f32[1000]) -> f32[1000] {
+  %x = f32[1000]{0:T(128)} parameter(0)
+  %buffer = f32[1000]{0:T(128)S(1)} custom-call(), custom_call_target="AllocateBuffer"
+  %fetch = (f32[1000]{0:T(128)S(1)}, f32[1000]{0:T(128)}, u32[]{:S(2)}) copy-start(%x)
+  %fetched = f32[1000]{0:T(128)S(1)} copy-done(%fetch)
+  %loop = (s32[], f32[12,100]{1,0}) while(%fetched), condition=%condition, body=%body
+  ROOT %result = f32[1000]{0:T(128)} fusion(%fetched, %x), kind=kLoop, calls=%d, backend_config={"estimated_cycles":"100"}
+}
+"""  # noqa: E501
+
+
+def test_work_of_loops_and_of_memory_on_the_chip():
+    fetched, result, rows = 4 * 1000, 2 * 4 * 1000, 12 * 4 * 100
+    assert device_work(TPU) == DeviceWork(fetched + result + rows, 12 * 10 + 100)
+
+
+def test_work_where_xla_names_the_steps_of_a_loop():
+    text = TPU.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
+    assert device_work(text).cycles == 3 * 10 + 100
+
+
+def test_work_without_an_estimate():
+    # Reads and writes of fusions; of the collectives none.
+    moved = 4 * (128 * 256 + 100) + 4 * (300 + 8 * 128)
+    assert device_work(GPU) == DeviceWork(moved, 0)
+
+
+def test_a_program_without_collectives():
+    assert collectives("") == []
+    assert device_work("") == DeviceWork()
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[]", 4),
+        ("bf16[8,128]{1,0:T(8,128)(2,1)}", 2048),
+        ("(f32[2]{0}, s32[3]{0}, pred[5])", 25),
+        ("f64[0,3]", 0),
+        ("f8e4m3fn[16]", 16),
+        ("u32[2]{0}", 8),
+        ("token[]", 0),
+    ],
+)
+def test_sizes_of_shapes(shape, size):
+    assert size_of(shape) == size

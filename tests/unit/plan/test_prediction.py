@@ -1,0 +1,133 @@
+"""The formulas, where the answer is known, and against published scaling."""
+
+import dataclasses
+
+import pytest
+
+from kerasdist.plan.hardware import CHIPS
+from kerasdist.plan.hlo import Collective
+from kerasdist.plan.prediction import Work, collective_time, scaling, step_time
+from kerasdist.plan.targets import group_of, parse_target
+
+NOTHING = Work({}, 0.0)
+
+
+def total(size, overlap=0.0):
+    return Collective("all-reduce", int(size), 0, overlap)
+
+
+def without_latency(chip, **changes):
+    none = {"base_latency": 0.0, "link_latency": 0.0, "network_latency": 0.0}
+    return dataclasses.replace(chip, **none, **changes)
+
+
+class TestCollectives:
+    def test_one_device_exchanges_nothing(self):
+        assert collective_time(total(1e9), parse_target("h100")) == 0
+
+    def test_a_large_sum_in_a_machine_is_bound_by_its_links(self):
+        """An H100 sends 7/8 of the array twice."""
+        seconds = collective_time(total(8e9), parse_target("8xh100"))
+        assert seconds == pytest.approx(2 * 7e9 / 370e9, rel=1e-3)
+
+    def test_between_machines_each_gpu_sends_its_part(self):
+        seconds = collective_time(total(8e9), parse_target("2x8xh100"))
+        slow, fast = 2 * 1e9 / 2 / 50e9, 2 * 7e9 / 370e9
+        assert seconds == pytest.approx(max(slow, fast), rel=1e-2)
+        many = collective_time(total(8e9), group_of(CHIPS["h100"], 4096))
+        assert many == pytest.approx(2 * 1e9 / 50e9, rel=1e-2)
+
+    def test_a_pod_of_v5e_sums_at_the_rate_that_its_maker_states(self):
+        """51.2 TB/s for 256 chips, each of which sends the array about twice."""
+        seconds = collective_time(total(8e9), parse_target("v5e:16x16"))
+        assert seconds == pytest.approx(2 * 8e9 * 256 / 51.2e12, rel=1e-2)
+
+    def test_a_part_of_a_torus_that_is_not_closed_has_half_of_the_rate(self):
+        pod, part = (collective_time(total(1e12), parse_target(f"v5e:{n}x{n}")) for n in (16, 4))
+        assert part / pod == pytest.approx(2 * (15 / 16) / (255 / 256), rel=1e-3)
+
+    def test_a_small_sum_takes_the_latency_which_grows_with_the_machines(self):
+        times = [collective_time(total(4), group_of(CHIPS["h100"], n)) for n in (8, 64, 512)]
+        assert times[0] == pytest.approx(4.4e-6 + 2 * 7 * 0.52e-6, rel=1e-3)
+        assert times[2] - times[1] == pytest.approx(2 * 3 * 5e-6, rel=1e-3)
+
+    def test_a_small_sum_crosses_half_of_each_closed_axis(self):
+        times = [collective_time(total(4), parse_target(f"v5p:{n}")) for n in ("2x2x2", "8x8x16")]
+        assert times == pytest.approx([2 * 3e-6, 2 * 16e-6], rel=1e-2)
+
+    def test_gathering_is_one_pass_and_summing_two(self):
+        target = parse_target("8xh100")
+        gather = Collective("all-gather", 8 * 10**9, 0, 0.0)
+        ratio = collective_time(total(8e9), target) / collective_time(gather, target)
+        assert ratio == pytest.approx(2, rel=1e-3)
+
+    def test_logical_devices_stay_in_their_machine(self):
+        pairs = Collective("all-gather", 10**9, 2, 0.0)
+        times = {collective_time(pairs, group_of(CHIPS["h100"], n)) for n in (8, 64, 4096)}
+        assert len(times) == 1
+
+
+class TestSteps:
+    def test_a_roofline(self):
+        target = parse_target("h100")
+        by_units = step_time(Work({"bfloat16": 989.4e12}, 1.0), [], target)
+        assert by_units.total == pytest.approx(1.0)
+        assert by_units.limit == "compute"
+        by_memory = step_time(Work({"float32": 1.0}, 3352e9), [], target)
+        assert by_memory.total == pytest.approx(1.0)
+        assert by_memory.limit == "memory"
+
+    def test_xlas_estimate_counts_where_it_is_longer(self):
+        cycles = 197e12 / (4 * 2 * 128**2)  # a second, as four units of 128 x 128 make 197 TFLOP/s
+        step = step_time(Work({"bfloat16": 197e11}, 1.0, cycles), [], parse_target("v5e:1x1"))
+        assert step.total == pytest.approx(1.0)
+        assert step.limit == "instructions"
+        assert step_time(Work({}, 1.0, cycles), [], parse_target("v6e:1x1")).estimate == 0
+
+    def test_what_overlaps_is_hidden_and_no_more(self):
+        target = parse_target("8xh100")
+        network = collective_time(total(8e9), target)
+        work = Work({"bfloat16": 989.4e12 * 2 * network}, 0.0)
+        half = step_time(work, [total(8e9, overlap=0.25)], target)
+        assert half.exposed == pytest.approx(network / 2)
+        whole = step_time(work, [total(8e9, overlap=0.9)], target)
+        assert whole.exposed == 0
+        assert whole.efficiency == 1
+        assert whole.efficiency_without_overlap == pytest.approx(2 / 3)
+        assert step_time(NOTHING, [total(8e9, 0.9)], target).limit == "network"
+
+    def test_efficiency_falls_with_the_devices_and_is_1_for_one(self):
+        for name in CHIPS:
+            steps = scaling(Work({"bfloat16": 1e12}, 1e9), [total(1e8)], group_of(CHIPS[name], 8))
+            assert [each.devices for each in steps] == [1, 8, 64, 512, 4096]
+            assert steps[0].efficiency == 1
+            parts = [each.efficiency for each in steps]
+            # Among TPUs a group may have links that a smaller one has not: its torus is closed.
+            assert CHIPS[name].axes or parts == sorted(parts, reverse=True)
+
+    def test_a_measured_step_replaces_the_roofline(self):
+        step = step_time(Work({"bfloat16": 1e12}, 1e9), [], parse_target("h100"), measured=0.5)
+        assert step.total == 0.5
+
+
+class TestPublishedScaling:
+    """What others measured; our figures leave out the input pipeline and all that is not a sum."""
+
+    def test_resnet50_on_8_a100(self):
+        """NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5: 938 and 7248 images/s in TF32."""
+        published = 7248 / (8 * 938)
+        step = step_time(NOTHING, [total(4 * 25.6e6)], parse_target("8xa100"), measured=256 / 938)
+        assert step.efficiency_without_overlap == pytest.approx(published, abs=0.035)
+
+    def test_resnet50_on_256_p100(self):
+        """Goyal et al. 2017 (arXiv:1706.02677): about 90 % from 8 to 256 GPUs, 50 Gbit/s each 8.
+
+        90 epochs in batches of 256 took 8 GPUs 29 hours, which is 0.232 s a step.
+        """
+        gpu = without_latency(CHIPS["a100"], link_rate=20e9, network_rate=50e9 / 8 / 8)
+        alone, many = (
+            step_time(NOTHING, [total(4 * 25.6e6)], group_of(gpu, n), measured=0.232)
+            for n in (8, 256)
+        )
+        without_overlap = (alone.own + alone.network) / (many.own + many.network)
+        assert without_overlap == pytest.approx(0.9, abs=0.03)

@@ -1,0 +1,46 @@
+"""Scripts of users up to their first training step; see scripts_of_users.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fresh import run_python
+
+
+@pytest.fixture(scope="module")
+def found():
+    script = Path(__file__).with_name("scripts_of_users.py")
+    output = run_python(script, seconds=120, KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {line.pop("name"): line for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("name", "examples", "strategy"),
+    [
+        ("plain", 10, None),
+        ("train_on_batch", 30, None),
+        ("weights", 6, None),
+        ("steps_per_execution", 5, None),
+        ("TPUStrategy", 15, "TPUStrategy"),
+        ("auto", 2, "MirroredStrategy"),
+        ("overridden", 7, "MirroredStrategy"),
+        ("function", 8, None),
+    ],
+)
+def test_model_and_batch_of_the_first_step(found, name, examples, strategy):
+    assert found[name] == {"examples": examples, "built": True, "by": strategy}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("without a step", "the script ended before either was called"),
+        ("exit", "ended with exit code 3"),
+        ("wrong", "of_user:wrong returned Sequential. Return (model, (x, y))"),
+        ("missing", "Received: script='nowhere.py', which is neither"),
+    ],
+)
+def test_no_step_is_an_error(found, name, words):
+    assert words in found[name]["error"]

@@ -1,0 +1,78 @@
+"""The value of `--devices`, and the table of accelerators."""
+
+import math
+
+import pytest
+
+from kerasdist.errors import DeviceError
+from kerasdist.plan.hardware import CHIPS, target_config
+from kerasdist.plan.targets import group_of, parse_target
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "domain", "topology"),
+    [
+        ("h100", 1, 1, "1x1x1"),
+        ("8xh100", 8, 8, "1x1x8"),
+        (" 2x8xA100 ", 16, 8, "1x2x8"),
+        ("v5e:4x4", 16, 16, "v5e:4x4"),
+        ("v6e:16x16", 256, 256, "v6e:16x16"),
+        ("v5p:16x16x16", 4096, 4096, "v5p:16x16x16"),
+    ],
+)
+def test_names_of_targets(text, devices, domain, topology):
+    target = parse_target(text)
+    assert (target.devices, target.domain, target.topology) == (devices, domain, topology)
+    assert parse_target(str(target)) == target
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("8xk80", "Known are a100"),
+        ("16xh100", "several are 2x8xh100"),
+        ("0xh100", "1 to 8 GPUs"),
+        ("v5e", "Write v5e:4x4"),
+        ("h100:4x4", "Known are"),
+        ("v5p:4x4", "3 axes"),
+        ("v5e:32x32", "1 to 256 chips"),
+        ("v5e:0x4", "1 to 256 chips"),
+        ("", "Known are"),
+    ],
+)
+def test_a_wrong_target_is_refused_with_advice(text, hint):
+    with pytest.raises(DeviceError, match=f"Expected accelerators.*Received: devices=.*{hint}"):
+        parse_target(text)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("count", [1, 2, 8, 64, 512, 4096])
+def test_groups_of_any_size(name, count):
+    group = group_of(CHIPS[name], count)
+    assert group.devices == count
+    assert group.domain <= CHIPS[name].domain
+    if CHIPS[name].axes:
+        assert max(group.shape) <= 2 * min(group.shape)
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=str)
+def test_each_number_has_a_source_and_a_size_that_can_be(chip):
+    assert all(":" in source for source in chip.sources)
+    about = " ".join(chip.sources)
+    assert all(word in about for word in ("compute", "memory", "network"))
+    assert 10e9 < chip.memory < 300e9
+    assert 0.5e12 < chip.memory_rate < 10e12
+    assert chip.flops["bfloat16"] >= chip.flops["float32"] > 100e12
+    assert chip.memory_rate > chip.link_rate > chip.network_rate > 1e9
+    assert (target_config(chip) is None) == (chip.platform == "tpu")
+
+
+def test_makers_numbers():
+    """Against figures that a maker states in another form: a whole pod, a whole machine."""
+    pod = math.prod((16, 16))
+    assert CHIPS["v5e"].link_rate * pod == pytest.approx(51.2e12)  # all-reduce of a pod
+    assert CHIPS["v5e"].network_rate * pod == pytest.approx(6.4e12 / 8)
+    assert CHIPS["v6e"].link_rate * pod == pytest.approx(102.4e12)
+    assert CHIPS["v6e"].network_rate * pod == pytest.approx(25.6e12 / 8)
+    assert CHIPS["v6e"].flops["bfloat16"] * pod == pytest.approx(234.9e15, rel=1e-2)
+    assert CHIPS["h100"].network_rate == pytest.approx(50e9)
