@@ -11,8 +11,10 @@ ABOUT_THEM = (
     "tests/environment.py",
     "tests/integrations/slurm/",
     "tests/multiprocess/test_launch.py",
+    "tests/multiprocess/test_launch_function.py",
     "tests/unit/cluster/",
     "tests/unit/launch/",
+    "tests/unit/plan/",
 )
 # Whatever else changes how a framework computes.
 OTHERS = ("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
