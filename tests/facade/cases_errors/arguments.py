@@ -74,7 +74,6 @@ def strategies_of_one_process_in_a_job(lab):
         "MirroredStrategy": kd.MirroredStrategy,
         "OneDeviceStrategy": lambda: kd.OneDeviceStrategy("cpu:0"),
         "CentralStorageStrategy": kd.CentralStorageStrategy,
-        "TPUStrategy": kd.TPUStrategy,
     }
     with mock.patch.dict(os.environ, environment):
         for name, make in makers.items():
