@@ -8,12 +8,12 @@ from tests.environment import CPU_DEVICES, SLOWER_KERNELS, values
 from tests.fresh import ROOT, run_fresh
 
 PROBE = """
-import collections, json, re
+import collections, json
 import kerasdist as kd
 kd.config.set_logical_cpu_devices(4)
 import keras, jax
 from tests.ahead_of_time import programs
-from tests.ahead_of_time.programs import L, Program
+from tests.ahead_of_time.programs import L, Program, ahead_of_time, hlo
 
 def network(layers):
     def build():
@@ -30,9 +30,9 @@ found = {}
 for name, build, batch in [
     ("2", network(2), 16), ("3", network(3), 16), ("uneven", network(3), 14), ("masked", masked, 16)
 ]:
-    text = programs.lowered(Program(build, batch), jax.devices()[:4])[0].compile().as_text()
-    calls = re.findall(rf" ({programs.COLLECTIVES})(?:-start)?\\(", text)
-    found[name] = collections.Counter(calls)
+    program = programs.program_of(Program(build, batch), jax.devices()[:4])
+    text = ahead_of_time.compiled(program).text
+    found[name] = collections.Counter(each.kind for each in hlo.collectives(text))
 print(json.dumps(found))
 """
 

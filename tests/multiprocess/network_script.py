@@ -25,7 +25,7 @@ for port in map(int, sys.argv[1:]):
 """
 
 
-def connect_among_grabbers(job):
+def connect_among_grabbers(job, gpus=None):
     """Lets another process try the job's ports between their choice and their use."""
     ports = [address.rpartition(":")[2] for address in job.addresses]
     ports.append(job.membership.coordinator.rpartition(":")[2])
@@ -33,7 +33,7 @@ def connect_among_grabbers(job):
         [sys.executable, "-c", GRABBER, *ports], capture_output=True, text=True, check=True
     ).stdout
     print(grabbed or "grabbed none", flush=True)
-    connect(job)
+    return connect(job, gpus)
 
 
 def listening() -> set[str]:
@@ -53,7 +53,7 @@ def listening() -> set[str]:
 
 
 connect = registry.current().connect
-registry.current().__class__.connect = lambda _, job: connect_among_grabbers(job)
+registry.current().__class__.connect = lambda _, *given: connect_among_grabbers(*given)
 strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"])
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(1)])

@@ -108,7 +108,9 @@ class JaxReplicaSet(ReplicaSet):
 def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
-    """Returns this process's devices in the order of its replicas, which the mesh decides."""
+    """Returns this process's devices in the order of its replicas, which a mesh decides."""
+    if not isinstance(place, MeshPlacement):
+        return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))
     return [names[one] for one in place.devices if one in names]

@@ -35,7 +35,7 @@ def torch_device(device: Device) -> torch.device:
 
 def computing_on(device: Device) -> AbstractContextManager[Any]:
     """Returns a context in which Keras makes tensors on a device, and CUDA uses it by default."""
-    return keras.device("cpu") if device.kind == "cpu" else _computing_on_gpu(device)
+    return _computing_on_gpu(device) if device.kind == "gpu" else keras.device(keras_name(device))
 
 
 @contextmanager
