@@ -142,11 +142,21 @@ def _google(
     )
 
 
-_HOPPER_LINKS = (
-    "NVLink: 450 GB/s a direction by its maker, of which an all-reduce of 8 reaches 370, measured: "
-    "jax-ml.github.io/scaling-book/gpus",
-    "network: 400 Gbit/s a GPU, as in a DGX H100: docs.nvidia.com/dgx/dgxh100-user-guide",
-)
+def _hopper(name: str, title: str, *, memory: float, memory_rate: float) -> Chip:
+    return _nvidia(
+        name,
+        title,
+        f"compute, memory: www.nvidia.com/en-us/data-center/{name} (dense: half of the sparse)",
+        "NVLink: 450 GB/s a direction by its maker, of which an all-reduce of 8 reaches 370, "
+        "measured: jax-ml.github.io/scaling-book/gpus",
+        "network: 400 Gbit/s a GPU, as in a DGX H100: docs.nvidia.com/dgx/dgxh100-user-guide",
+        memory=memory,
+        memory_rate=memory_rate,
+        flops=_gpu_flops(half=989.4, tf32=494.7, double=66.9),
+        link_rate=370,
+        network_rate=400,
+    )
+
 
 CHIPS: dict[str, Chip] = {
     chip.name: chip
@@ -163,28 +173,8 @@ CHIPS: dict[str, Chip] = {
             link_rate=235,
             network_rate=200,
         ),
-        _nvidia(
-            "h100",
-            "NVIDIA H100 SXM 80 GB",
-            "compute, memory: www.nvidia.com/en-us/data-center/h100 (dense: half of the sparse)",
-            *_HOPPER_LINKS,
-            memory=84_942_979_072,
-            memory_rate=3352,
-            flops=_gpu_flops(half=989.4, tf32=494.7, double=66.9),
-            link_rate=370,
-            network_rate=400,
-        ),
-        _nvidia(
-            "h200",
-            "NVIDIA H200 SXM 141 GB",
-            "compute, memory: www.nvidia.com/en-us/data-center/h200 (dense: half of the sparse)",
-            *_HOPPER_LINKS,
-            memory=151_397_597_184,
-            memory_rate=4800,
-            flops=_gpu_flops(half=989.4, tf32=494.7, double=66.9),
-            link_rate=370,
-            network_rate=400,
-        ),
+        _hopper("h100", "NVIDIA H100 SXM 80 GB", memory=84_942_979_072, memory_rate=3352),
+        _hopper("h200", "NVIDIA H200 SXM 141 GB", memory=151_397_597_184, memory_rate=4800),
         _google(
             "v5e",
             memory=16,
@@ -234,10 +224,11 @@ _REGISTERS = """
   registers_per_block_limit: 65536
 """
 # What differs: multiprocessors, their units, clock, caches, version of the architecture.
+_HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),
-    "h100": (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9),
-    "h200": (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9),
+    "h100": _HOPPER,
+    "h200": _HOPPER,
 }
 
 

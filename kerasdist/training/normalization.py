@@ -44,10 +44,24 @@ def global_moments(
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
     ]
     rows = collectives.all_stack(ops.stack(flat))
-    counts, means, squares = rows[:, 0], rows[:, 1], rows[:, 2]
+    return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
 
-    # With a mask Keras divides by the count plus epsilon; so must we, to give its numbers.
-    divisor = ops.sum(counts, 0) + (0.0 if mask is None else keras.config.epsilon())
+
+def added_to_count(mask: Any) -> float:
+    """Returns what Keras adds to the count by which it divides: epsilon with a mask, else 0."""
+    return 0.0 if mask is None else keras.config.epsilon()
+
+
+def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, Any]:
+    """Returns the mean and the variance of all replicas' values together.
+
+    Args:
+        counts: The number of values of each replica; replicas along axis 0, as in all of these.
+        means: Their means.
+        squares: Their sums of squared deviations from these means.
+        added: What is added to the count of all.
+    """
+    divisor = ops.sum(counts, 0) + added
     global_mean = ops.sum(counts * means, 0) / divisor
     spread = squares + counts * ops.square(means - global_mean)
     return global_mean, ops.sum(spread, 0) / divisor

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kerasdist.launch.job import run_job
@@ -68,9 +68,18 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 @contextlib.contextmanager
 def started(*arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Starts the command line, and sees to it that it ends."""
+    with running(command_line(*arguments), **environment) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str | Path], folder: Path = ROOT, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command in a folder, and sees to it that it ends."""
     with subprocess.Popen(
-        command_line(*arguments),
-        cwd=ROOT,
+        command,
+        cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

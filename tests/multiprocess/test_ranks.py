@@ -1,36 +1,21 @@
 """A script that starts the other ranks of itself ends as ``kerasdist run`` does."""
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from tests.fresh import ROOT
-from tests.multiprocess.launching import SECONDS, left_after, wait_for
+from tests.multiprocess.launching import SECONDS, left_after, running, wait_for
 
 SCRIPT = str(ROOT / "tests" / "multiprocess" / "ranks_script.py")
 
 
-@contextlib.contextmanager
 def started(folder, *command, cwd=ROOT):
     """Starts a script that starts another, and sees to it that both end."""
-    environment = {**os.environ, "MARKS": str(folder), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return running([sys.executable, *command], cwd, MARKS=str(folder), PYTHONPATH=str(ROOT))
 
 
 def finish(folder, *command, cwd=ROOT):

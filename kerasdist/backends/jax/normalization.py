@@ -16,13 +16,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import jax
-import keras
 import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kerasdist import context, keras_compat
 from kerasdist.backends.jax.layout import AXIS
+from kerasdist.training.normalization import added_to_count, combined
 
 if TYPE_CHECKING:
     from kerasdist.backends.jax.layout import Layout
@@ -75,13 +75,11 @@ def moments(layout: Layout, inputs: Any, axes: Sequence[int], mask: Any) -> tupl
         mask: None, or which values count, of the shape of the inputs without the last axis.
     """
     axes = tuple(axes)
-    # With a mask Keras divides by the count plus epsilon; so must we, to give its numbers.
-    epsilon = 0.0 if mask is None else keras.config.epsilon()
     weights = None
     if mask is not None:
         weights = jnp.broadcast_to(mask.astype(inputs.dtype)[..., None], inputs.shape)
         weights = jax.lax.stop_gradient(weights)
-    mean, variance = _global_moments(layout, axes, epsilon)(inputs, weights)
+    mean, variance = _global_moments(layout, axes, added_to_count(mask))(inputs, weights)
     return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
 
 
@@ -90,11 +88,7 @@ def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Ca
 
     @jax.custom_jvp
     def both(inputs: Any, weights: Any) -> tuple[Any, Any]:
-        counts, means, squares = _gathered(layout, inputs, weights, axes)
-        divisor = counts.sum(0) + epsilon
-        mean = (counts * means).sum(0) / divisor
-        spread = squares + counts * jnp.square(means - mean)
-        return mean, spread.sum(0) / divisor
+        return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
 
     @both.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
