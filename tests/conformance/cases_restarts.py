@@ -1,8 +1,4 @@
-"""Runs that are interrupted and started again: to the last bit those that nothing interrupted.
-
-An exception ends `fit` in the middle of an epoch. What follows is what a script does that is
-started again: new seeds, model, data and callbacks, and only the folder of the backups the same.
-"""
+"""Runs that are interrupted and started again: to the last bit those that nothing interrupted."""
 
 import contextlib
 import warnings
@@ -10,127 +6,22 @@ import warnings
 import numpy as np
 
 from tests.conformance.double import FLOAT64, double_precision
-from tests.conformance.lab import fresh, optimizer_values, values
+from tests.conformance.interruptions import (
+    BATCH,
+    BATCHES,
+    ROWS,
+    InterruptionError,
+    arrays,
+    exact,
+    interrupting,
+    network,
+    run,
+    same,
+)
+from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-
-ROWS, BATCH, BATCHES, EPOCHS = 32, 4, 8, 3
-INTERRUPTED_AT = (7, 13, 20)
-
-
-class InterruptionError(Exception):
-    """Stands for whatever ends a process."""
-
-
-def interrupting(at):
-    """Raises after a batch, counted from the begin of the run; a half more: as its epoch ends."""
-    here = {"epoch": 0}
-
-    def end(epoch, logs):
-        if (epoch + 1) * BATCHES + 0.5 == at:
-            raise InterruptionError
-
-    def note(epoch, logs):
-        here["epoch"] = epoch
-
-    def strike(batch, logs):
-        if here["epoch"] * BATCHES + batch + 1 == at:
-            raise InterruptionError
-
-    return keras.callbacks.LambdaCallback(
-        on_epoch_begin=note, on_train_batch_end=strike, on_epoch_end=end
-    )
-
-
-def network(optimizer="adam", **options):
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(4, "tanh"), layers.Dropout(0.3), layers.Dense(1)]
-    )
-    model.compile(optimizer, "mse", **options)
-    return model
-
-
-def run(lab, folder, data, callbacks=lambda folder: [], at=None, build=network, **options):
-    """A process of a script: all of it is made again, and the folder is all that stays."""
-    fresh()
-    with lab.strategy().scope():
-        model = build()
-    arguments = {"epochs": EPOCHS, "verbose": 0, **data(), **options}
-    listed = callbacks(folder)
-    if at is not None:
-        listed.append(interrupting(at))
-    backup = kd.callbacks.BackupAndRestore(folder / "backups", save_freq=3)
-    keras.utils.set_random_seed(5)
-    history = model.fit(callbacks=[backup, *listed], **arguments)
-    return {
-        "history": history.history,
-        "epochs": history.epoch,
-        "weights": values(model.variables),
-        "optimizer": optimizer_values(model),
-        "callbacks": [getattr(one, "shown", None) for one in listed],
-        "files": {
-            path.name: path.read_bytes()
-            for path in sorted(folder.iterdir())
-            if path.suffix == ".csv"
-        },
-    }
-
-
-def exact(lab, data, callbacks=lambda folder: [], at=INTERRUPTED_AT, lost=(), **options):
-    """A run that is interrupted thrice is that which is not.
-
-    ``lost``: what the first backup says that it cannot bring back.
-    """
-    with lab.folder() as whole, lab.folder() as torn:
-        with telling(lab, lost):
-            expected = run(lab, whole, data, callbacks, **options)
-        for batches in at:
-            with contextlib.suppress(InterruptionError), telling(lab, lost):
-                run(lab, torn, data, callbacks, at=batches, **options)
-                lab.check(False, f"not interrupted at batch {batches}")
-        with telling(lab, lost):
-            found = run(lab, torn, data, callbacks, **options)
-        lab.everyone("trained")
-        lab.check(not list((torn / "backups").iterdir()), "backups are left")
-    if lost:
-        return
-    for name, one in expected.items():
-        lab.check(same(found[name], one), f"{name}: {found[name]} instead of {one}")
-
-
-def same(one, other):
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return np.array_equal(one, other)
-
-
-@contextlib.contextmanager
-def telling(lab, lost):
-    """One warning names all that is lost, and there is none otherwise."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
-    lab.check(len(messages) == bool(lost), f"{messages}")
-    for part in lost:
-        lab.check(part in messages[0], f"{part} is not in {messages[0]}")
-
-
-def arrays(shuffle=True):
-    def data():
-        x, y = regression(ROWS)
-        v, u = regression(6, seed=9)
-        return {
-            "x": x, "y": y, "validation_data": (v, u), "batch_size": BATCH, "shuffle": shuffle
-        }  # fmt: skip
-
-    return data
 
 
 def scaling_rate(epoch, rate):
