@@ -47,6 +47,12 @@ COMPILED_PROGRAMS = (
     Setting("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1", _KEPT),
 )
 
+# Before all packages on the path: Keras imports scikit-learn and Matplotlib wherever they are
+# installed, which is half of what `import keras` takes on JAX and a quarter on PyTorch, in some
+# hundred processes. They run without, as those of users who have neither; kerasdist needs none of
+# the two. The examples, Keras's own tests and the processes of `of_users` find both.
+ABSENT = str(ROOT / "tests" / "absent")
+
 # Of the suites that ask for CPU devices by number.
 _CPU = (
     "the suites have 4 CPU devices on every machine; an accelerator would take what has no device"
@@ -104,6 +110,13 @@ def values(settings: Iterable[Setting]) -> dict[str, str]:
 def of_all():
     """Gives this process, and those that it starts, what all processes of the tests have."""
     put((*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, path_of_users()]))
+
+
+def path_of_users() -> str:
+    """``PYTHONPATH`` as users have it, with which all installed packages are found."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder != ABSENT)
 
 
 def suite_settings(backend: str) -> tuple[Setting, ...]:
@@ -123,4 +136,5 @@ def of_suite(backend: str):
 def of_users() -> dict[str, str]:
     """The environment of this process without any of this."""
     ours = {setting.name for setting in ALL}
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    theirs = {name: value for name, value in os.environ.items() if name not in ours}
+    return theirs | {"PYTHONPATH": path_of_users()}

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.environment import path_of_users
 from tests.fresh import ROOT, run_python
 
 EXAMPLES = ROOT / "examples"
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.timeout(4 * TIME_LIMIT_S)
 
 
 def run(script, *arguments, backend):
-    return run_python(EXAMPLES / script, *arguments, seconds=TIME_LIMIT_S, KERAS_BACKEND=backend)
+    variables = {"KERAS_BACKEND": backend, "PYTHONPATH": path_of_users()}
+    return run_python(EXAMPLES / script, *arguments, seconds=TIME_LIMIT_S, **variables)
 
 
 def losses(output):

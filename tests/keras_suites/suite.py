@@ -25,7 +25,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.environment import CPU_DEVICES, QUIET, values
+from tests.environment import CPU_DEVICES, QUIET, path_of_users, values
 from tests.keras_suites.outcomes import Comparison, Outcome, Record, file_of
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -121,7 +121,7 @@ def _one_process(backend, replicas, chosen, folder, outcomes) -> tuple[bool, str
         "KERAS_SUITES_OUTCOMES": str(lines),
         "KERAS_SUITES_CHOICE": str(choice),
         "KERAS_SUITES_SECONDS_PER_TEST": str(SECONDS_PER_TEST),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), path_of_users()]),
         "PYTEST_ADDOPTS": "",
         **values((*QUIET, *CPU_DEVICES)),
     }

@@ -1,0 +1,3 @@
+"""Stands before the installed package of this name; see ABSENT in tests/environment.py."""
+
+raise ModuleNotFoundError("sklearn is kept from this process", name="sklearn")
