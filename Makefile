@@ -28,7 +28,8 @@ venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
 # Side by side: the locked packages and kerasdist, and into folders of their own the oldest supported
 # Keras, compilers for TPUs and GPUs, KerasHub and KerasTuner.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Python compiles modules as they are imported. pip would compile all of them, five times as many.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 $(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	+$(MAKE) --no-print-directory --jobs=4 install-locked $(BESIDE:%=install-%)
