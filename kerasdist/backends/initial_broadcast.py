@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
+from kerasdist.backends.variable_rules import is_sum_on_read
 
 if TYPE_CHECKING:
     from kerasdist.backends.base import ReplicaSet
@@ -44,8 +45,10 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables", {"number of variables": len(ready), **facts})
-        if ready:
-            self._replica_set.equalize(ready)
+        # A metric that is built in an eager step has added up this worker's examples already.
+        equal = [one for one in ready if not is_sum_on_read(one)]
+        if equal:
+            self._replica_set.equalize(equal)
 
 
 def unnumbered(path: str) -> str:

@@ -165,7 +165,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if found is not None:
             training_state.put_back(variables, found)
             extra = found.arrays[len(variables) :]
-        broadcast(self.model)
+        broadcast(model, model.metrics_variables)
         extra = broadcast_arrays(self.model, extra, facts["arrays"])
         kept = Backup(facts, [*training_state.values(variables), *extra])
         self._begin(kept)

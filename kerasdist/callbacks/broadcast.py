@@ -45,12 +45,15 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         broadcast(self.model)
 
 
-def broadcast(model: Any) -> None:
-    """Gives every worker the chief's variables of a model and its optimizer. All must call it."""
+def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
+    """Gives every worker the chief's values of a model's variables, its optimizer's, and others.
+
+    All workers must call it.
+    """
     binding = binding_of(model)
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
-        binding.replicas.equalize([*model.variables, *model.optimizer.variables])
+        binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
 
 
 def broadcast_arrays(

@@ -24,6 +24,8 @@ _NOT_HERE = (
     "callbacks.csv_logger",
     "callbacks.tensorboard",
     "training.verbose",
+    "reading.central_storage",
+    "losses.added_losses_read_after_a_step",  # would take a collective a step on PyTorch
     "generated.",  # many cases in one
     "calls.",  # likewise
     "from_outside.fit_alone_in_the_scope",  # each worker would train by itself: `ScopeError`
