@@ -1,12 +1,14 @@
 """Starts a backend's workers, reads their lines, and starts a new one for what a dead one left."""
 
 import contextlib
+import itertools
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ STARTUP_SECONDS = 600.0
 GRACE_SECONDS = 15.0
 LOG_TAIL = 6000
 # TensorFlow traces each model for every replica: its cases take as long as all others together.
-# Of more cases than this, two processes run one half each.
+# Two processes share them, if there are more than so many.
 MANY_CASES = 100
 PROCESSES = {"tensorflow": 2}
 
@@ -52,13 +54,19 @@ class Worker:
     def __init__(
         self,
         backend: str,
-        keys: Sequence[str],
+        keys: Iterator[str],
         log: Path,
         command: Sequence[str],
         limits: Mapping[str, float],
         environment: Mapping[str, str] | None = None,
+        *,
+        at_once: bool = False,
     ):
-        """``command``: a module and its arguments; ``limits``: seconds a case may take."""
+        """Starts the process, which is given a key as soon as it has run the last one.
+
+        ``command``: a module and its arguments; ``limits``: seconds a case may take; ``at_once``:
+        gives it all keys as it starts.
+        """
         self.backend = backend
         self._limits = limits
         self._log_path = log
@@ -73,12 +81,21 @@ class Worker:
             stderr=self._log,
             text=True,
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n".join(keys) + "\n")
-        self._process.stdin.close()
+        self._keys, self._at_once = keys, at_once
+        self._give()
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def _give(self):
+        """Passes a key on to the process, or all; the end of its input is the end of the keys."""
+        keys = list(itertools.islice(self._keys, None if self._at_once else 1))
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died, of which `results` tells
+            self._process.stdin.writelines(f"{key}\n" for key in keys)
+            self._process.stdin.flush()
+            if self._at_once or not keys:
+                self._process.stdin.close()
 
     def _read(self):
         assert self._process.stdout is not None
@@ -107,6 +124,8 @@ class Worker:
                 limit = self._limits[running] + GRACE_SECONDS
             elif event == "end":
                 running, limit = "", STARTUP_SECONDS
+                if not self._at_once:
+                    self._give()
                 yield Result(backend=self.backend, **line)
             elif event == "done":
                 return
@@ -128,6 +147,9 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(GRACE_SECONDS)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         self._reader.join(GRACE_SECONDS)
         self._log.close()
 
@@ -159,7 +181,7 @@ class BackendRun:
         run = object.__new__(cls)
         command = ["tests.multiprocess.group", "--layout", layout]
         folder = RESULTS.with_name("multiprocess")
-        run._start(backend, keys, command, limits, folder, f"{backend}-{layout}")
+        run._start(backend, keys, command, limits, folder, f"{backend}-{layout}", at_once=True)
         return run
 
     def _start(
@@ -171,9 +193,12 @@ class BackendRun:
         folder: Path,
         name: str,
         processes: int = 1,
+        *,
+        at_once: bool = False,
     ):
         self.backend = backend
         self._processes = processes
+        self._at_once = at_once
         self._command = command
         self._limits = limits
         self._keys = list(dict.fromkeys(keys))
@@ -189,10 +214,11 @@ class BackendRun:
 
     def _run(self):
         as_users = [key for key in self._keys if key.startswith(registry.AS_USERS_HAVE_IT)]
-        parts = self._parts([key for key in self._keys if key not in as_users])
-        runs: list[tuple[Any, ...]] = [(part, (), None) for part in parts]
+        todo = self._by_case([key for key in self._keys if key not in as_users])
+        many = self._processes if len(todo) > MANY_CASES else 1
+        runs: list[tuple[Any, ...]] = [(todo, (), None)] * many
         if as_users:
-            runs.append((as_users, ("--as-users",), of_users()))
+            runs.append((deque([as_users]), ("--as-users",), of_users()))
         try:
             threads = [
                 threading.Thread(target=self._run_in, args=(log, *run), name=log.stem, daemon=True)
@@ -205,12 +231,13 @@ class BackendRun:
         finally:
             self._results.put(None)
 
-    def _parts(self, keys: list[str]) -> list[list[str]]:
-        """What each process runs: a case with all its numbers of replicas, as they share much."""
-        cases = list(dict.fromkeys(key.rpartition("-x")[0] for key in keys))
-        many = self._processes if len(cases) > MANY_CASES else 1
-        part = {case: index % many for index, case in enumerate(cases)}
-        return [[key for key in keys if part[key.rpartition("-x")[0]] == i] for i in range(many)]
+    @staticmethod
+    def _by_case(keys: list[str]) -> deque[list[str]]:
+        """A case with all its numbers of replicas, which share much, is for one process."""
+        by_case: dict[str, list[str]] = {}
+        for key in keys:
+            by_case.setdefault(key.rpartition("-x")[0] or key, []).append(key)
+        return deque(by_case.values())
 
     def _logs(self, many: int) -> list[Path]:
         logs = [self.log, *(self.log.with_stem(f"{self._name}-{i}") for i in range(2, many + 1))]
@@ -221,20 +248,48 @@ class BackendRun:
     def _run_in(
         self,
         log: Path,
-        left: list[str],
+        todo: deque[list[str]],
         options: Sequence[str],
         environment: Mapping[str, str] | None,
     ):
+        """Runs cases that no other process has taken, in one process after another's death."""
+        taken: deque[str] = deque()
+        given: list[str] = []
+
+        def take() -> Iterator[str]:
+            while taken or todo:
+                if not taken:
+                    with contextlib.suppress(IndexError):  # another process took the last one
+                        taken.extend(todo.popleft())
+                    continue
+                given.append(taken.popleft())
+                yield given[-1]
+
         command = [*self._command, *options]
-        while left and not self._stopped:
-            worker = Worker(self.backend, left, log, command, self._limits, environment)
+        while (taken or todo) and not self._stopped:
+            worker = Worker(
+                self.backend,
+                take(),
+                log,
+                command,
+                self._limits,
+                environment,
+                at_once=self._at_once,
+            )
             self._workers.append(worker)
             for result in worker.results():
-                # Without a key: it died before a case began, which is every case's result.
-                for key in [result.key] if result.key else list(left):
-                    left.remove(key)
+                if result.key:
+                    given.remove(result.key)
+                    self._results.put(result)
+                    continue
+                # It died before a case began, as every other process would.
+                for key in itertools.chain(given, taken, *todo):
                     self._results.put(replace(result, key=key))
+                for done in (given, taken, todo):
+                    done.clear()
             worker.stop()
+            taken.extendleft(reversed(given))
+            given.clear()
 
     def results(self) -> Iterator[Result]:
         """Results in the order of the items, each as soon as it is known."""

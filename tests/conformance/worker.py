@@ -2,9 +2,9 @@
 
     python -m tests.conformance.worker --backend jax [--suite tests.facade] < names-of-items
 
-Standard output carries the JSON lines alone; whatever the cases print goes to standard error.
-A case that exceeds its time limit ends the process with the stacks of all threads on standard
-error; whoever started us runs the rest in a new one.
+It reads a name after it has run the last one. Standard output carries the JSON lines alone;
+whatever the cases print goes to standard error. A case that exceeds its time limit ends the process
+with the stacks of all threads on standard error; whoever started us runs the rest in a new one.
 """
 
 import argparse
@@ -106,7 +106,6 @@ def main():
         lines.write(json.dumps(line) + "\n")
         lines.flush()
 
-    wanted = [line.strip() for line in sys.stdin if line.strip()]
     known = {item.key: item for item in registry.items(arguments.backend, arguments.suite)}
     prepare(arguments.backend, as_users=arguments.as_users)
     faulthandler.dump_traceback_later(900, exit=True)
@@ -125,7 +124,7 @@ def main():
     keras.config.disable_traceback_filtering()
     collect()
     tell(event="ready", backend=arguments.backend, keras=keras.__version__)
-    for number, key in enumerate(wanted, start=1):
+    for number, key in enumerate(map(str.strip, iter(sys.stdin.readline, "")), start=1):
         item = known[key]
         faulthandler.dump_traceback_later(item.case.seconds, exit=True)
         tell(event="start", key=key)
