@@ -1,8 +1,8 @@
 """Runs the blocks of all pages that run on one backend, page after page, in this process.
 
-    KERAS_BACKEND=jax python -m tests.docs [PAGE...]
+    KERAS_BACKEND=jax KERASDIST_CPU_DEVICES=2 python -m tests.docs [PAGE...]
 
-Prints a line of JSON for each page: what its blocks printed, or where one failed.
+Prints a line of JSON for each page: how many blocks ran, and the error of the one that failed.
 """
 
 import contextlib
@@ -10,14 +10,18 @@ import io
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from tests.docs.blocks import ROOT, Block, blocks_of, pages
 
 MARK = "docs-page "
+# Printed with three or four digits, after sums in another order.
+TOLERANCE = 2e-3
 
 
 def names_of_a_reader() -> dict[str, Any]:
@@ -52,33 +56,69 @@ def run(block: Block, text: str, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def numbers(printed: str) -> list[float]:
-    return [float(number) for number in re.findall(r"-?\d+\.\d+", printed)]
+@contextlib.contextmanager
+def process_of_torchrun() -> Iterator[None]:
+    """The variables of a job of one process, for scripts that torchrun starts."""
+    given = dict(os.environ)
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(given)
+
+
+def require_same(block: Block, shown: str, printed: str):
+    """Fails unless both texts are the same but for their numbers, and these nearly."""
+    number = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+    one, other = (list(map(float, number.findall(text))) for text in (shown, printed))
+    same = number.sub("#", shown).split() == number.sub("#", printed).split()
+    close = all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=False))
+    assert same and close, f"{block.place}: expected {shown!r}, printed {printed!r}"
 
 
 def run_both(block: Block, names: dict[str, Any]):
-    """Runs the two scripts of a diff; they print the same numbers, if they print any."""
-    after = numbers(run(block, block.after, dict(names)))
-    if "before not run" not in block.marks:
-        before = numbers(run(block, block.before, dict(names)))
-        close = [abs(one - other) < 2e-3 for one, other in zip(before, after, strict=False)]
-        assert len(before) == len(after), f"{block.place}: printed {before} before, {after} after"
-        assert all(close), f"{block.place}: printed {before} before, {after} after"
+    """Runs the two scripts of a diff; they print the same, if they print anything."""
+    import keras
+
+    after = run(block, block.after, dict(names))
+    if "before not run" in block.marks:
+        return
+    with process_of_torchrun():
+        before = run(block, block.before, dict(names))
+    keras.distribution.set_distribution(None)
+    require_same(block, before, after)
 
 
-def run_page(page: str, backend: str) -> dict[str, Any]:
-    """Runs the blocks of a page; returns how many there were, and the error of the one that failed."""
-    found = [block for block in blocks_of(page) if backend in block.backends]
-    names = names_of_a_reader() if found else {}
-    for block in found:
-        try:
+def run_blocks(page: str, backend: str) -> Iterator[Block]:
+    """Runs the blocks of a page, yields each before it runs."""
+    names: dict[str, Any] = {}
+    printed = None
+    for block in blocks_of(page):
+        if backend in block.backends:
+            names = names or names_of_a_reader()
+            yield block
             if block.language == "diff":
                 run_both(block, names)
             else:
-                run(block, block.text, names)
-        except BaseException:
-            return {"page": page, "error": f"{block.place}\n{traceback.format_exc()}"}
-    return {"page": page, "blocks": len(found), "error": None}
+                printed = run(block, block.text, names)
+        elif block.language == "console" and backend == "jax" and printed is not None:
+            yield block
+            lines = [line for line in block.text.splitlines() if not line.startswith("$ ")]
+            require_same(block, "\n".join(lines), printed)
+
+
+def run_page(page: str, backend: str) -> dict[str, Any]:
+    count, block = 0, None
+    try:
+        for count, block in enumerate(run_blocks(page, backend), 1):
+            pass
+    except BaseException:
+        where = "" if block is None else block.place
+        return {"page": page, "blocks": count, "error": f"{where}\n{traceback.format_exc()}"}
+    return {"page": page, "blocks": count, "error": None}
 
 
 def main(*chosen: str):
