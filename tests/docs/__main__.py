@@ -1,5 +1,7 @@
 """Runs the blocks of all pages that run on one backend, page after page, in this process.
 
+The page "examples" has those in docstrings, of which each begins anew.
+
     KERAS_BACKEND=jax KERASDIST_CPU_DEVICES=2 python -m tests.docs [PAGE...]
 
 Prints a line of JSON for each page: how many blocks ran, and the error of the one that failed.
@@ -17,9 +19,10 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from tests.docs.blocks import ROOT, Block, blocks_of, pages
+from tests.docs.blocks import Block, blocks_of, examples, pages
 
 MARK = "docs-page "
+EXAMPLES = "examples"
 # Printed with three or four digits, after sums in another order.
 TOLERANCE = 2e-3
 
@@ -50,7 +53,7 @@ def names_of_a_reader() -> dict[str, Any]:
 def run(block: Block, text: str, names: dict[str, Any]) -> str:
     """Runs a script of a block; returns what it prints."""
     printed = io.StringIO()
-    code = compile("\n" * (block.line - 1) + text, str(ROOT / block.page), "exec")
+    code = compile("\n" * (block.line - 1) + text, block.page, "exec")
     with contextlib.redirect_stdout(printed):
         exec(code, names)
     return printed.getvalue()
@@ -110,10 +113,24 @@ def run_blocks(page: str, backend: str) -> Iterator[Block]:
             require_same(block, "\n".join(lines), printed)
 
 
+def run_examples(backend: str) -> Iterator[Block]:
+    """Runs the examples of docstrings, yields each before it runs."""
+    names = names_of_a_reader()
+    names["strategy"] = names["kd"].MirroredStrategy()
+    with names["strategy"].scope():
+        names["model"] = names["build_model"]()
+        names["model"].compile(optimizer="adam", loss="mse")
+    for block in examples():
+        if backend in block.backends:
+            yield block
+            run(block, block.text, dict(names))
+
+
 def run_page(page: str, backend: str) -> dict[str, Any]:
     count, block = 0, None
     try:
-        for count, block in enumerate(run_blocks(page, backend), 1):
+        blocks = run_examples(backend) if page == EXAMPLES else run_blocks(page, backend)
+        for count, block in enumerate(blocks, 1):
             pass
     except BaseException:
         where = "" if block is None else block.place
@@ -124,7 +141,7 @@ def run_page(page: str, backend: str) -> dict[str, Any]:
 def main(*chosen: str):
     backend = os.environ["KERAS_BACKEND"]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for page in chosen or pages():
+        for page in chosen or (*pages(), EXAMPLES):
             print(MARK + json.dumps(run_page(page, backend)), flush=True)
 
 

@@ -6,6 +6,7 @@ on its page. A block of diff is two scripts: with the lines of `-` and with thos
 whose packages the tests do not have, `<!-- before not run: REASON -->`.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +14,26 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.fresh import ROOT
+from tests.unit.test_layers import FILES, parse
 
 DEFAULT_BACKEND = "jax"
 BACKENDS = ("jax", "torch", "tensorflow")
 
 _MARK = re.compile(r"\s*<!-- (not run|before not run|run on): (.+) -->\s*$")
+_EXAMPLE = re.compile(r"Example::\n\n((?:    .*\n?|\n)+)")
+_NOT_RUN = {
+    "compare_with_one_device": "a model and a loss of the reader's; OneDeviceComparison's runs",
+    "launch": "starts processes; tests/multiprocess/test_launch_function.py does",
+    "Launcher": "starts processes; tests/multiprocess/test_launch.py does",
+    "run_job": "starts processes; tests/multiprocess/test_launch.py does",
+    "JobSpec": "a part of run_job's; tests/unit/launch makes them",
+    "python_command": "a part of run_job's; tests/unit/launch makes them",
+    "preempt": "installs a signal handler that ends the process",
+    "RayJobError": "needs a Ray cluster; tests/integrations/ray runs one",
+    "run_on_ray": "needs a Ray cluster; tests/integrations/ray runs one",
+    "split_variables": "a part of a script; docs/guides/tpu-pods.md runs it",
+    "value_and_grad": "a part of a step; docs/guides/custom-loops.md runs it",
+}
 _FENCE = re.compile(r"(?P<indent>[ ]*)(?P<ticks>```+) ?(?P<language>[\w-]*).*$")
 
 
@@ -83,5 +99,24 @@ def blocks_of(page: str) -> Iterator[Block]:
             marks = {}
 
 
+def examples() -> Iterator[Block]:
+    """The examples in the docstrings of the package, as the blocks of one page."""
+    for path in [*FILES, *(ROOT / "integrations/ray/kerasdist_ray").glob("*.py")]:
+        for node in ast.walk(parse(path)):
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                continue
+            for example in _EXAMPLE.finditer(ast.get_docstring(node) or ""):
+                marks = {"not run": _NOT_RUN[node.name]} if node.name in _NOT_RUN else {}
+                page = f"{path.relative_to(ROOT)}:{node.name}"
+                yield Block(page, node.lineno, "python", dedent(example[1]), marks)
+
+
 def all_blocks() -> list[Block]:
     return [block for page in pages() for block in blocks_of(page)]
+
+
+if __name__ == "__main__":
+    for exception in [*all_blocks(), *examples()]:
+        for mark in ("not run", "before not run"):
+            if mark in exception.marks:
+                print(f"{exception.place}: {mark}: {exception.marks[mark]}")
