@@ -22,7 +22,7 @@ class RowDataset:
     Example::
 
         rows = strategy.experimental_make_numpy_dataset((x, y))
-        dataset = strategy.distribute_dataset(rows.shuffle(64, seed=0).batch(16))
+        dataset = strategy.distribute_dataset(rows.shuffle(seed=0).batch(16))
 
     Attributes:
         arrays: NumPy arrays with the examples along axis 0, nested in any structure.

@@ -2,7 +2,7 @@
 
 The page "examples" has those in docstrings, of which each begins anew.
 
-    KERAS_BACKEND=jax KERASDIST_CPU_DEVICES=2 python -m tests.docs [PAGE...]
+    KERAS_BACKEND=torch KERASDIST_CPU_DEVICES=2 python -m tests.docs [PAGE...]
 
 Prints a line of JSON for each page: how many blocks ran, and the error of the one that failed.
 """
@@ -45,8 +45,14 @@ def names_of_a_reader() -> dict[str, Any]:
 
     return {
         "__name__": "__main__",
-        **{"keras": keras, "np": np, "kd": kd, "build_model": build_model},
-        **{"x": x, "y": x[:, :1] + x[:, 1:2], "x_test": x_test, "y_test": x_test[:, :1]},
+        "keras": keras,
+        "np": np,
+        "kd": kd,
+        "build_model": build_model,
+        "x": x,
+        "y": x[:, :1] + x[:, 1:2],
+        "x_test": x_test,
+        "y_test": x_test[:, :1],
     }
 
 
@@ -79,7 +85,8 @@ def require_same(block: Block, shown: str, printed: str):
     one, other = (list(map(float, number.findall(text))) for text in (shown, printed))
     same = number.sub("#", shown).split() == number.sub("#", printed).split()
     close = all(abs(a - b) < TOLERANCE for a, b in zip(one, other, strict=False))
-    assert same and close, f"{block.place}: expected {shown!r}, printed {printed!r}"
+    if not (same and close):
+        raise AssertionError(f"{block.place}: expected {shown!r}, printed {printed!r}")
 
 
 def run_both(block: Block, names: dict[str, Any]):
@@ -107,7 +114,7 @@ def run_blocks(page: str, backend: str) -> Iterator[Block]:
                 run_both(block, names)
             else:
                 printed = run(block, block.text, names)
-        elif block.language == "console" and backend == "jax" and printed is not None:
+        elif block.language == "console" and printed is not None:
             yield block
             lines = [line for line in block.text.splitlines() if not line.startswith("$ ")]
             require_same(block, "\n".join(lines), printed)
@@ -127,14 +134,12 @@ def run_examples(backend: str) -> Iterator[Block]:
 
 
 def run_page(page: str, backend: str) -> dict[str, Any]:
-    count, block = 0, None
+    place, count = "before the first block", 0
     try:
-        blocks = run_examples(backend) if page == EXAMPLES else run_blocks(page, backend)
-        for count, block in enumerate(blocks, 1):
-            pass
-    except BaseException:
-        where = "" if block is None else block.place
-        return {"page": page, "blocks": count, "error": f"{where}\n{traceback.format_exc()}"}
+        for block in run_examples(backend) if page == EXAMPLES else run_blocks(page, backend):
+            place, count = block.place, count + 1
+    except BaseException:  # noqa: BLE001 (also SystemExit: the other pages still run)
+        return {"page": page, "blocks": count, "error": f"{place}\n{traceback.format_exc()}"}
     return {"page": page, "blocks": count, "error": None}
 
 

@@ -1,7 +1,7 @@
 """Finds the fenced blocks of README and docs, and what the comments above them say.
 
-`<!-- not run: REASON -->` excepts a block; `<!-- run on: torch -->` chooses the backend of a block
-(jax, unless it says otherwise; several with spaces). A block of Python runs after those before it
+`<!-- not run: REASON -->` excepts a block; `<!-- run on: jax tensorflow -->` chooses its backends,
+where torch, which compiles nothing, will not do. A block of Python runs after those before it
 on its page. A block of diff is two scripts: with the lines of `-` and with those of `+`; for one
 whose packages the tests do not have, `<!-- before not run: REASON -->`.
 """
@@ -10,13 +10,12 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import dedent
 
 from tests.fresh import ROOT
 from tests.unit.test_layers import FILES, parse
 
-DEFAULT_BACKEND = "jax"
+DEFAULT_BACKEND = "torch"
 BACKENDS = ("jax", "torch", "tensorflow")
 
 _MARK = re.compile(r"\s*<!-- (not run|before not run|run on): (.+) -->\s*$")
@@ -34,6 +33,7 @@ _NOT_RUN = {
     "split_variables": "a part of a script; docs/guides/tpu-pods.md runs it",
     "value_and_grad": "a part of a step; docs/guides/custom-loops.md runs it",
 }
+_ONLY_ON_JAX = ("DeviceAssignment", "TPUStrategy")
 _FENCE = re.compile(r"(?P<indent>[ ]*)(?P<ticks>```+) ?(?P<language>[\w-]*).*$")
 
 
@@ -107,6 +107,8 @@ def examples() -> Iterator[Block]:
                 continue
             for example in _EXAMPLE.finditer(ast.get_docstring(node) or ""):
                 marks = {"not run": _NOT_RUN[node.name]} if node.name in _NOT_RUN else {}
+                if node.name in _ONLY_ON_JAX:
+                    marks["run on"] = "jax"
                 page = f"{path.relative_to(ROOT)}:{node.name}"
                 yield Block(page, node.lineno, "python", dedent(example[1]), marks)
 

@@ -6,14 +6,14 @@ import json
 import pytest
 
 from tests.docs.__main__ import EXAMPLES, MARK
-from tests.docs.blocks import BACKENDS, DEFAULT_BACKEND, all_blocks, examples
+from tests.docs.blocks import BACKENDS, all_blocks, examples
 from tests.environment import CPU_DEVICES, values
 from tests.fresh import run_python
 
 BLOCKS = all_blocks()
 RUNS = [
     *sorted({(backend, block.page) for block in BLOCKS for backend in block.backends}),
-    (DEFAULT_BACKEND, EXAMPLES),
+    *sorted({(backend, EXAMPLES) for block in examples() for backend in block.backends}),
 ]
 SECONDS = 300
 
