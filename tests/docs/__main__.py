@@ -10,6 +10,7 @@ Prints a line of JSON for each page: how many blocks ran, and the error of the o
 import contextlib
 import io
 import json
+import linecache
 import os
 import re
 import socket
@@ -59,7 +60,10 @@ def names_of_a_reader() -> dict[str, Any]:
 def run(block: Block, text: str, names: dict[str, Any]) -> str:
     """Runs a script of a block; returns what it prints."""
     printed = io.StringIO()
-    code = compile("\n" * (block.line - 1) + text, block.page, "exec")
+    text = "\n" * (block.line - 1) + text
+    # Where Python, and with it AutoGraph of TensorFlow, looks for the source of a function.
+    linecache.cache[f"<{block.page}>"] = (len(text), None, text.splitlines(True), block.page)
+    code = compile(text, f"<{block.page}>", "exec")
     with contextlib.redirect_stdout(printed):
         exec(code, names)
     return printed.getvalue()
