@@ -12,6 +12,11 @@ from kerasdist.enumerations import member_of, options_of
 class ReduceOp(enum.Enum):
     """How replicas' values are reduced to one.
 
+    Example::
+
+        ones = strategy.run(lambda: keras.ops.ones(()))
+        strategy.reduce(kd.ReduceOp.SUM, ones, axis=None)  # or "SUM"
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/ReduceOp
     """
 
@@ -34,6 +39,11 @@ class ReduceOp(enum.Enum):
 class CommunicationImplementation(enum.Enum):
     """Which collectives to use where a framework has several.
 
+    Example::
+
+        implementation = kd.CommunicationImplementation.RING
+        options = kd.CommunicationOptions(implementation=implementation)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationImplementation
     """
 
@@ -49,6 +59,11 @@ class CommunicationOptions:
     On TensorFlow workers sum gradients as the strategy's options say; in `fit` the job's time-out
     (``KERASDIST_MEETING_TIMEOUT``) stands in for `timeout_seconds`. On PyTorch `bytes_per_pack` and
     `compression` count. On JAX XLA decides, and ignores the options.
+
+    Example::
+
+        options = kd.CommunicationOptions(bytes_per_pack=50 * 2**20)
+        strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 

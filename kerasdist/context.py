@@ -142,6 +142,11 @@ def scoped_strategy() -> Strategy | None:
 def get_strategy() -> Strategy:
     """Returns the strategy in force.
 
+    Example::
+
+        with strategy.scope():
+            assert kd.get_strategy() is strategy
+
     Returns:
         The strategy whose scope is open in this thread, or whose replica code this is; outside both
         the default strategy, which has one replica.
@@ -150,13 +155,28 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is in force."""
+    """Returns whether a strategy other than the default one is in force.
+
+    Example::
+
+        assert not kd.has_strategy()
+        with strategy.scope():
+            assert kd.has_strategy()
+    """
     strategy = scoped_strategy()
     return strategy is not None and strategy is not default_strategy()
 
 
 def get_replica_context() -> ReplicaContext | None:
     """Returns the context of the replica whose code this is.
+
+    Example::
+
+        def on_replica():
+            return kd.get_replica_context().all_reduce("SUM", keras.ops.ones(()))
+
+
+        strategy.run(on_replica)  # the number of replicas, on each
 
     Returns:
         The `ReplicaContext`; that of the default strategy outside every scope; None in
@@ -170,5 +190,11 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether this is code for all replicas together, as in ``with strategy.scope():``."""
+    """Returns whether this is code for all replicas together, as in ``with strategy.scope():``.
+
+    Example::
+
+        with strategy.scope():
+            assert kd.in_cross_replica_context()
+    """
     return get_replica_context() is None

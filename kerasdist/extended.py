@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 class StrategyExtended:
     """The extended API of one strategy; every method is for cross-replica context.
 
+    Example::
+
+        if strategy.extended.should_checkpoint:  # the chief
+            print(strategy.extended.worker_devices)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
 

@@ -17,6 +17,12 @@ def compute_average_loss(
     mean over all examples. An example's loss is the sum along all other axes: where it should be
     their mean, take that first.
 
+    Example::
+
+        def replica_loss(batch):
+            losses = keras.losses.mean_squared_error(batch[1], model(batch[0]))
+            return kd.compute_average_loss(losses, global_batch_size=64)
+
     Args:
         per_example_loss: Losses of this replica's examples, of shape ``(n, ...)``.
         sample_weight: Weights that can be broadcast to it, or None.
@@ -72,6 +78,12 @@ def _is_float(dtype: Any) -> bool:
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
     """Returns a loss that does not depend on the batch, divided by the number of replicas.
+
+    Example::
+
+        def replica_loss(losses):
+            penalty = kd.scale_regularization_loss(model.losses)
+            return kd.compute_average_loss(losses, global_batch_size=64) + penalty
 
     Args:
         regularization_loss: A tensor, or a list of them, such as ``model.losses``.

@@ -19,6 +19,11 @@ from typing import final
 class DeviceAssignment:
     """How many replicas there are, and how many devices each of them has.
 
+    Example::
+
+        assignment = kd.DeviceAssignment.build(num_replicas=1, computation_shape=[2])
+        strategy = kd.TPUStrategy(experimental_device_assignment=assignment)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceAssignment
 
     Attributes:

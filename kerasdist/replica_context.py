@@ -44,6 +44,16 @@ class ReplicaContext:
     `kerasdist.get_replica_context` returns it. It is also a context manager, which makes it the one
     in force.
 
+    Example::
+
+        def on_replica(batch):
+            replica = kd.get_replica_context()
+            return replica.all_reduce("SUM", keras.ops.sum(batch))
+
+
+        dataset = strategy.distribute_dataset([x[:16], x[16:32]])
+        totals = strategy.run(on_replica, args=(next(iter(dataset)),))
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/ReplicaContext
 
     Attributes:
@@ -191,6 +201,13 @@ def global_batch(tensor: Any) -> Any:
     contrastive loss over the batch: on TensorFlow and PyTorch a replica holds only its own rows.
     The gradient flows through. On one device, on JAX (where `fit` is one global program), and
     outside a replica, it returns `tensor` itself. All replicas must call it.
+
+    Example::
+
+        class Contrastive(keras.losses.Loss):
+            def call(self, left, right):
+                right = kd.global_batch(right)
+                return -keras.ops.matmul(left, keras.ops.transpose(right))[:, 0]
 
     Args:
         tensor: A tensor of shape ``(n, ...)``, n the replica's own number of examples.

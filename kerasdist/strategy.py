@@ -36,6 +36,11 @@ class Strategy:
     Not made directly: see `kerasdist.MirroredStrategy` and `kerasdist.OneDeviceStrategy`. The
     meaning of every member is that of ``tf.distribute.Strategy``.
 
+    Example::
+
+        strategy = kd.get_strategy()  # in no scope: the default strategy
+        print(strategy.num_replicas_in_sync)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
     Attributes:

@@ -19,6 +19,11 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
     Not made directly: see `Strategy.run` and
     `Strategy.experimental_distribute_values_from_function`.
 
+    Example::
+
+        values = strategy.run(lambda: keras.ops.ones((2,)))
+        parts = strategy.experimental_local_results(values)  # one tensor per replica
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedValues
 
     Attributes:
@@ -47,12 +52,24 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
 
 @final
 class PerReplica(DistributedValues):
-    """A value whose components may differ: the pieces of a batch, the losses of replicas."""
+    """A value whose components may differ: the pieces of a batch, the losses of replicas.
+
+    Example::
+
+        values = strategy.run(lambda: keras.ops.ones((2,)))
+        assert isinstance(values, kd.PerReplica)
+    """
 
 
 @final
 class Mirrored(DistributedValues):
-    """A value whose components are equal: the result of a reduction to every device."""
+    """A value whose components are equal: the result of a reduction to every device.
+
+    Example::
+
+        ones = strategy.run(lambda: keras.ops.ones((2,)))
+        total = strategy.extended.reduce_to("SUM", ones, destinations="cpu:0")
+    """
 
 
 def component(structure: Any, index: int) -> Any:

@@ -49,6 +49,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
+    Example::
+
+        backup = kd.callbacks.BackupAndRestore("backups")
+        model.fit(x, y, epochs=2, callbacks=[backup])  # started again, it continues
+
     Source: ``keras.callbacks.BackupAndRestore``, whose arguments these are.
     """
 

@@ -20,6 +20,10 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
     New variables start equal by themselves. This is for those that changed afterwards on the chief
     alone, such as weights that only the chief has loaded.
 
+    Example::
+
+        model.fit(x, y, callbacks=[kd.callbacks.BroadcastGlobalVariables()])
+
     Source: Horovod's ``BroadcastGlobalVariablesCallback``.
     """
 

@@ -19,7 +19,8 @@ class ChiefOnly(DelegatingCallback):
 
     Example::
 
-        model.fit(x, y, callbacks=[kd.callbacks.ChiefOnly(MyLogger("log.txt"))])
+        report = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(logs))
+        model.fit(x, y, callbacks=[kd.callbacks.ChiefOnly(report)])
     """
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:

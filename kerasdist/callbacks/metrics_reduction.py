@@ -26,6 +26,10 @@ class MetricsReduction(keras.callbacks.Callback):
     This is for values that a worker's own code puts into the logs: place it behind that callback,
     and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
 
+    Example::
+
+        model.fit(x, y, callbacks=[kd.callbacks.MetricsReduction()])
+
     Source: Horovod's ``MetricAverageCallback``.
     """
 

@@ -18,6 +18,11 @@ class LearningRateWarmup(keras.callbacks.Callback):
     For a learning rate that was multiplied by the number of replicas together with the global batch
     size. It is set before every batch, in equal steps; afterwards it is left alone.
 
+    Example::
+
+        warmup = kd.callbacks.LearningRateWarmup(epochs=2)
+        model.fit(x, y, epochs=3, callbacks=[warmup])
+
     Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017,
     section 2.2; Horovod's ``LearningRateWarmupCallback``.
     """

@@ -94,6 +94,11 @@ def choose(found: tuple[Finding, ...]) -> Source | None:
 def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
     """Finds the cluster that the environment variables describe.
 
+    Example::
+
+        resolver = kd.cluster.detect()
+        print("no job" if resolver is None else resolver.membership())
+
     Args:
         environ: The variables; None for this process's own.
 

@@ -13,6 +13,13 @@ from kerasdist.errors import ClusterError
 class Membership:
     """A process's place in a job of several workers.
 
+    Example::
+
+        resolver = kd.cluster.detect()
+        if resolver is not None:
+            place = resolver.membership()
+            print(f"worker {place.rank} of {place.num_workers}, says {place.source}")
+
     Attributes:
         task_type: ``"chief"`` or ``"worker"``, as ``TF_CONFIG`` means it.
         task_id: The number within the type.

@@ -20,6 +20,11 @@ class ClusterResolver(ABC):
     In the manner of ``tf.distribute.cluster_resolver.ClusterResolver``, for every backend. Without
     an argument a strategy for several workers calls `detect`; pass a resolver to override it.
 
+    Example::
+
+        resolver = kd.cluster.detect()
+        strategy = kd.MultiWorkerMirroredStrategy(resolver)
+
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/ClusterResolver
     """
@@ -160,6 +165,11 @@ class SimpleClusterResolver(ClusterResolver):
         {"worker": ["host1:2222", "host2:2222"]}, task_type="worker", task_id=0
     )
     ```
+
+    Example::
+
+        spec = kd.cluster.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
+        resolver = kd.cluster.SimpleClusterResolver(spec, task_type="worker", task_id=0)
 
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SimpleClusterResolver

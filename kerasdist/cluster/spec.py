@@ -15,6 +15,11 @@ class ClusterSpec:
     A job is a group of tasks of one type, such as ``"worker"``. An address is None where the
     environment tells how many workers there are, but not where.
 
+    Example::
+
+        spec = kd.cluster.ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
+        print(spec.num_tasks("worker"), spec.job_tasks("worker"))
+
     Source: https://www.tensorflow.org/api_docs/python/tf/train/ClusterSpec
 
     Args:

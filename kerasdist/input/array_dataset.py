@@ -19,6 +19,11 @@ class RowDataset:
 
     It can be iterated repeatedly; shuffled rows come in another order each time.
 
+    Example::
+
+        rows = strategy.experimental_make_numpy_dataset((x, y))
+        dataset = strategy.distribute_dataset(rows.shuffle(seed=0).batch(16))
+
     Attributes:
         arrays: NumPy arrays with the examples along axis 0, nested in any structure.
         batch_size: Number of rows in an element, None for rows without that axis.

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 class DistributedDataset(abc.ABC):
     """Batches with a component on every replica; it can be iterated repeatedly.
 
+    Example::
+
+        dataset = strategy.distribute_dataset([(x[:16], y[:16]), (x[16:32], y[16:32])])
+        for batch in dataset:
+            sums = strategy.run(lambda batch: keras.ops.sum(batch[0]), args=(batch,))
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedDataset
     """
 

@@ -12,6 +12,11 @@ from kerasdist.enumerations import member_of, options_of
 class InputReplicationMode(enum.Enum):
     """How often `Strategy.distribute_datasets_from_function` calls its function.
 
+    Example::
+
+        mode = kd.InputReplicationMode.PER_WORKER  # the default
+        options = kd.InputOptions(experimental_replication_mode=mode)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputReplicationMode
     """
 
@@ -21,6 +26,10 @@ class InputReplicationMode(enum.Enum):
 
 class AutoShardPolicy(enum.Enum):
     """Which data a worker reads, where there are several.
+
+    Example::
+
+        options = kd.InputOptions(auto_shard_policy=kd.AutoShardPolicy.DATA)
 
     Source: https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy
 
@@ -51,6 +60,11 @@ class AutoShardPolicy(enum.Enum):
 @dataclass(frozen=True)
 class InputOptions:
     """How a dataset is distributed.
+
+    Example::
+
+        options = kd.InputOptions(auto_shard_policy="DATA")
+        dataset = strategy.distribute_dataset([(x[:16], y[:16])], options)
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputOptions
 
@@ -106,6 +120,15 @@ class InputOptions:
 class InputContext:
     """Tells a dataset function for which input pipeline it is called.
 
+    Example::
+
+        def make_batches(context):
+            size = context.get_per_replica_batch_size(32)
+            return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+        dataset = strategy.distribute_datasets_from_function(make_batches)
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/InputContext
 
     Attributes:
@@ -139,6 +162,12 @@ class InputContext:
 @dataclass(frozen=True)
 class ValueContext:
     """Tells a value function for which replica it is called.
+
+    Example::
+
+        values = strategy.distribute_values_from_function(
+            lambda context: keras.ops.full((), context.replica_id_in_sync_group)
+        )
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/ValueContext
 

@@ -35,6 +35,13 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Launcher:
     """Runs a job, and can be told to stop from another thread.
 
+    Example::
+
+        from kerasdist.launch.job import Launcher
+        from kerasdist.launch.spec import JobSpec, python_command
+
+        result = Launcher(JobSpec(command=python_command("train.py"), workers=2)).run()
+
     Args:
         spec: The job.
 
@@ -98,6 +105,14 @@ class Launcher:
 
 def run_job(spec: JobSpec) -> JobResult:
     """Runs a job, and returns how it has ended.
+
+    Example::
+
+        from kerasdist.launch.job import run_job
+        from kerasdist.launch.spec import JobSpec, python_command
+
+        result = run_job(JobSpec(command=python_command("train.py"), workers=2))
+        print(result.exit_code)
 
     Args:
         spec: The job.

@@ -23,6 +23,10 @@ STOP_SECONDS = 20.0
 class JobSpec:
     """A job to start.
 
+    Example::
+
+        spec = JobSpec(command=python_command("train.py"), workers=4, max_restarts=2)
+
     Attributes:
         command: What every worker runs; `python_command` makes one.
         workers: How many workers; ``"gpu"``: one a GPU of this machine, or as many as the hosts
@@ -173,6 +177,10 @@ def python_command(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, python: str | None = None
 ) -> tuple[str, ...]:
     """Returns the command that runs a script, or a module, with an interpreter.
+
+    Example::
+
+        python_command("train.py", ["--epochs", "10"])
 
     Args:
         script: The path of a script; or the name of a module.

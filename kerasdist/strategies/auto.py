@@ -15,6 +15,11 @@ from kerasdist.strategy import Strategy
 def auto() -> Strategy:
     """Picks a strategy by the environment and by what this machine has.
 
+    Example::
+
+        strategy = kd.auto()  # at the top of the script
+        print(strategy)
+
     Returns:
         `MultiWorkerMirroredStrategy` in a process that is one of several workers, see
         `kerasdist.cluster.detect`. Otherwise `MirroredStrategy` over all accelerators, or all CPU

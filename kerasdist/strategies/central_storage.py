@@ -21,6 +21,13 @@ class CentralStorageStrategy(Strategy):
     For variables that are too large, or too seldom used, to keep a copy on every device: the
     devices read them where they are, and their summed gradients are applied there.
 
+    Example::
+
+        strategy = kd.CentralStorageStrategy(["cpu:0", "cpu:1"])
+        with strategy.scope():
+            model = build_model()
+            model.compile(optimizer="adam", loss="mse")
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CentralStorageStrategy
     """
 

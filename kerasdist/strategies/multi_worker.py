@@ -39,6 +39,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     Making it waits until all workers have come, and must be the first thing that a script does with
     Keras, before tensors, models and random seeds. In a job of one it is a `MirroredStrategy`.
 
+    Example::
+
+        strategy = kd.MultiWorkerMirroredStrategy()  # at the top of the script
+        with strategy.scope():
+            model = build_model()
+            model.compile(optimizer="adam", loss="mse")
+        model.fit(x, y, batch_size=32)  # 32 examples over all workers
+
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/MultiWorkerMirroredStrategy
     """

@@ -18,6 +18,12 @@ class OneDeviceStrategy(Strategy):
 
     For trying out code that will later run under another strategy, and for choosing a device.
 
+    Example::
+
+        strategy = kd.OneDeviceStrategy("cpu:1")
+        with strategy.scope():
+            model = build_model()
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy
     """
 

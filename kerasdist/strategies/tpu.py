@@ -31,6 +31,13 @@ class TPUStrategy(Strategy):
     which variables are cut over them, so that a model trains that does not fit one device, and
     `fit` still gives the numbers of one. On TensorFlow and PyTorch the strategy is refused.
 
+    Example::
+
+        strategy = kd.TPUStrategy()  # a replica on each chip
+        with strategy.scope():
+            model = build_model()
+            model.compile(optimizer="adam", loss="mse")
+
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/TPUStrategy
     """
 

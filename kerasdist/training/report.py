@@ -18,6 +18,11 @@ from kerasdist.training.differences import Difference, worst
 class OneDeviceComparison:
     """A training step under a strategy, beside the same step on one device.
 
+    Example::
+
+        comparison = kd.compare_with_one_device(model, x, y)
+        print(comparison)
+
     Attributes:
         examples: How many examples the batch has.
         strategy: The strategy.

@@ -11,6 +11,13 @@ from kerasdist.errors import JobError
 class RayJobError(JobError):
     """A worker of a job on Ray failed.
 
+    Example::
+
+        try:
+            run_on_ray(train, num_workers=4)
+        except RayJobError as error:
+            print(error)
+
     Attributes:
         rank: The worker that failed first.
         exit_code: Its exit code; 128 + n if signal n ended it.

@@ -1,0 +1,81 @@
+"""The site builds without a warning, and its pages ask no other server for anything."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.blocks import pages
+from tests.fresh import ROOT
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # --strict: a link to a page or heading that does not exist, or a name without a docstring.
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_of_the_nav_is_there(site):
+    for page in ("index.html", "install/index.html", "errors/index.html", "faq/index.html"):
+        assert (site / page).is_file()
+
+
+_ASKS = re.compile(
+    r'<(?:script|img|iframe|source)[^>]* src="?((?:https?:)?//[^"> ]+)'
+    r'|<link[^>]* rel="?(?:stylesheet|preconnect|preload)"?[^>]* href="?((?:https?:)?//[^"> ]+)'
+)
+
+
+def test_nothing_comes_from_another_server(site):
+    asked = {page: _ASKS.findall(page.read_text("utf-8")) for page in site.rglob("*.html")}
+    assert [addresses for addresses in asked.values() if addresses] == []
+    for script in ("formulas.js", "assets/katex/katex.min.css"):
+        assert "url(http" not in (site / script).read_text("utf-8")
+        assert "https://" not in (site / script).read_text("utf-8")
+
+
+def test_formulas_are_drawn_by_files_of_the_site(site):
+    page = (site / "numerics/index.html").read_text("utf-8")
+    assert page.count('class="arithmatex"') > 20
+    assert "formulas.js" in page
+    katex = site / "assets/katex"
+    assert (katex / "katex.min.js").stat().st_size > 100_000
+    fonts = set(re.findall(r"url\((fonts/[^)]+)\)", (katex / "katex.min.css").read_text("utf-8")))
+    assert fonts
+    assert all((katex / font).is_file() for font in fonts)
+
+
+def test_internals_are_not_in_the_reference(site):
+    strategies = (site / "reference/strategies/index.html").read_text("utf-8")
+    assert "num_replicas_in_sync" in strategies
+    for name in ("replica_set", "runner", "local_replicas", "sole_replica_context"):
+        assert f".{name}" not in strategies
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if not page.startswith("docs/")])
+def test_links_of_pages_beside_the_site_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        if path.startswith(("http://", "https://")) or not path:
+            continue
+        target = (ROOT / page).parent / path
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\s-]", "", one).strip().lower() for one in headings}
+            assert heading in {re.sub(r"[-\s]+", "-", one) for one in slugs}, link
