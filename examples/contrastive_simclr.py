@@ -3,7 +3,7 @@
 Two distorted views of an image should be near each other, and far from the views of all other
 images of the batch. The more others, the better, so a device must see the views that the other
 devices hold: `kd.global_batch` returns all rows of the batch, with gradient. At the end a linear
-classifier on top of the frozen network says how good the features are.
+classifier that sees 20 labels says how good the features are.
 
     KERAS_BACKEND=jax python examples/contrastive_simclr.py
 """
@@ -97,14 +97,16 @@ def main() -> None:
         history = model.fit(views, labels, batch_size=BATCH_SIZE, verbose=0)
         print(f"epoch {epoch + 1}: loss {history.history['loss'][-1]:.4f}")
 
+    def accuracy(x: np.ndarray) -> float:
+        few = slice(1180, 1200)  # 20 images, of which the classifier sees the labels
+        classifier = LogisticRegression(max_iter=1000).fit(x[few], digits.target[few])
+        return float(classifier.score(x[1200:], digits.target[1200:]))
+
     features = encoder.predict(images, batch_size=BATCH_SIZE, verbose=0)
-    few = slice(1100, 1200)  # of which the classifier sees the labels
-    classifier = LogisticRegression(max_iter=1000).fit(features[few], digits.target[few])
-    accuracy = classifier.score(features[1200:], digits.target[1200:])
-    print(
-        f"{strategy.num_replicas_in_sync} replicas: accuracy {accuracy:.4f} with 100 labels, "
-        f"loss {history.history['loss'][-1]:.4f}"
-    )
+    features *= 5 / np.linalg.norm(features, axis=1, keepdims=True)
+    learned, pixels = accuracy(features), accuracy(digits.data / 16)
+    replicas = strategy.num_replicas_in_sync
+    print(f"{replicas} replicas: accuracy {learned:.4f} with 20 labels; from pixels {pixels:.4f}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ What a run prints is kept in `recorded.json`, beside the time it took.
 
 import argparse
 import ast
+import importlib
 import json
 import os
 import re
@@ -58,6 +59,10 @@ class Example:
         text = ast.get_docstring(ast.parse(self.path.read_text("utf-8"))) or ""
         title, _, rest = text.partition("\n")
         return title.rstrip("."), rest.strip()
+
+    def has_figure(self) -> bool:
+        """Whether there is a figure of its last run."""
+        return self.figure and (PAGES / f"{self.name}.png").exists()
 
     def problem(self, last_line: str) -> str | None:
         """Return what is wrong with its last line (a NaN is)."""
@@ -174,7 +179,7 @@ def index(folder: str, suffix: str, figures: str) -> str:
             f"[{example.name}]({folder}{example.name}{suffix})",
             *(example.shows, example.data, seconds(runs, "alone"), seconds(runs, "2 workers")),
             last_line(shown(runs, "alone")[1]),
-            f"[{example.name}.png]({figures}{example.name}.png)" if example.figure else "",
+            f"[{example.name}.png]({figures}{example.name}.png)" if example.has_figure() else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -217,7 +222,7 @@ def page(example: Example) -> str:
     """Return the page of an example: what it says of itself, what it prints, its code."""
     title, rest = example.documentation()
     parts = [f"# {title}", rest, f"[Download as a notebook]({example.name}.ipynb)"]
-    if example.figure:
+    if example.has_figure():
         parts += [f"![What `--figure` draws]({example.name}.png)"]
     if example.arguments:
         parts += [f"Here with `{' '.join(example.arguments)}`."]
@@ -235,7 +240,7 @@ def page(example: Example) -> str:
 def notebook(example: Example) -> str:
     """Return an example as a Jupyter notebook."""
     try:
-        import jupytext
+        jupytext = importlib.import_module("jupytext")
     except ImportError as error:
         raise SystemExit("Notebooks need jupytext: pip install jupytext") from error
     source = example.path.read_text("utf-8")
@@ -246,7 +251,7 @@ def notebook(example: Example) -> str:
     start = (
         "import os\nimport sys\n\n"
         'os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported\n'
-        'sys.argv = ["notebook"]  # the script takes arguments'
+        f"sys.argv = {['notebook', *example.arguments]}  # the script's arguments"
     )
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": f"# {title}\n\n{rest}"},

@@ -66,7 +66,7 @@ def sources(x: np.ndarray, y: np.ndarray, folder: Path, strategy: kd.Strategy) -
     if find_spec("torch"):
         from torch.utils.data import DataLoader
 
-        found["DataLoader"] = {"x": DataLoader(pairs, BATCH_SIZE)}  # pyright: ignore[reportArgumentType]
+        found["DataLoader"] = {"x": DataLoader(pairs, BATCH_SIZE)}
     if find_spec("grain"):
         import grain
 

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(2 * TIME_LIMIT_S)
 # Arguments of a short run, and the bounds of the number that the last line must have then.
 SHORT = {
     "callbacks_and_tensorboard": ("--epochs 4", 0.7, 1),
-    "contrastive_simclr": ("--epochs 1", 0.6, 1),
-    "custom_train_step_vae": ("--epochs 3", 0, 80),
+    "contrastive_simclr": ("--epochs 1", 0.5, 1),
+    "custom_train_step_vae": ("--epochs 2", 0, 120),
     "digits_cnn": ("--epochs 2", 0.2, 1),
     "digits_gan": ("--epochs 3", 0, 2e-3),
     "gpt_char_lm": ("--epochs 2 --pieces 512", 1, 40),
