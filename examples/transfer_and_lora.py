@@ -1,8 +1,8 @@
 """Fine-tune a saved model: first a new head on frozen layers, then with LoRA.
 
 A classifier of the digits 0 to 4 is trained and saved, as if somebody had published it. Loaded in
-the scope, it learns the digits 5 to 9, from 25 examples of each: once with all layers frozen but
-the new head, then with small matrices beside the frozen kernels (LoRA) as well.
+the scope, it learns the digits 5 to 9, from 125 examples: at first with all layers frozen but a new
+head; then it goes on with small matrices beside the frozen kernels (LoRA).
 
     KERAS_BACKEND=tensorflow python examples/transfer_and_lora.py
 """
@@ -90,8 +90,8 @@ def main() -> None:
         compiled(model, 3e-3)
     lora = tune("head and LoRA")
     print(
-        f"{strategy.num_replicas_in_sync} replicas: accuracy {lora:.4f} with LoRA, "
-        f"{head:.4f} with a new head alone, on {len(x) - 125} unseen images"
+        f"{strategy.num_replicas_in_sync} replicas: accuracy {lora:.4f} after LoRA, "
+        f"{head:.4f} before, on {len(x) - 125} unseen images"
     )
 
 
