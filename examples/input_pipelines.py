@@ -96,7 +96,6 @@ def main() -> None:
     if kd.cluster.detect() is None:  # not a worker of a job
         kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
     strategy = kd.auto()
-    keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((SIDE, SIDE, 3)), layers.Rescaling(1 / 255)])
         model.add(layers.Conv2D(16, 3, strides=2, activation="relu"))
@@ -113,9 +112,8 @@ def main() -> None:
             history = model.fit(**data, shuffle=False, verbose=0).history
             speed = count / (time.perf_counter() - start)
             print(f"{source:>16}: {speed:6.0f} examples/s, accuracy {history['accuracy'][-1]:.4f}")
-    print(
-        f"{strategy.num_replicas_in_sync} replicas: accuracy {history['accuracy'][-1]:.4f} at the end"
-    )
+    accuracy = history["accuracy"][-1]
+    print(f"{strategy.num_replicas_in_sync} replicas: accuracy {accuracy:.4f} at the end")
 
 
 if __name__ == "__main__":
