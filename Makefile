@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time docs house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time docs house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -46,6 +46,13 @@ $(BESIDE:%=install-%): install-%:
 
 demo: $(STAMP) ## train the first example on two replicas on each backend
 	$(BIN)/python examples/demo.py
+
+gallery: $(STAMP) ## run all examples on each backend, alone and with two workers; writes their pages (an hour)
+	$(BIN)/python examples/gallery.py run
+	$(BIN)/python examples/gallery.py pages
+
+gallery-pages: $(STAMP) ## write the examples' pages from what `make gallery` has recorded
+	$(BIN)/python examples/gallery.py pages
 
 check: lint unit ## what to run before a commit (under two minutes)
 

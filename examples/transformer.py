@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
 
+    if kd.cluster.detect() is None:  # not a worker of a job
+        kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
     strategy = kd.auto()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -64,8 +66,12 @@ def main() -> None:
         model = build_model(options.blocks, options.width, options.length, options.vocabulary)
     global_batch = options.batch * strategy.num_replicas_in_sync
     tokens = sequences(options.steps * global_batch, options.length, options.vocabulary)
-    model.fit(
+    history = model.fit(
         tokens[:, :-1], tokens[:, 1:], batch_size=global_batch, epochs=options.epochs, verbose=2
+    )
+    loss = history.history["loss"][-1]
+    print(
+        f"{strategy.num_replicas_in_sync} replicas: loss {loss:.4f}, {model.count_params()} weights"
     )
 
 

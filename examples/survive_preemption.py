@@ -1,0 +1,115 @@
+"""Lose the machine in the middle of an epoch, and end with the same weights to the last bit.
+
+Schedulers send SIGTERM before they take a machine away. With `kd.experimental.preempt` all workers
+then finish their batch, back up, and end with exit code 76; started again, the script goes on from
+that batch. To show it in one go, this script sends the signal to itself, catches the exit, and
+does what its next start would do. The run is compared with one that nothing has interrupted.
+
+    KERAS_BACKEND=jax python examples/survive_preemption.py
+
+In earnest nothing is caught: `kerasdist run --max-restarts 3 train.py`, or a scheduler that starts
+the job again.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from sklearn.datasets import load_diabetes
+
+import kerasdist as kd
+
+BATCH_SIZE = 32
+
+
+def build_model() -> keras.Model:
+    """Return a compiled regression with dropout, whose random draws must go on, too."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((10,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse")
+    return model
+
+
+class TakenAway(keras.callbacks.Callback):
+    """Sends this process the signal that a scheduler sends."""
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        super().__init__()
+        self.when, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del logs
+        if (self.epoch, batch) == self.when:
+            print(f"SIGTERM after batch {batch + 1} of epoch {self.epoch + 1}")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Train with and without an interruption, and print how the weights differ."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--epochs", type=int, default=8)
+    default = Path(tempfile.gettempdir()) / "kerasdist_backups"
+    parser.add_argument("--backups", type=Path, default=default, help="a folder")
+    options = parser.parse_args()
+
+    if kd.cluster.detect() is None:  # not a worker of a job
+        kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
+    strategy = kd.auto()
+    is_chief = strategy.extended.should_checkpoint
+    if is_chief:
+        shutil.rmtree(options.backups, ignore_errors=True)
+    diabetes = load_diabetes()
+    x = diabetes.data.astype("float32") * 20
+    y = ((diabetes.target - 152.0) / 77.0).astype("float32")
+
+    def train(*callbacks: keras.callbacks.Callback) -> keras.Model:
+        with strategy.scope():
+            model = build_model()
+        model.fit(
+            *(x, y),
+            batch_size=BATCH_SIZE,
+            epochs=options.epochs,
+            callbacks=list(callbacks),
+            verbose=0,
+        )
+        return model
+
+    def start() -> keras.Model:
+        """What the script does each time it is started."""
+        backup = kd.callbacks.BackupAndRestore(options.backups)
+        kd.experimental.preempt(backup)
+        # One worker gets the signal, and all leave.
+        return train(backup, *([TakenAway(options.epochs // 2, 4)] if is_chief else []))
+
+    untouched = train()
+    try:
+        start()
+        raise RuntimeError("Expected the signal to end the first start")
+    except SystemExit as leaving:
+        print(f"fit has left with exit code {int(str(leaving))}; once more from the start")
+    resumed = start()
+    pairs = zip(untouched.get_weights(), resumed.get_weights(), strict=True)
+    difference = max(float(np.max(np.abs(one - other))) for one, other in pairs)
+    replicas = strategy.num_replicas_in_sync
+    print(f"{replicas} replicas: difference to the run without interruption {difference}")
+
+
+if __name__ == "__main__":
+    main()

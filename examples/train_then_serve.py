@@ -1,0 +1,77 @@
+"""Train on several devices, then serve where kerasdist is not installed.
+
+A saved model has no trace of the strategy. The script trains on scikit-learn's wines, saves, and
+starts another Python in which kerasdist cannot be imported; that one loads the file with plain
+Keras, on one device, and its predictions are compared.
+
+    KERAS_BACKEND=torch python examples/train_then_serve.py
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers
+from sklearn.datasets import load_wine
+
+import kerasdist as kd
+
+SERVER = """
+import sys
+sys.modules["kerasdist"] = None  # as if it were not installed
+import keras
+import numpy as np
+
+model = keras.saving.load_model(sys.argv[1])
+np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
+"""
+
+
+def main() -> None:
+    """Train, save, let a server predict, and print how its predictions differ."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--epochs", type=int, default=20)
+    epochs = parser.parse_args().epochs
+
+    if kd.cluster.detect() is None:  # not a worker of a job
+        kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
+    strategy = kd.auto()
+    keras.utils.set_random_seed(0)
+    wine = load_wine()
+    order = np.random.default_rng(0).permutation(len(wine.target))
+    x, y = wine.data[order].astype("float32"), wine.target[order].astype("int32")
+    scale = layers.Normalization(mean=x[:120].mean(axis=0), variance=x[:120].var(axis=0))
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((13,)),
+                scale,  # part of the model, so that the server gets raw numbers
+                layers.Dense(32),
+                layers.BatchNormalization(),
+                layers.Activation("relu"),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x[:120], y[:120], batch_size=16, epochs=epochs, verbose=2)
+    _, accuracy = model.evaluate(x[120:], y[120:], verbose=0)
+    predictions = model.predict(x[120:], verbose=0)
+
+    with tempfile.TemporaryDirectory() as folder:  # each worker's own, so that each of them saves
+        names = [str(Path(folder, name)) for name in ("model.keras", "rows.npy", "answer.npy")]
+        model.save(names[0])
+        np.save(names[1], x[120:])
+        subprocess.run([sys.executable, "-c", SERVER, *names], check=True)
+        difference = np.max(np.abs(np.load(names[2]) - predictions))
+    print(
+        f"{strategy.num_replicas_in_sync} replicas: test accuracy {accuracy:.4f}, "
+        f"difference of the served predictions {difference:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()
