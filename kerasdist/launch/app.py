@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.launch import check_commands
 from kerasdist.launch import info as information
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
@@ -114,7 +115,7 @@ def run(
     _warn_of_misplaced_options(context, script, arguments or ())
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
-        workers=None if workers is None else _workers(workers),
+        workers=check_commands.number_of(workers),
         devices_per_worker=devices_per_worker,
         max_restarts=max_restarts,
         hosts=() if hosts is None else (hosts,),
@@ -209,6 +210,9 @@ def plan(
         raise typer.Exit(2) from error
 
 
+check_commands.register(app)
+
+
 def _warn_of_misplaced_options(
     context: typer.Context, script: str, arguments: Sequence[str]
 ) -> None:
@@ -235,16 +239,6 @@ def _check_backend(spec: JobSpec) -> None:
     choice = backend_choice({**os.environ, **spec.environment})
     if not choice.is_keras_backend:
         raise BackendError(choice.problem)
-
-
-def _workers(text: str) -> int | Literal["gpu"]:
-    if text == "gpu":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(
-            f"expected a number from 1, or gpu, received {text!r}", param_hint="--workers"
-        )
-    return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:
