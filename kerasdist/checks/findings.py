@@ -64,7 +64,7 @@ def show(title: str, findings: Sequence[Finding], console: Console | None = None
         table.add_row(*where, one.check, verdict, _plain(one.found), _plain(one.meaning))
     console.print(table)
     counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
-    kind: Verdict = next((one for one in ("problem", "warning") if counts[one]), "ok")
+    kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"
     console.print(
         f"{counts['ok']} ok, {_number(counts['warning'], 'warning')}, "
         f"{_number(counts['problem'], 'problem')}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from typing import Any, Literal, final
 
 from kerasdist import gpus
 from kerasdist.backend_choice import KNOWN, VARIABLE
-from kerasdist.errors import BackendError, JobError
+from kerasdist.errors import BackendError
 from kerasdist.launch.beginning import log_file
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec
@@ -25,6 +24,7 @@ from kerasdist.launch.spec import JobSpec
 _MARK = "kerasdist-result: "
 
 _ON_CPU = {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
+
 
 @final
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import typer
 from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
-from kerasdist.launch import check_commands
+from kerasdist.launch import check_commands, dry_run
 from kerasdist.launch import info as information
+from kerasdist.launch.help_text import PlainCommand
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
 
@@ -27,8 +28,6 @@ def _version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="kerasdist",
-    help="Distributed training for Keras 3: start a job, see what it would find, or plan one.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's tables give a flag the type <bool>
@@ -43,12 +42,16 @@ def kerasdist(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Distributed training for Keras 3: start a job, see what it would find, or plan one."""
+    """Distributed training for Keras 3: start, plan, check and measure jobs."""
     del version
 
 
 # Everything after the script's name is passed on to the script.
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@app.command(
+    cls=PlainCommand,
+    short_help="Start a script as several workers.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
@@ -63,7 +66,7 @@ def run(
             "--workers",
             "-n",
             metavar="N|gpu",
-            help="Number of workers; gpu: one a GPU of this machine (default: all slots of "
+            help="Number of workers; gpu: one per GPU of this machine (default: all slots of "
             "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
         ),
     ] = None,
@@ -107,6 +110,12 @@ def run(
         typer.Option(metavar="PATH", help="The workers' interpreter (default: this one)."),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module.")] = False,
+    only_show: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Start nothing; print each worker's host, variables and command."
+        ),
+    ] = False,
 ) -> None:
     """Start a script as several workers, and end them all when one fails.
 
@@ -125,13 +134,16 @@ def run(
     )
     try:
         _check_backend(spec)
+        if only_show:
+            typer.echo(dry_run.described(spec))
+            return
         raise typer.Exit(run_job(spec).exit_code)
     except (KerasdistError, OSError) as error:
         typer.echo(f"kerasdist: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-@app.command()
+@app.command(short_help="Show the cluster that is detected, and what is installed.")
 def info(
     *,
     json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
@@ -145,7 +157,7 @@ def info(
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
-@app.command()
+@app.command(cls=PlainCommand, short_help="Predict memory and time on accelerators.")
 def plan(
     script: Annotated[
         str,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from kerasdist.errors import KerasdistError
+from kerasdist.launch.help_text import PlainCommand
 
 Backends = Annotated[
     list[str] | None,
@@ -43,7 +44,7 @@ Seconds = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 
-def test(
+def compare(
     *,
     backend: Backends = None,
     workers: Workers = None,
@@ -144,10 +145,13 @@ def bench(
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    app.command()(test)
-    app.command()(doctor)
-    settings = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-    app.command(context_settings=settings)(bench)
+    app.command("test", short_help="Compare a short training with one device.")(compare)
+    app.command(short_help="Find what would stop or slow a job.")(doctor)
+    app.command(
+        cls=PlainCommand,
+        short_help="Measure how training scales here.",
+        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+    )(bench)
 
 
 @contextlib.contextmanager

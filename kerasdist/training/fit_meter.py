@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import numpy as np
 
+from kerasdist import keras_compat
 from kerasdist.binding import Binding
 from kerasdist.context import get_replica_context
 from kerasdist.functions import function
@@ -143,11 +144,11 @@ class FitMeter(keras.callbacks.Callback):
         del logs
         strategy, replicas = self._binding.strategy, self._binding.replicas
         counted = self._epochs[1:] or self._epochs
-        parameters = sum(int(np.prod(one.shape)) for one in self.model.trainable_variables)
+        model = keras_compat.model_of(self)
+        parameters = sum(int(np.prod(one.shape)) for one in model.trainable_variables)
         count = max(4 * parameters, _LEAST_BYTES) // 4
-        steps = (self._data.num_batches or self._steps_of_optimizer() // len(self._epochs)) * len(
-            counted
-        )
+        iterations = int(ops.convert_to_numpy(model.optimizer.iterations))
+        steps = self._data.num_batches or iterations // len(self._epochs)
         job = replicas.job
         measured = Measured(
             backend=keras.backend.backend(),
@@ -155,7 +156,7 @@ class FitMeter(keras.callbacks.Callback):
             replicas=replicas.num_replicas,
             device=str(replicas.devices[0]),
             batch=self._data.batch_size,
-            steps=steps,
+            steps=steps * len(counted),
             seconds=sum(counted),
             with_compilation=len(self._epochs) == 1,
             parameters=parameters,
@@ -163,9 +164,6 @@ class FitMeter(keras.callbacks.Callback):
         )
         if strategy.is_chief:
             tell(asdict(measured))
-
-    def _steps_of_optimizer(self) -> int:
-        return int(ops.convert_to_numpy(self.model.optimizer.iterations))
 
 
 def all_reduce(strategy: Strategy, count: int) -> AllReduce:
