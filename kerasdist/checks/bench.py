@@ -23,6 +23,7 @@ from kerasdist.plan.report import require_matplotlib
 _MODEL, _PINNED = "kerasdist.checks.bench_worker", "kerasdist.checks.pinned"
 _METERED = {"KERASDIST_BENCH": "1"}  # kerasdist.training.fit_meter.VARIABLE
 _MOST_ON_CPU = 8
+_NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
 _BATCH = 256
 
 
@@ -106,7 +107,7 @@ class _Bench:
 
     def row(self, count: int) -> Row:
         """Returns what so many workers do."""
-        ran = jobs.run(self._spec(count), self._backend, self._options.seconds)
+        ran = jobs.run(self._spec(count), self._backend, self._options.seconds, _NO_FIT)
         if ran.failure is None:
             # A script may fit several times; the longest says most.
             return Row(count, max(ran.results, key=lambda one: one["seconds"]))

@@ -100,14 +100,16 @@ def show(scaling: Scaling, console: Console | None = None) -> None:
     has_batch = all(row.measured and row.measured["batch"] for row in rows)
     table = Table(title=f"{scaling.script} on {scaling.backend}", title_justify="left")
     rate = "examples/s" if has_batch else "steps/s"
-    headings = ("workers", "replicas", "step", rate, "efficiency", "all-reduce", "of links")
+    several = any(row.replicas != row.workers for row in rows)
+    replicas = ("replicas",) if several else ()
+    headings = ("workers", *replicas, "step", rate, "efficiency", "all-reduce", "of links")
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
         bandwidth, part = row.bus_bandwidth, scaling.of_links(row)
         table.add_row(
             str(row.workers),
-            str(row.replicas),
+            *((str(row.replicas),) if several else ()),
             milliseconds(row.step),
             f"{row.rate:,.0f}" if has_batch else f"{row.rate:,.1f}",
             f"{scaling.efficiency(row):.0%}",

@@ -105,8 +105,17 @@ class Ran:
     logs: Path | None = field(default=None)
 
 
-def run(spec: JobSpec, backend: str, seconds: float) -> Ran:
-    """Runs a job whose chief tells results by `kerasdist.training.fit_meter.tell`."""
+def run(
+    spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
+) -> Ran:
+    """Runs a job whose chief tells results by `kerasdist.training.fit_meter.tell`.
+
+    Args:
+        spec: The job.
+        backend: Keras's backend.
+        seconds: After how long the job is ended.
+        without: The failure of a job that ended well and told nothing.
+    """
     folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
     environment = {VARIABLE: backend, **spec.environment}
     launcher = Launcher(replace(spec, logs=folder, environment=environment))
@@ -123,7 +132,7 @@ def run(spec: JobSpec, backend: str, seconds: float) -> Ran:
         return Ran(failure=why, logs=folder)
     results = _results(folder)
     if not results:
-        return Ran(failure="the chief has told no result", logs=folder)
+        return Ran(failure=without, logs=folder)
     shutil.rmtree(folder)
     return Ran(results)
 
