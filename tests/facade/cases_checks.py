@@ -11,7 +11,7 @@ from tests.facade.case import case
 from tests.facade.lazy import kd, keras
 
 
-@case(replicas=(2, 3))
+@case(replicas=(2,))
 def collectives_and_bandwidth(lab):
     """The values of sum, gather and broadcast are checked; a wrong one is a problem."""
     from kerasdist.checks import cluster_test_worker as worker

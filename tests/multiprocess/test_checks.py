@@ -9,6 +9,9 @@ from tests.multiprocess.test_launch_hosts import path
 
 __all__ = ["path"]  # a fixture
 
+# These train, where what other tests start does nothing.
+SECONDS = 300
+
 # The smallest script that says something: torch, whose start is the quickest.
 TRAIN = """
 import keras, numpy as np
@@ -25,7 +28,7 @@ kd.print("said by the script")
 
 
 def test_a_training_is_compared_with_one_device():
-    done = finish("test", "--backend", "torch", "--json")
+    done = finish("test", "--backend", "torch", "--json", seconds=SECONDS)
     assert done.returncode == 0, done.stderr
     [found] = json.loads(done.stdout).values()
     verdicts = {one["check"]: one["verdict"] for one in found}
@@ -49,7 +52,7 @@ def test_a_script_is_measured_as_it_is(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN, encoding="utf-8")
     arguments = ("bench", "--backend", "torch", "--workers", 2, "--json")
-    done = finish(*arguments, "--plot", tmp_path / "scaling.png", script)
+    done = finish(*arguments, "--plot", tmp_path / "scaling.png", script, seconds=SECONDS)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     [row] = told["rows"]
