@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time docs house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time wheels docs house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -87,6 +87,9 @@ gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 
 ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither (two minutes)
 	KERASDIST_AHEAD_OF_TIME=all $(PYTEST) -q tests/ahead_of_time
+
+wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each (20 minutes)
+	$(BIN)/python -m tests.packaging.wheels
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

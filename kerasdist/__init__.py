@@ -12,6 +12,7 @@ from kerasdist._version import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
+    from kerasdist.chief import print
     from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
     from kerasdist.context import (
         get_replica_context,
@@ -84,6 +85,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "launch",
+    "print",
     "scale_regularization_loss",
     "value_and_grad",
 ]
@@ -120,6 +122,7 @@ _HOMES = {
     "get_strategy": "kerasdist.context",
     "global_batch": "kerasdist.replica_context",
     "has_strategy": "kerasdist.context",
+    "print": "kerasdist.chief",
     "in_cross_replica_context": "kerasdist.context",
     "scale_regularization_loss": "kerasdist.losses",
     "value_and_grad": "kerasdist.functions",

@@ -52,17 +52,12 @@ class StrategyExtended:
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints: the chief of the workers does."""
-        return self._is_chief
+        return self._strategy.is_chief
 
     @property
     def should_save_summary(self) -> bool:
         """Whether this process writes summaries: the chief of the workers does."""
-        return self._is_chief
-
-    @property
-    def _is_chief(self) -> bool:
-        replica_set = self._strategy.replica_set
-        return replica_set is None or replica_set.job is None or replica_set.job.is_chief
+        return self._strategy.is_chief
 
     def call_for_each_replica(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 # The options of the default strategy.
 _ALONE = SoleRunner()
 
+_logger = logging.getLogger("kerasdist")
+
 
 class Strategy:
     """Devices, one replica of the model on each, and how they train together.
@@ -51,11 +54,53 @@ class Strategy:
         self._replica_set = replica_set
         self.is_used = False
         ownership.remember(self)
+        if replica_set is not None:
+            _logger.info("%s", _described(self, replica_set))
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas gradients are combined over."""
         return 1 if self._replica_set is None else self._replica_set.num_replicas
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief, worker 0, which writes files and prints.
+
+        True in a job of a single process.
+
+        Example::
+
+            if strategy.is_chief:
+                Path("report.txt").write_text(f"{history.history['loss'][-1]}")
+        """
+        job = None if self._replica_set is None else self._replica_set.job
+        return job is None or job.is_chief
+
+    @contextlib.contextmanager
+    def chief_first(self) -> Generator[None]:
+        """Runs a block on the chief first, and then on the other workers, at once.
+
+        For what is done once and then found done, such as a download into a folder that all workers
+        see. All workers must enter it, and the block must not call what needs all workers. In a
+        single process it does nothing.
+
+        The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds for it, 600 by default; then the job
+        ends.
+
+        Example::
+
+            with strategy.chief_first():
+                path = keras.utils.get_file(origin="https://example.com/data.npz")
+
+        Yields:
+            Nothing.
+
+        Raises:
+            WorkerLostError: On the other workers, if the block has failed on the chief.
+        """
+        job = None if self._replica_set is None else self._replica_set.job
+        with contextlib.nullcontext() if job is None else job.chief_first():
+            yield
 
     @property
     def replica_set(self) -> ReplicaSet | None:
@@ -314,3 +359,14 @@ class Strategy:
             "Expected one object a strategy: it owns devices and threads. Received: "
             "copy.copy(strategy). Use the strategy itself, or make another one."
         )
+
+
+def _described(strategy: Strategy, replicas: ReplicaSet) -> str:
+    """Returns the line for the log: name, replicas, devices, workers."""
+    devices = ", ".join(str(device) for device in replicas.devices)
+    count = replicas.num_replicas
+    said = f"{type(strategy).__name__}: {count} replica{'s'[: count - 1]}"
+    if replicas.job is None:
+        return f"{said}, on {devices}"
+    place = replicas.job.membership
+    return f"{said} of {place.num_workers} workers; worker {place.rank} on {devices}"

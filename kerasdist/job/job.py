@@ -14,7 +14,7 @@ from typing import Any, final
 from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.ports import split
-from kerasdist.errors import DisagreementError, JobError, KerasdistError
+from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
 from kerasdist.job import comparison, joined, saves
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
@@ -106,6 +106,27 @@ class Job:
         with self._lock:
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
         return self._client.meet(channel, number, label, value)
+
+    @contextmanager
+    def chief_first(self) -> Generator[None]:
+        """Runs the block inside on the chief, then on the others. All workers must call it."""
+        label = "the end of the chief's block in chief_first"
+        if not self.is_chief:
+            [error, *_] = self.all_gather_object(label, None)
+            if error is not None:
+                raise WorkerLostError(
+                    f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to do first what "
+                    f"all workers do. Received: strategy.chief_first(), with {error} on worker 0. "
+                    "The whole error is in the output of worker 0."
+                )
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            self.all_gather_object(label, f"{type(error).__name__}: {error}"[:500])
+            raise
+        self.all_gather_object(label, None)
 
     def assert_equal(self, label: str, facts: Mapping[str, Any], advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ by worker. All workers must call it.

@@ -6,14 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.launch import check_commands, dry_run
 from kerasdist.launch import info as information
+from kerasdist.launch.help_text import PlainCommand
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
 
@@ -26,8 +28,6 @@ def _version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="kerasdist",
-    help="Distributed training for Keras 3: start a job, see what it would find, or plan one.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich's tables give a flag the type <bool>
@@ -42,12 +42,16 @@ def kerasdist(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
     ] = False,
 ) -> None:
-    """Distributed training for Keras 3: start a job, see what it would find, or plan one."""
+    """Distributed training for Keras 3: start, plan, check and measure jobs."""
     del version
 
 
 # Everything after the script's name is passed on to the script.
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@app.command(
+    cls=PlainCommand,
+    short_help="Start a script as several workers.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
@@ -62,7 +66,7 @@ def run(
             "--workers",
             "-n",
             metavar="N|gpu",
-            help="Number of workers; gpu: one a GPU of this machine (default: all slots of "
+            help="Number of workers; gpu: one per GPU of this machine (default: all slots of "
             "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
         ),
     ] = None,
@@ -106,6 +110,12 @@ def run(
         typer.Option(metavar="PATH", help="The workers' interpreter (default: this one)."),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module.")] = False,
+    only_show: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Start nothing; print each worker's host, variables and command."
+        ),
+    ] = False,
 ) -> None:
     """Start a script as several workers, and end them all when one fails.
 
@@ -114,7 +124,7 @@ def run(
     _warn_of_misplaced_options(context, script, arguments or ())
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
-        workers=None if workers is None else _workers(workers),
+        workers=check_commands.number_of(workers),
         devices_per_worker=devices_per_worker,
         max_restarts=max_restarts,
         hosts=() if hosts is None else (hosts,),
@@ -124,13 +134,16 @@ def run(
     )
     try:
         _check_backend(spec)
+        if only_show:
+            typer.echo(dry_run.described(spec))
+            return
         raise typer.Exit(run_job(spec).exit_code)
     except (KerasdistError, OSError) as error:
         typer.echo(f"kerasdist: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-@app.command()
+@app.command(short_help="Show the cluster that is detected, and what is installed.")
 def info(
     *,
     json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
@@ -144,7 +157,7 @@ def info(
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
-@app.command()
+@app.command(cls=PlainCommand, short_help="Predict memory and time on accelerators.")
 def plan(
     script: Annotated[
         str,
@@ -209,6 +222,9 @@ def plan(
         raise typer.Exit(2) from error
 
 
+check_commands.register(app)
+
+
 def _warn_of_misplaced_options(
     context: typer.Context, script: str, arguments: Sequence[str]
 ) -> None:
@@ -235,16 +251,6 @@ def _check_backend(spec: JobSpec) -> None:
     choice = backend_choice({**os.environ, **spec.environment})
     if not choice.is_keras_backend:
         raise BackendError(choice.problem)
-
-
-def _workers(text: str) -> int | Literal["gpu"]:
-    if text == "gpu":
-        return text
-    if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(
-            f"expected a number from 1, or gpu, received {text!r}", param_hint="--workers"
-        )
-    return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:

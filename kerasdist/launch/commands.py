@@ -16,10 +16,11 @@ from kerasdist.launch.spec import JobSpec
 
 # BatchMode: ssh fails where it would ask for a password, and wait forever. The others end a
 # connection that is silent for half a minute.
-_SSH = (
+SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
+"""How to begin a command on another machine; its name and the command follow."""
 
 
 def here(spec: JobSpec, slot: Slot, inherited: socket.socket | None = None) -> list[str]:
@@ -50,7 +51,7 @@ def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:
         ),
     ]
     folder = shlex.quote(str(spec.directory or Path.cwd()))
-    return [*_SSH, slot.host, f"cd {folder} && exec {shlex.join(words)}"]
+    return [*SSH, slot.host, f"cd {folder} && exec {shlex.join(words)}"]
 
 
 def _rest(spec: JobSpec, slot: Slot) -> list[str]:

@@ -92,18 +92,18 @@ def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
     if first is not None:
         return ports.join(first.rpartition("@")[2], ports.of_job(_draw())), None
     alone = all(slot.host is None for slot in slots)
-    opened = _listening("127.0.0.1" if alone else "")
+    opened = listening("127.0.0.1" if alone else "")
     host = "127.0.0.1" if alone else socket.gethostname()
     return ports.join(host, opened.getsockname()[1]), opened
 
 
 def free_port() -> int:
     """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
-    with _listening("") as opened:
+    with listening("") as opened:
         return opened.getsockname()[1]
 
 
-def _listening(host: str) -> socket.socket:
+def listening(host: str) -> socket.socket:
     """Returns a socket that listens on a port which Linux gives to no outgoing connection."""
     for _ in range(_TRIES):
         try:

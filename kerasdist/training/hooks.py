@@ -24,6 +24,7 @@ from kerasdist.job.job import Job
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
     batch_norm,
+    fit_meter,
     layer_losses,
     metrics,
     numerics,
@@ -157,7 +158,18 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     position = on_workers.position_of(given)
     _adapt(binding, given, given["steps_per_epoch"], position)
     _prepare_callbacks(binding, given)
+    if fit_meter.is_wanted():
+        _measure(binding, given)
     return _run(original, binding, call, facts)
+
+
+def _measure(binding: Binding, given: dict[str, Any]) -> None:
+    meter = fit_meter.FitMeter(binding, given["x"])
+    if isinstance(given["callbacks"], list):
+        given["callbacks"] = [*given["callbacks"], meter]
+    else:
+        meter.set_model(given["callbacks"].model)
+        given["callbacks"].append(meter)
 
 
 def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.__main__ import EXAMPLES, MARK
 from tests.docs.blocks import BACKENDS, all_blocks, examples
-from tests.environment import CPU_DEVICES, values
+from tests.environment import CPU_DEVICES, path_of_users, values
 from tests.fresh import run_python
 
 BLOCKS = all_blocks()
@@ -28,6 +28,7 @@ def results(backend):
         **values(CPU_DEVICES),
         "KERAS_BACKEND": backend,
         "KERASDIST_CPU_DEVICES": "2",
+        "PYTHONPATH": path_of_users(),
     }
     output = run_python("-m", "tests.docs", *pages, seconds=SECONDS, **environment)
     lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)]

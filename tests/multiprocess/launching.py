@@ -45,7 +45,9 @@ def command_line(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "kerasdist", *(str(each) for each in arguments)]
 
 
-def finish(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def finish(
+    *arguments: object, seconds: float = SECONDS, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the command line to its end."""
     return subprocess.run(
         command_line(*arguments),
@@ -53,7 +55,7 @@ def finish(*arguments: object, **environment: str) -> subprocess.CompletedProces
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
         check=False,
     )
 

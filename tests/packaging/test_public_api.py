@@ -45,6 +45,7 @@ PUBLIC = [
     "has_strategy",
     "in_cross_replica_context",
     "launch",
+    "print",
     "scale_regularization_loss",
     "value_and_grad",
 ]

@@ -35,11 +35,12 @@ LAYERS = (
     ("keras_compat", "cluster", "ownership"),
     ("job", "input", "losses"),
     ("launch", "backends"),
-    ("agreement", "binding", "extended", "functions", "replica_context"),
+    ("agreement", "binding", "chief", "extended", "functions", "replica_context"),
     ("callbacks",),
     ("experimental", "training", "strategy"),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
     ("strategies", "plan", "__main__"),
+    ("checks",),
 )
 LAYER_OF = {unit: height for height, units in enumerate(LAYERS) for unit in units}
 # Imports from a layer that is not below, made by a function when it is called.
@@ -50,6 +51,7 @@ LATE = {
     ("kerasdist.config", "backends"),
     # the command line starts jobs without Keras, which a plan needs
     ("kerasdist.launch.app", "plan"),
+    ("kerasdist.launch.check_commands", "checks"),
 }
 MAX_LINES = 500
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}

@@ -25,6 +25,9 @@ class FakeGpu:
     memory: int | None = 80 << 30
     hidden: bool = False
     parts: list = field(default_factory=list)
+    used: int = 0
+    nvlinks: int = 0
+    pcie_width: int = 16
 
 
 def _gpus():
@@ -68,7 +71,33 @@ def nvmlDeviceGetName(gpu):
 def nvmlDeviceGetMemoryInfo(gpu):
     if gpu.memory is None:
         raise NVMLError("Not Supported")
-    return SimpleNamespace(total=gpu.memory)
+    return SimpleNamespace(total=gpu.memory, used=gpu.used)
+
+
+def nvmlSystemGetDriverVersion():
+    return "550.1"
+
+
+def nvmlSystemGetCudaDriverVersion_v2():
+    return 12040
+
+
+def nvmlDeviceGetNvLinkState(gpu, link):
+    if link >= 18:
+        raise NVMLError("Invalid Argument")
+    return int(link < gpu.nvlinks)
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(gpu):
+    return 4
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(gpu):
+    return gpu.pcie_width
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(gpu):
+    return 16
 
 
 def nvmlDeviceGetMigMode(gpu):

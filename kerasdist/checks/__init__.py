@@ -1,0 +1,1 @@
+"""Checks of a machine or cluster: ``kerasdist test``, ``doctor`` and ``bench``."""

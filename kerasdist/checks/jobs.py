@@ -1,0 +1,162 @@
+"""Runs a module of this package as a job of several workers, and reads what the chief has found."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+from kerasdist import gpus
+from kerasdist.backend_choice import KNOWN, VARIABLE
+from kerasdist.errors import BackendError
+from kerasdist.launch.beginning import log_file
+from kerasdist.launch.job import Launcher
+from kerasdist.launch.spec import JobSpec
+
+# `kerasdist.training.fit_meter.MARK`, which imports Keras.
+_MARK = "kerasdist-result: "
+
+_ON_CPU = {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where workers run.
+
+    Attributes:
+        workers: How many; None: as `kerasdist run` has it, but two where there is no accelerator.
+        hosts: As in `JobSpec`.
+        devices_per_worker: How many CPU devices each has; None: its accelerators.
+        seconds: After how long a job is ended.
+    """
+
+    workers: int | Literal["gpu"] | None = None
+    hosts: Sequence[str] = ()
+    devices_per_worker: int | None = None
+    seconds: float = 600.0
+
+    def spec(self, command: Sequence[str], environment: Mapping[str, str]) -> JobSpec:
+        """Returns the job that runs a command here."""
+        workers = self.workers
+        if workers is None and not self.hosts and not has_accelerator():
+            workers = 2
+        return JobSpec(
+            command,
+            workers=workers,
+            hosts=self.hosts,
+            devices_per_worker=self.devices_per_worker,
+            environment={**(_ON_CPU if self.is_on_cpu else {}), **environment},
+        )
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether workers compute on CPU devices, as far as is known here."""
+        return self.devices_per_worker is not None or not (self.hosts or has_accelerator())
+
+
+def has_accelerator() -> bool:
+    """Returns whether this machine has a GPU that a process sees, or a TPU."""
+    devices = Path("/dev")
+    return bool(gpus.visible()) or any(devices.glob("accel*")) or any(devices.glob("vfio/[0-9]*"))
+
+
+def backends(wanted: Sequence[str]) -> tuple[str, ...]:
+    """Returns the backends to check: the wanted ones, or all that are installed here.
+
+    Raises:
+        BackendError: If a name is none of a backend's, or there is no backend.
+    """
+    for name in wanted:
+        if name not in KNOWN:
+            raise BackendError(
+                f"Expected backends among {list(KNOWN)}. Received: --backend {name}. "
+                "Name one of them."
+            )
+    found = tuple(wanted) or tuple(name for name in KNOWN if importlib.util.find_spec(name))
+    if not found:
+        raise BackendError(
+            f"Expected one of {list(KNOWN)} to be installed. Received: none of them. Install one: "
+            "pip install 'kerasdist[jax]'."
+        )
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended.
+
+    Attributes:
+        results: What the chief has told, in order; empty if the job has failed.
+        failure: Why it has failed; None if it has not.
+        logs: The folder with what the workers printed, if the job has failed.
+    """
+
+    results: Sequence[Any] = ()
+    failure: str | None = None
+    logs: Path | None = field(default=None)
+
+
+def run(
+    spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
+) -> Ran:
+    """Runs a job whose chief tells results by `kerasdist.training.fit_meter.tell`.
+
+    Args:
+        spec: The job.
+        backend: Keras's backend.
+        seconds: After how long the job is ended.
+        without: The failure of a job that ended well and told nothing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
+    environment = {VARIABLE: backend, **spec.environment}
+    launcher = Launcher(replace(spec, logs=folder, environment=environment))
+    with _limited(launcher, seconds) as is_over:
+        attempt = launcher.run().attempts[-1]
+    if attempt.signal is not None and not is_over.is_set():
+        shutil.rmtree(folder)
+        raise KeyboardInterrupt
+    if is_over.is_set():
+        return Ran(failure=f"it was ended after {seconds:g} s", logs=folder)
+    if attempt.cause is not None:
+        last = next((line for line in reversed(attempt.cause.last_lines) if line.strip()), "")
+        why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
+        return Ran(failure=why, logs=folder)
+    results = _results(folder)
+    if not results:
+        return Ran(failure=without, logs=folder)
+    shutil.rmtree(folder)
+    return Ran(results)
+
+
+def _results(folder: Path) -> list[Any]:
+    file = log_file(folder, 0, 0)
+    assert file is not None
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
+
+
+@contextlib.contextmanager
+def _limited(launcher: Launcher, seconds: float) -> Generator[threading.Event]:
+    """Ends a job after some time; sets the event that it yields if it has."""
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        launcher.stop()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_over
+    finally:
+        timer.cancel()

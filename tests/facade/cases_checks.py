@@ -1,0 +1,75 @@
+"""What `kerasdist test` and `kerasdist bench` do in a worker."""
+
+import contextlib
+import io
+import json
+import os
+
+import numpy as np
+
+from tests.facade.case import case
+from tests.facade.lazy import kd, keras
+
+
+@case(replicas=(2,))
+def collectives_and_bandwidth(lab):
+    """The values of sum, gather and broadcast are checked; a wrong one is a problem."""
+    from kerasdist.checks import cluster_test_worker as worker
+
+    strategy = lab.strategy()
+    found = [*worker.collectives(strategy), worker.bandwidth(strategy)]
+    lab.equal([one.check for one in found], ["sum", "gather", "broadcast", "bandwidth"])
+    lab.equal({one.verdict for one in found}, {"ok"})
+    wrong = worker._judged(strategy, "sum", [np.ones(3), np.array([1.0, 1.0, 2.0])], np.ones(3))
+    lab.equal(wrong.verdict, "problem")
+    lab.check("[1.0, 1.0, 2.0] on worker 0, expected [1.0, 1.0, 1.0]" in wrong.found, wrong.found)
+
+
+@case(replicas=(3,))
+def equal_to_one_device(lab):
+    """Weights of 20 steps equal those of one device; with other statistics they do not."""
+    from kerasdist.checks import cluster_test_worker as worker
+
+    [found] = worker.equality(lab.strategy())
+    lab.check(found.verdict == "ok", str(found))
+    lab.check("weights equal to one device: " in found.found, found.found)
+    if lab.backend != "jax":  # which has no such choice
+        [found] = worker.equality(kd.MirroredStrategy(lab.devices, batch_norm="per_replica"))
+        lab.check(found.verdict == "problem", str(found))
+
+
+@case(replicas=(2,))
+def fit_is_measured(lab):
+    """Where a benchmark's variable is set, `fit` prints what it took, without its first epoch."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    x = np.zeros((20, 3), "float32")
+    arguments = {"batch_size": 5, "verbose": 0, "validation_split": 0.25}
+    os.environ["KERASDIST_BENCH"] = "1"
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            model.fit(x, x[:, :2], epochs=3, **arguments)
+    finally:
+        del os.environ["KERASDIST_BENCH"]
+    with contextlib.redirect_stdout(io.StringIO()) as nothing:
+        model.fit(x, x[:, :2], **arguments)
+    lab.equal(nothing.getvalue(), "")
+    mark, _, text = printed.getvalue().strip().partition(": ")
+    lab.equal(mark, "kerasdist-result")
+    told = json.loads(text)
+    lab.check(told.pop("seconds") > 0, "it took no time")
+    all_reduce = told.pop("all_reduce")
+    lab.equal((all_reduce["replicas"], all_reduce["bytes"]), (2, 1 << 20))
+    expected = {
+        "backend": lab.backend,
+        "workers": 1,
+        "replicas": 2,
+        "device": lab.devices[0],
+        "batch": 5,
+        "steps": 6,  # of two epochs
+        "with_compilation": False,
+        "parameters": 8,
+    }
+    lab.equal(told, expected)

@@ -1,0 +1,117 @@
+"""``kerasdist bench``: numbers of workers, efficiency, and what is shown."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from kerasdist.checks import bench, bench_report, links
+from kerasdist.checks.bench_report import Row, Scaling
+from kerasdist.errors import BackendError, KerasdistError
+
+
+def measured(replicas, seconds, batch=32, device="gpu:0"):
+    all_reduce = {"bytes": 8e9, "seconds": 0.1, "replicas": replicas} if replicas > 1 else None
+    return {
+        "backend": "jax",
+        "workers": replicas,
+        "replicas": replicas,
+        "device": device,
+        "batch": batch,
+        "steps": 10,
+        "seconds": seconds,
+        "with_compilation": False,
+        "parameters": 2_000_000_000,
+        "all_reduce": all_reduce,
+    }
+
+
+def shown(scaling):
+    file = io.StringIO()
+    bench_report.show(scaling, Console(file=file, width=80))
+    return file.getvalue()
+
+
+ROWS = [Row(1, measured(1, 1.0)), Row(2, measured(2, 1.25, batch=64))]
+SCALING = Scaling("train.py", "jax", ROWS, links.Reference(160e9, "NVLink of a GPU"))
+
+
+def test_efficiency_and_bandwidth():
+    assert [row.rate for row in ROWS] == pytest.approx([320.0, 512.0])
+    assert SCALING.efficiency(ROWS[0]) == 1.0
+    assert SCALING.efficiency(ROWS[1]) == pytest.approx(0.8)
+    assert ROWS[0].bus_bandwidth is None
+    assert ROWS[1].bus_bandwidth == pytest.approx(80e9)  # 2 * (2 - 1) / 2 of 8 GB in 0.1 s
+    assert SCALING.of_links(ROWS[1]) == pytest.approx(0.5)
+
+
+def test_efficiency_is_against_what_each_replica_of_the_first_row_does():
+    rows = [Row(2, measured(2, 1.0)), Row(4, measured(4, 1.0))]
+    assert Scaling("x", "jax", rows, None).efficiency(rows[1]) == pytest.approx(0.5)
+
+
+def test_the_table_fits_a_terminal():
+    text = shown(SCALING)
+    for words in ("examples/s", "efficiency", "80%", "80 GB/s", "50%", "NVLink of a GPU"):
+        assert words in text
+    assert "…" not in text
+    assert "strong scaling" not in text
+
+
+def test_the_notes():
+    same = [Row(1, measured(1, 1.0, device="cpu:0")), Row(2, measured(2, 1.0))]
+    text = shown(Scaling("x", "jax", same, None))
+    assert "no reference" in text
+    assert "strong scaling" in " ".join(text.split())
+    assert "equal part of the cores" in text
+    assert "steps/s" in shown(Scaling("x", "jax", [Row(1, measured(1, 1.0, batch=None))], None))
+
+
+def test_a_job_that_failed_is_shown_and_the_others_too():
+    scaling = Scaling("x", "jax", [ROWS[0], Row(2, None, "worker 1/2: exit code 3")], None)
+    assert "2 workers failed: worker 1/2: exit code 3" in shown(scaling)
+    told = json.loads(bench_report.as_json(scaling))
+    assert told["reference"] is None
+    assert told["rows"][0]["efficiency"] == 1.0
+    assert told["rows"][1] == {"workers": 2, "failure": "worker 1/2: exit code 3"}
+
+
+def test_the_plot(tmp_path):
+    bench_report.plot(SCALING, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))]
+)
+def test_the_numbers_of_workers(most, counts):
+    assert bench._doubled(most) == counts
+
+
+def test_what_is_refused():
+    with pytest.raises(BackendError, match="pytorch"):
+        bench.run(bench.BenchOptions(backend="pytorch"))
+    with pytest.raises(KerasdistError, match=r"--batch-per-replica 8 and x\.py"):
+        bench.run(bench.BenchOptions(script="x.py", batch_per_replica=8))
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_chip_of_a_gpu(name, chip):
+    found = links.chip_of(name)
+    assert (None if found is None else found.name) == chip
+
+
+def test_the_reference_of_cpus():
+    found = links.reference("cpu:0", is_one_machine=True)
+    assert found is not None
+    assert found.rate > 1e8
+    assert links.reference("cpu:0", is_one_machine=False) is None

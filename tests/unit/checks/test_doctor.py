@@ -1,0 +1,181 @@
+"""``kerasdist doctor``: what it makes of what it finds."""
+
+import io
+import json
+import resource
+import socket
+
+import pytest
+from rich.console import Console
+
+from kerasdist.checks import agent, doctor, findings, hosts, machine
+from kerasdist.checks.findings import Finding
+
+
+def verdicts(found):
+    return {one.check: one.verdict for one in found}
+
+
+def shown(found):
+    file = io.StringIO()
+    findings.show("Title", found, Console(file=file, width=120))
+    return file.getvalue()
+
+
+class TestOneMachine:
+    def test_every_check_says_what_it_means(self):
+        found = machine.look()
+        expected = {"versions", "backend", "devices", "processor", "environment", "ports"}
+        assert expected | {"own name", "disk", "temporary disk", "open files"} <= set(
+            verdicts(found)
+        )
+        assert all(one.found and one.meaning for one in found)
+
+    def test_old_packages(self, monkeypatch):
+        versions = {"keras": "3.9.0", "jax": "0.4.1", "kerasdist": "0.1.0"}
+
+        def version(package):
+            if package not in versions:
+                raise machine.metadata.PackageNotFoundError
+            return versions[package]
+
+        monkeypatch.setattr(machine.metadata, "version", version)
+        [found] = machine._versions()
+        assert found.verdict == "problem"
+        assert "keras 3.9.0, where kerasdist needs >=3.12" in found.found
+        assert "jax 0.4.1, where kerasdist needs >=0.7" in found.found
+
+    def test_a_backend_that_is_not_there(self, monkeypatch):
+        monkeypatch.setenv("KERAS_BACKEND", "pytorch")
+        [found] = machine._backend()
+        assert found.verdict == "problem"
+        assert "KERAS_BACKEND=torch" in found.meaning
+
+    def test_a_contradiction_in_the_environment(self, monkeypatch):
+        monkeypatch.setenv("KERASDIST_RANK", "1")
+        [found] = machine._cluster()
+        assert found.verdict == "problem"
+
+    @pytest.mark.parametrize(
+        ("free", "verdict"), [(64 << 20, "warning"), (1 << 30, "ok"), (0, "warning")]
+    )
+    def test_shared_memory(self, free, verdict):
+        found = machine.of_shared_memory(free)
+        assert found.verdict == verdict
+        assert ("--shm-size=8g" in found.meaning) == (verdict == "warning")
+
+    @pytest.mark.parametrize(
+        ("soft", "verdict"), [(1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")]
+    )
+    def test_open_files(self, soft, verdict):
+        assert machine.of_files(soft, 65536).verdict == verdict
+
+    @pytest.mark.parametrize(
+        ("free", "verdict"), [(5e8, "problem"), (5e9, "warning"), (5e10, "ok")]
+    )
+    def test_disks(self, monkeypatch, free, verdict):
+        usage = machine.shutil.disk_usage("/")
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=free))
+        assert {one.verdict for one in machine._disks()} == {verdict}
+
+    def test_a_machine_whose_name_is_loopback(self, monkeypatch):
+        monkeypatch.setattr(machine, "resolved", lambda _: ["127.0.1.1"])
+        [found] = machine._name()
+        assert found.verdict == "warning"
+        monkeypatch.setattr(machine, "resolved", lambda _: ["10.0.0.7"])
+        [found] = machine._name()
+        assert found.verdict == "ok"
+
+    def test_the_exit_code_and_the_json(self, monkeypatch, capsys):
+        given = [Finding("a", "warning", "[worker 0/2] b", "c")]
+        monkeypatch.setattr(machine, "look", lambda: given)
+        assert doctor.run((), as_json=True)
+        [told] = json.loads(capsys.readouterr().out)
+        assert told == {
+            "check": "a",
+            "verdict": "warning",
+            "found": "[worker 0/2] b",
+            "meaning": "c",
+            "where": "",
+        }
+        given.append(Finding("d", "problem", "e", "f"))
+        assert not doctor.run((), as_json=False)
+        said = capsys.readouterr().out
+        assert "[worker 0/2] b" in said
+        assert "0 ok, 1 warning, 1 problem\n" in said
+
+
+class TestSeveralHosts:
+    def test_versions_that_differ(self):
+        facts = {"a": {"keras": "3.15", "jax": "0.7"}, "b": {"keras": "3.15"}}
+        found = hosts.of_versions(facts)
+        assert found.verdict == "problem"
+        assert found.found == "jax: 0.7 on a, none on b"
+        assert hosts.of_versions({"a": {"keras": "1"}, "b": {"keras": "1"}}).verdict == "ok"
+
+    @pytest.mark.parametrize(
+        ("offset", "error", "verdict"),
+        [(0.1, 0.01, "ok"), (2.0, 0.01, "warning"), (-2.0, 0.01, "warning"), (2.0, 1.0, "ok")],
+    )
+    def test_clocks(self, offset, error, verdict):
+        found = hosts.of_clocks({"a": (0.0, error), "b": (offset, error)})
+        assert found.verdict == verdict
+        assert f"{abs(offset) * 1e3:.1f} ms between" in found.found
+
+    def test_who_reaches_whom(self):
+        well = {"addresses": ["10.0.0.1"], "error": None}
+        closed = {"addresses": ["10.0.0.1"], "error": "timed out"}
+        unknown = {"addresses": [], "error": "Name or service not known"}
+        itself = {"addresses": ["127.0.1.1"], "error": "Connection refused"}
+        assert verdicts(hosts.of_reached({("a", "b"): well, ("b", "a"): well})) == {
+            "names": "ok",
+            "ports": "ok",
+        }
+        [names, ports] = hosts.of_reached({("a", "b"): well, ("b", "a"): closed})
+        assert (names.verdict, ports.verdict, ports.where) == ("ok", "problem", "b to a")
+        assert "firewall" in ports.meaning
+        [one, other] = hosts.of_reached({("a", "b"): unknown, ("b", "a"): itself})
+        assert (one.check, other.check) == ("names", "names")
+        assert "unknown on a" in one.found
+        assert "a is 127.0.1.1 on b" in other.found
+
+    def test_what_is_well_on_a_host_is_one_line(self):
+        found = [Finding(name, "ok", "x", "y", "host") for name in "abcd"]
+        found += [Finding("e", "warning", "x", "y", "host"), Finding("f", "ok", "x", "y", "other")]
+        shortened = doctor._shortened(found)
+        assert [one.check for one in shortened] == ["4 checks", "e", "f"]
+        assert "a, b, c, d" in shown(shortened)
+
+
+class TestAgent:
+    def ask(self, *questions):
+        answers = io.StringIO()
+        agent.serve(io.StringIO("".join(json.dumps(each) + "\n" for each in questions)), answers)
+        return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+    def test_facts_and_time(self):
+        facts, now = self.ask({"do": "facts"}, {"do": "time"})
+        assert facts["Python"]
+        assert facts["kerasdist"]
+        assert isinstance(now, float)
+
+    def test_it_reaches_another_and_knows_it(self):
+        [listening] = self.ask({"do": "listen"})
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            free = closed.getsockname()[1]
+        there = {"host": "127.0.0.1", "port": listening["port"], "name": listening["name"]}
+        [[well, other, closed, unknown]] = self.ask(
+            {
+                "do": "reach",
+                "targets": [
+                    there,
+                    {**there, "name": "another"},
+                    {**there, "port": free},
+                    {**there, "host": "no-such-host.invalid"},
+                ],
+            }
+        )
+        assert well == {"addresses": ["127.0.0.1"], "error": None}
+        assert other["error"] == "another machine answers there"
+        assert "refused" in closed["error"]
+        assert unknown["addresses"] == []
