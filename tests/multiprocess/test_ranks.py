@@ -63,7 +63,9 @@ def test_the_exit_code_is_that_of_the_job(tmp_path, deed, code, blamed):
     if deed == "one_raises":
         assert '[kerasdist]   | KeyError: "a mistake of the user\'s"' in err
     if deed == "end_early":
-        assert "[kerasdist]   | kerasdist: this process has ended before it made the strategy" in err
+        assert (
+            "[kerasdist]   | kerasdist: this process has ended before it made the strategy" in err
+        )
     if deed == "chief_raises":
         assert re.search(r"^KeyError", err, re.M)
         assert "[worker 1/2] worker 0" in err
