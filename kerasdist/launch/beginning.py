@@ -79,7 +79,7 @@ def begin_others(
         start = Start(
             rank=slot.rank,
             name=f"worker {slot.rank}/{len(slots)}",
-            command=commands.here(spec, slot),
+            command=commands.here(spec, slot, must_join=True),  # this process waits for it
             variables=variables,
             directory=None,
             log=None,

@@ -23,11 +23,25 @@ SSH = (
 """How to begin a command on another machine; its name and the command follow."""
 
 
-def here(spec: JobSpec, slot: Slot, inherited: socket.socket | None = None) -> list[str]:
-    """Returns the command for a worker on this machine."""
-    passed = [] if inherited is None else ["--pass-fd", str(inherited.fileno())]
+def here(
+    spec: JobSpec,
+    slot: Slot,
+    inherited: socket.socket | None = None,
+    *,
+    must_join: bool = False,
+) -> list[str]:
+    """Returns the command for a worker on this machine.
+
+    Args:
+        spec: The job.
+        slot: The worker's place.
+        inherited: A socket that the worker inherits.
+        must_join: Whether it is a failure if the worker ends well, but has not joined the job.
+    """
+    options = [] if inherited is None else ["--pass-fd", str(inherited.fileno())]
+    options += ["--must-join"] if must_join else []
     # By path, isolated and without site packages, it starts in 20 ms.
-    return [sys.executable, "-I", "-S", supervisor.__file__, *passed, *_rest(spec, slot)]
+    return [sys.executable, "-I", "-S", supervisor.__file__, *options, *_rest(spec, slot)]
 
 
 def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:

@@ -33,6 +33,13 @@ _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
 APART = "kerasdist: this worker has ended without joining the job"
 """A guard's last line, where a worker ended well and has not joined the others."""
 
+TOO_EARLY = (
+    "kerasdist: this process has ended before it made the strategy for which worker 0 has started "
+    "this script again. Make the strategy in every process, at the same place: no condition that "
+    "differs between processes may come before it"
+)
+"""A guard's last line, where it was told that such a worker is a failure."""
+
 
 def follow_into_death() -> None:
     """Has the kernel end the worker if this guard is killed; only Linux can."""
@@ -84,6 +91,9 @@ def main() -> int:
     parser.add_argument(
         "--secret-on-input", action="store_true", help="the first line of the input is the secret"
     )
+    parser.add_argument(
+        "--must-join", action="store_true", help="to end without joining the job is a failure"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
@@ -126,7 +136,8 @@ def main() -> int:
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:
-        sys.stderr.write(f"{APART}\n")
+        sys.stderr.write(f"{TOO_EARLY if arguments.must_join else APART}\n")
+        return int(arguments.must_join)
     return 128 - code if code < 0 else code
 
 

@@ -97,7 +97,8 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         # Keras refuses to synchronize on this backend, but here `inputs` is the whole batch.
         return global_moments(SoleReplica(), inputs, layer._reduction_axes, mask)
     if _is_synchronized(replica, layer):
-        return global_moments(replica.collectives, inputs, layer._reduction_axes, mask)
+        # A tuple: torch's compiler knows nothing of Keras's lists.
+        return global_moments(replica.collectives, inputs, tuple(layer._reduction_axes), mask)
     mean, variance = original(layer, inputs, mask)
     rows = ops.shape(inputs)[0] if replica.share is None else replica.share.size
     if isinstance(rows, int) and rows > 0:

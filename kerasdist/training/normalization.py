@@ -33,7 +33,7 @@ def global_moments(
             ops.reshape(ops.var(inputs, axes), (-1,)),
         )
         # Made on the device: copying a number there would make the host wait for it.
-        count = ops.ones_like(mean) * math.prod(ops.shape(inputs)[axis] for axis in axes)
+        count = ops.ones_like(mean) * math.prod([ops.shape(inputs)[axis] for axis in axes])
         squares = variance * count
     else:
         count, mean, squares = _of_some(inputs, axes, mask)

@@ -54,6 +54,7 @@ def test_a_relative_script_that_has_changed_its_folder(tmp_path):
         ("one_raises", 1, [("1/2", "exit code 1")]),
         ("chief_raises", 1, []),
         ("fail_early", 1, [("1/2", "exit code 1")]),
+        ("end_early", 1, [("1/2", "exit code 1")]),
     ],
 )
 def test_the_exit_code_is_that_of_the_job(tmp_path, deed, code, blamed):
@@ -61,6 +62,10 @@ def test_the_exit_code_is_that_of_the_job(tmp_path, deed, code, blamed):
     assert (ended, failure(err)) == (code, blamed), err
     if deed == "one_raises":
         assert '[kerasdist]   | KeyError: "a mistake of the user\'s"' in err
+    if deed == "end_early":
+        assert (
+            "[kerasdist]   | kerasdist: this process has ended before it made the strategy" in err
+        )
     if deed == "chief_raises":
         assert re.search(r"^KeyError", err, re.M)
         assert "[worker 1/2] worker 0" in err

@@ -16,7 +16,7 @@ import torch
 
 from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
-from kerasdist.backends.torch import batch_norm
+from kerasdist.backends.torch import batch_norm, graph_ops
 from kerasdist.backends.torch.autograd_collectives import (
     GlobalGather,
     GlobalSum,
@@ -48,6 +48,7 @@ class TorchCollectives(Collectives):
 
     Attributes:
         rank: The replica's number.
+        number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
         weight: The replica's share of the examples.
@@ -73,6 +74,7 @@ class TorchCollectives(Collectives):
         """Takes the scopes of this process's replicas, and this replica's index among them."""
         self.scope = scopes[index]
         self.rank = self.scope.rank
+        self.number = graph_ops.numbered(self)
         self.draws = draws
         self.weight = self.gradient_weight = 1.0
         self.last_context: ReplicaContext | None = None
@@ -118,6 +120,11 @@ class TorchCollectives(Collectives):
         return self.last_context
 
     @property
+    def calls(self) -> int:
+        """How many meetings this replica has come to in its step."""
+        return self._number
+
+    @property
     def can_create_variables(self) -> bool:
         """Whether code of this replica may make variables now."""
         return not self.scope.rules.is_fit or self._count == 1
@@ -137,7 +144,7 @@ class TorchCollectives(Collectives):
                 all_args, all_kwargs = per_replica(brought)
                 return function(strategy, *all_args, **all_kwargs), committed
 
-        label = self._label(f"merge_call of {getattr(function, '__qualname__', function)}")
+        label = self.label(f"merge_call of {getattr(function, '__qualname__', function)}")
         result, committed = self._meet(label, (list(args), dict(kwargs)), merged)
         self.scope.refresh(committed)
         return map_leaves(self._own, component(result, self._index))
@@ -153,7 +160,12 @@ class TorchCollectives(Collectives):
             with torch.no_grad():
                 keras_compat.stored_value(variable).copy_(total)
 
-        self._meet(self._label(f"assignment to {variable.path}"), value.detach(), assign)
+        self._meet(self.label(f"assignment to {variable.path}"), value.detach(), assign)
+
+    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+        """Assigns to a variable in compiled code, which runs outside of the replica's scope."""
+        self.scope.assigned.append((variable, self.scope.writes_equal))
+        return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, so that none is sent."""
@@ -188,7 +200,7 @@ class TorchCollectives(Collectives):
             return committed
 
         brought = (self.weight, gradients, variables)
-        self.scope.refresh(self._meet(self._label(f"{optimizer.name}.apply"), brought, update))
+        self.scope.refresh(self._meet(self.label(f"{optimizer.name}.apply"), brought, update))
 
     def differentiated_loss(
         self, optimizer: Any, loss: torch.Tensor, *, is_weighted: bool
@@ -212,15 +224,21 @@ class TorchCollectives(Collectives):
         if not tensors:
             return []
         check_summable(tensors)
-        return list(GlobalSum.apply(self, self._label("all_sum"), 1.0, 1.0, *tensors))
+        if torch.compiler.is_compiling():
+            return graph_ops.all_sum(tensors, self.number)
+        return list(GlobalSum.apply(self, self.label("all_sum"), 1.0, 1.0, *tensors))
 
+    @torch.compiler.disable
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """Returns the replicas' tensors concatenated along an axis, differentiable."""
-        return GlobalGather.apply(self, self._label("all_gather"), as_tensor(tensor), axis, False)
+        return GlobalGather.apply(self, self.label("all_gather"), as_tensor(tensor), axis, False)
 
     def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the replicas' tensors stacked along a new first axis, differentiable."""
-        return GlobalGather.apply(self, self._label("all_stack"), as_tensor(tensor)[None], 0, True)
+        if torch.compiler.is_compiling():
+            replicas = self._count * self._group.size
+            return graph_ops.all_stack(tensor, self.number, replicas)
+        return GlobalGather.apply(self, self.label("all_stack"), as_tensor(tensor)[None], 0, True)
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
@@ -285,7 +303,7 @@ class TorchCollectives(Collectives):
         """Copies a tensor that all replicas share, so that this one may change it."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _label(self, name: str) -> str:
+    def label(self, name: str) -> str:
         """Returns the label by which replicas compare calls: a name, and the call's number."""
         self._number += 1
         return f"{name} number {self._number}"

@@ -17,6 +17,7 @@ import keras
 import torch
 
 from kerasdist import context, keras_compat
+from kerasdist.backends.torch import graph_ops
 from kerasdist.backends.torch.collectives import TorchCollectives
 
 
@@ -107,8 +108,26 @@ def _dropout(
         or not 0.0 < rate < 1.0
     ):
         return original(inputs, rate, noise_shape=noise_shape, seed=seed)
+    if torch.compiler.is_compiling():
+        return inputs * (_kept_in_graph(inputs, 1.0 - rate, collectives.number) / (1.0 - rate))
     generator = collectives.draws.generator(collectives.rank)
     return inputs * _kept(inputs, 1.0 - rate, generator).div_(1.0 - rate)
+
+
+@torch.library.custom_op(  # torch's compiler knows no generators
+    "kerasdist::kept",
+    mutates_args=(),
+    schema="(Tensor like, float share, int replica) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+def _kept_in_graph(like: torch.Tensor, share: float, replica: int) -> torch.Tensor:
+    own = graph_ops.replica_of(replica)
+    return _kept(like, share, own.draws.generator(own.rank))
+
+
+_kept_in_graph.register_fake(lambda like, *_: torch.empty_like(like))
+# A mask has no gradient.
+_kept_in_graph.register_autograd(lambda *_: (None, None, None))
 
 
 def _kept(like: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:

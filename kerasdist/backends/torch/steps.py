@@ -10,6 +10,7 @@ import torch
 
 from kerasdist import context, keras_compat
 from kerasdist.backends.torch.batches import Part, divide, has_rows, join
+from kerasdist.backends.torch.compiled import CompiledCalls
 from kerasdist.backends.torch.fit_rules import FitRules
 from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.logs import Logs, Report
@@ -45,6 +46,15 @@ class Steps:
         self._group = self._replicas.group
         # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
         self._in_parts: FitRules | None = None
+        self._calls: CompiledCalls | None = None
+
+    @property
+    def _compiled(self) -> CompiledCalls | None:
+        if not self._model.compiles_in_replicas:
+            return None
+        if self._calls is None:
+            self._calls = CompiledCalls()
+        return self._calls
 
     def training(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
@@ -63,6 +73,7 @@ class Steps:
                 use_global_batch(metric, model.bound_strategy)
         rules = FitRules(self._group, _sums_of(model), _written_alike(model))
         rules.reducer = reducer
+        rules.compiled = self._compiled
 
         def replica_step(piece: Any) -> Report:
             replica: Any = context.replica()
@@ -107,6 +118,7 @@ class Steps:
         """Returns a function that returns all rows' predictions, on every worker."""
         model = self._model
         rules = FitRules(self._group)
+        rules.compiled = self._compiled
 
         def predictions(given: Any) -> Any:
             batch = self._shared_out(given)

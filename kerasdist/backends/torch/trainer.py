@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from kerasdist import context
+from kerasdist import context, keras_compat
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.steps import Function, Step, Steps
+from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.backends.trial import examples
 from kerasdist.input.worker_shard import WorkerShard
-from kerasdist.training import first_batch
+from kerasdist.training import first_batch, probe
 from kerasdist.training.trainer import ReplicatedTrainer
 from kerasdist.user_warnings import warn_user
 
@@ -29,6 +30,16 @@ class TorchTrainer(ReplicatedTrainer):
 
     if TYPE_CHECKING:
         replica_set: TorchReplicaSet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
+        scope = keras_compat.stateless_scope()
+        if isinstance(scope, ReplicaScope):
+            compiled = scope.rules.compiled
+            collectives = getattr(context.replica(), "collectives", None)
+            if compiled and isinstance(collectives, TorchCollectives) and not probe.running():
+                return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
@@ -90,14 +101,22 @@ class TorchTrainer(ReplicatedTrainer):
     def _as_plain_keras(self, step: Step) -> Step:
         if not self._should_torch_compile():  # type: ignore[attr-defined]
             return step
-        if self.replica_set.num_replicas == 1:
+        if self.replica_set.is_plain:
             return torch.compile(step)
-        warn_user(
-            "jit_compile=True has no effect on several replicas on PyTorch: torch.compile cannot "
-            "trace through the meetings of replicas. The model runs uncompiled; its numbers are "
-            "the same."
-        )
+        if not self.compiles_in_replicas:
+            warn_user(
+                "jit_compile=True has no effect on several replicas in one process on PyTorch: "
+                "torch.compile knows one replica's variables, not each thread's own. The model "
+                "runs uncompiled; its numbers are the same. A process a device compiles it: "
+                "`kerasdist run --workers gpu script.py`."
+            )
         return step
+
+    @property
+    def compiles_in_replicas(self) -> bool:
+        """Whether the model is compiled where it is called in a step of a replica."""
+        is_only = len(self.replica_set.devices) == 1 and not self.replica_set.is_plain
+        return is_only and self._should_torch_compile()  # type: ignore[attr-defined]
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]

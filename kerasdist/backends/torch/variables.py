@@ -23,6 +23,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch.placing import moved_together
 
 if TYPE_CHECKING:
+    from kerasdist.backends.torch.compiled import CompiledCalls
     from kerasdist.backends.torch.reducer import GradientReducer
 
 
@@ -86,10 +87,12 @@ class Rules(abc.ABC):
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
         reducer: Sums gradients over the workers during the backward pass; None: after it.
+        compiled: Calls models compiled; None: they run as they are.
     """
 
     is_fit = False
     reducer: GradientReducer | None = None
+    compiled: CompiledCalls | None = None
 
     @abc.abstractmethod
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
@@ -144,6 +147,8 @@ class ReplicaScope(keras.StatelessScope):
         self._aliases: dict[int, Alias] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, Any] = {}
+        # What compiled code has assigned, and whether all replicas assigned equal values.
+        self.assigned: list[tuple[Any, bool]] = []
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -180,6 +185,19 @@ class ReplicaScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
         self.written[id(variable)] = variable
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
+
+    def write_back(self) -> None:
+        """Writes what the only replica has assigned into the variables, sums excepted."""
+        if self.written:
+            self.refresh(self.rules.commit([self], sums=False))
+
+    def note_assigned(self) -> None:
+        """Keeps what compiled code has written into the variables themselves."""
+        for variable, is_equal in self.assigned:
+            self.state_mapping[id(variable)] = keras_compat.stored_value(variable)
+            self.written[id(variable)] = variable
+            (self.written_equal.add if is_equal else self.written_equal.discard)(id(variable))
+        self.assigned.clear()
 
     @contextmanager
     def equal_writes(self) -> Iterator[None]:

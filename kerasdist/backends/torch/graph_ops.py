@@ -1,0 +1,97 @@
+"""Collectives as operations of torch, which ``torch.compile`` takes into its graphs.
+
+Compiled code cannot contain Python objects, so an operation finds its replica by a number. What it
+sends is what the replica sends without a compiler, so workers need not compile alike. The tag keeps
+the compiler from joining two equal operations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_TAGS = (torch.Tag.nondeterministic_seeded,)
+
+_numbers = itertools.count()
+_replicas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def numbered(replica: Any) -> int:
+    """Returns a number for the collectives of a replica, by which operations find them."""
+    number = next(_numbers)
+    _replicas[number] = replica
+    return number
+
+
+def replica_of(number: int) -> Any:
+    """Returns the collectives of a replica."""
+    return _replicas[number]
+
+
+@torch.library.custom_op(
+    "kerasdist::all_sum",
+    mutates_args=(),
+    schema="(Tensor[] tensors, int replica) -> Tensor[]",
+    tags=_TAGS,
+)
+def all_sum(tensors: Sequence[torch.Tensor], replica: int) -> list[torch.Tensor]:
+    """Returns each tensor summed over the replicas."""
+    own = replica_of(replica)
+    return own.exchange(own.label("all_sum"), tensors)
+
+
+@torch.library.custom_op(
+    "kerasdist::weighted_sum",
+    mutates_args=(),
+    schema="(Tensor[] tensors, int replica, str of) -> Tensor[]",
+    tags=_TAGS,
+)
+def _weighted_sum(tensors: Sequence[torch.Tensor], replica: int, of: str) -> list[torch.Tensor]:
+    """Returns the sums of the replicas' gradients, weighted as `GlobalSum` weights them."""
+    own = replica_of(replica)
+    weight = own.gradient_weight
+    sums = own.exchange(own.label(f"gradient of {of}"), [one * weight for one in tensors])
+    return [one / weight for one in sums]
+
+
+@torch.library.custom_op(
+    "kerasdist::all_stack",
+    mutates_args=(),
+    schema="(Tensor tensor, int replica, int replicas) -> Tensor",
+    tags=_TAGS,
+)
+def all_stack(tensor: torch.Tensor, replica: int, replicas: int) -> torch.Tensor:
+    """Returns the replicas' tensors stacked along a new first axis."""
+    del replicas
+    own = replica_of(replica)
+    return own.collect(own.label("all_stack"), tensor[None], 0, alike=True)[0]
+
+
+def _like(tensors: Sequence[torch.Tensor], *others: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(one) for one in tensors]
+
+
+all_sum.register_fake(_like)
+_weighted_sum.register_fake(_like)
+all_stack.register_fake(lambda one, _, replicas: one.new_empty((replicas, *one.shape)))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.replica = inputs[1]
+
+
+def _of_all_sum(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    return _weighted_sum(gradients, ctx.replica, "all_sum"), None
+
+
+def _of_all_stack(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    [total] = _weighted_sum([gradient], ctx.replica, "all_stack")
+    return total[replica_of(ctx.replica).rank], None, None
+
+
+all_sum.register_autograd(_of_all_sum, setup_context=_keep)
+all_stack.register_autograd(_of_all_stack, setup_context=_keep)

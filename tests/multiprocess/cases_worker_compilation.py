@@ -1,0 +1,85 @@
+"""`jit_compile=True` in workers on PyTorch: numbers of one device, and of code not compiled."""
+
+import warnings
+from functools import partial
+from unittest.mock import patch
+
+from tests.conformance.actions import evaluate, quiet_fit
+from tests.conformance.lab import values
+from tests.conformance.lazy import keras
+from tests.conformance.models import FEATURES, dense, regression
+from tests.conformance.registry import case
+
+
+@case("worker_compilation", backends=("torch",), replicas=(2,))
+def compiled(lab):
+    """`jit_compile=True`: the models are compiled, in uneven batches too, with equal results."""
+    import torch
+
+    x, y = regression(7)
+    acts = [quiet_fit(x, y, batch_size=4, epochs=2), evaluate(x, y, batch_size=4)]
+    _, expected = lab.run(dense, acts)
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, actual = lab.run(lambda: dense(jit_compile=True), acts, lab.strategy())
+    lab.equal(expected.parts(True), actual.parts(True))
+    lab.alike([array.tolist() for array in values(model.variables)])
+    lab.check(graphs["unique_graphs"] > before, "nothing was compiled")
+
+
+@case("worker_compilation", backends=("torch",), replicas=(2,))
+def compiled_with_collectives(lab):
+    """Statistics of the global batch and masks are in one piece of compiled code."""
+    import torch
+
+    def build(**options):
+        layers = keras.layers
+        normal = layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential(
+            [
+                keras.Input((FEATURES,)),
+                layers.Dense(6),
+                normal,
+                layers.Dropout(0.5),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse", **options)
+        return model
+
+    x, y = regression(8)
+    acts = [quiet_fit(x, y, batch_size=4)]
+    _, expected = lab.run(build, acts, lab.strategy())
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    # One graph forward and one backward, which torch then runs as they are.
+    with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+        _, actual = lab.run(lambda: build(jit_compile=True), acts, lab.strategy())
+    lab.equal(expected.parts(True), actual.parts(True))
+    lab.check(graphs["unique_graphs"] == before + 1, "the model is not one piece")
+
+
+@case("worker_compilation", backends=("torch",), replicas=(2,))
+def without_a_compiler(lab):
+    """Where the compiler is missing on one worker, one warning says so, and numbers are equal."""
+    import torch
+
+    def missing(graph, inputs):
+        raise RuntimeError("no C++ compiler here")
+
+    x, y = regression(8)
+    acts = [quiet_fit(x, y, batch_size=4)]
+    _, expected = lab.run(dense, acts)
+    backend = missing if lab.job.rank else "eager"
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        patch.object(torch, "compile", partial(torch.compile, backend=backend)),
+    ):
+        warnings.simplefilter("always")
+        _, actual = lab.run(lambda: dense(jit_compile=True), acts, lab.strategy())
+    lab.equal(expected.parts(True), actual.parts(True))
+    told = [str(one.message) for one in caught if "runs uncompiled" in str(one.message)]
+    lab.check(len(told) == lab.job.rank, f"{told}")
+    lab.check(all("no C++ compiler here" in one for one in told), f"{told}")
