@@ -70,7 +70,9 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             f"The largest batch that was tried and fits: {found.examples:,} examples a device; the "
             "memory is not full."
         )
-    room = f", where the memory would hold about {found.room:,}" if found.room else ""
+    room = ""
+    if found.room:  # far from what was compiled, so that more than two digits say nothing
+        room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "
         f"{subject.examples:,} in all."
@@ -208,7 +210,7 @@ def plot(plan: Plan, path: Path) -> None:
     axes.set_xlabel(f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each")
     axes.set_ylabel("efficiency against one device")
     axes.set_title(f"{plan.subject.script}: efficiency, and examples a second")
-    axes.legend(loc="lower left")
+    axes.legend(loc="best")
     figure.savefig(path, dpi=100)
 
 
