@@ -13,7 +13,7 @@ import numpy as np
 from alternating import median, ratio
 from networks import TASKS, Task
 
-ROUNDS = 5
+ROUNDS = {"gpu": 5, "cpu": 2}  # on a CPU it is to run, not to be measured
 THREADS = (2, 4)
 
 
@@ -31,13 +31,15 @@ def _fit(task: Task, scope: Any) -> Callable[[], None]:
     return epoch
 
 
-def _times(works: dict[str, Callable[[], None]], steps: int) -> dict[str, dict[str, list[float]]]:
+def _times(
+    works: dict[str, Callable[[], None]], steps: int, kind: str
+) -> dict[str, dict[str, list[float]]]:
     """Lets the works take turns; returns milliseconds a step, and those of the main thread alone.
 
     The main thread's are what Python and launching cost; a step takes longer where it waits.
     """
     found = {name: {"wall": [], "host": []} for name in works}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[kind]):
         for name, work in works.items():
             wall, host = time.perf_counter(), time.thread_time()
             work()
@@ -60,7 +62,7 @@ def _overhead(name: str, kind: str) -> dict[str, Any]:
         "one device": _fit(task, kd.OneDeviceStrategy(f"{kind}:0").scope()),
         "mirrored": _fit(task, kd.MirroredStrategy([f"{kind}:0"]).scope()),
     }
-    times = _times(works, task.steps)
+    times = _times(works, task.steps, kind)
     plain = times["plain"]["wall"]
     return {
         "dtype": keras.config.dtype_policy().name,
@@ -106,7 +108,7 @@ def _threads(kind: str) -> dict[str, Any]:
     for count in THREADS:
         devices = [f"{kind}:{index}" for index in range(count)]
         works[str(count)] = _fit(task, kd.MirroredStrategy(devices).scope())
-    times = _times(works, task.steps)
+    times = _times(works, task.steps, kind)
     return {"ms by replicas": _rounded({name: median(one["wall"]) for name, one in times.items()})}
 
 

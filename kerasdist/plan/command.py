@@ -73,7 +73,7 @@ def run(options: PlanOptions) -> bool:
         ahead_of_time.examples_in(step.batch), target, options.batch_per_device
     )
     plan = planning.make_plan(
-        planning.Subject(options.script, step.strategy, step.model.count_params()),
+        planning.Subject(options.script, step.strategy, step.model.count_params(), step.examples),
         examples,
         target,
         compiling.compiler(step.model, step.batch, _say),

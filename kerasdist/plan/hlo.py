@@ -17,6 +17,7 @@ _ON_CHIP = "S(1)"  # a layout's memory space: a TPU's vector memory, which the p
 _COLLECTIVE = re.compile(rf"({_KINDS})(-start)?")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_ESTIMATE = 2**63 - 1  # what libtpu writes where it does not know
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -86,7 +87,8 @@ class _Instruction:
     @property
     def cycles(self) -> int:
         match = _CYCLES.search(self.rest)
-        return int(match[1]) if match else 0
+        estimate = int(match[1]) if match else 0
+        return 0 if estimate == _NO_ESTIMATE else estimate
 
 
 @final

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import Literal, final
 
 from kerasdist.errors import InputError
 from kerasdist.plan.hlo import Collective
 from kerasdist.plan.prediction import StepTime, Work, scaling, step_time
 from kerasdist.plan.targets import Target, group_of
 
-_TRIALS = 5  # compilations at most to find the largest batch
+_TRIALS = 3  # compilations at most to find the largest batch, besides the plan's own
 _CLOSE = 0.97  # the part of the memory at which the search ends
-_GROWTH = 64  # how much further than the last trial the next one goes at most
+_AIM = 0.985  # the part at which it aims
+_GROWTH = 64  # how much further it goes where nothing grows
+_CONSTANT = ("parameters", "optimizer", "metrics", "program")  # kinds to which no example adds
 
 
 @final
@@ -42,6 +44,11 @@ class Compilation:
         """Bytes of memory that a device needs."""
         return max(float(sum(self.memory.values())), self.refused_bytes)
 
+    @property
+    def constant(self) -> float:
+        """Those of them that are known to be the same for any number of examples."""
+        return float(sum(self.memory.get(kind, 0) for kind in _CONSTANT))
+
 
 Compile = Callable[[Target, int], Compilation]
 """Compiles the step for a target, with so many examples a device."""
@@ -56,11 +63,31 @@ class Subject:
         script: The file, or ``module:function``.
         strategy: The strategy that the model was made under, None if there was none.
         parameters: How many numbers the model's variables hold.
+        examples: How many examples the script's data have, None if not known.
     """
 
     script: str
     strategy: str | None
     parameters: int
+    examples: int | None = None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LargestBatch:
+    """The most examples of a device that fit; they have been compiled.
+
+    Attributes:
+        examples: How many.
+        limit: What ends them: ``"memory"``; ``"data"``, as the script has no more; ``"search"``, as
+            it ended before the memory was full.
+        room: Where the data end them, how many the memory may hold by the line through two
+            compilations; else None.
+    """
+
+    examples: int
+    limit: Literal["memory", "data", "search"]
+    room: int | None
 
 
 @final
@@ -74,7 +101,7 @@ class Plan:
         compiled: What XLA has made of the step.
         step: Its time on the target.
         scaling: Its time on groups of other sizes, with the same batch a device.
-        largest_batch: The most examples a device that fit, None if not looked for, or none fits.
+        largest_batch: The most examples of a device, None if not looked for, or none fits.
         measured: The measured time of a step on one device that was given, in seconds.
     """
 
@@ -83,7 +110,7 @@ class Plan:
     compiled: Compilation
     step: StepTime
     scaling: Sequence[StepTime]
-    largest_batch: int | None
+    largest_batch: LargestBatch | None
     measured: float | None
 
     @property
@@ -130,55 +157,92 @@ def make_plan(
     # One device exchanges nothing, which says nothing of how several would scale.
     several = compiled if target.devices > 1 else compile_step(_smallest_group(target), batch)
     work = compiled.work
+    most = None if subject.examples is None else max(1, subject.examples // target.devices)
     return Plan(
         subject=subject,
         target=target,
         compiled=compiled,
         step=step_time(work, compiled.collectives, target, measured),
         scaling=scaling(work, several.collectives, target, measured),
-        largest_batch=largest_batch(compiled, target, compile_step) if largest else None,
+        largest_batch=largest_batch(compiled, target, compile_step, most) if largest else None,
         measured=measured,
     )
 
 
 def _smallest_group(target: Target) -> Target:
-    """Returns the smallest target with several devices: a compiler is faster with few."""
-    return group_of(target.chip, 4 if target.chip.platform == "tpu" else 2)
+    """Returns a small target with several devices. libtpu 0.0.52 dies of sums on v5p:1x2x2."""
+    return group_of(target.chip, 8 if target.chip.platform == "tpu" else 2)
 
 
-def largest_batch(first: Compilation, target: Target, compile_step: Compile) -> int | None:
-    """Returns the most examples of a device that fit, to about 3 %; each answer was compiled.
+def largest_batch(
+    first: Compilation, target: Target, compile_step: Compile, most: int | None = None
+) -> LargestBatch | None:
+    """Returns the most examples of a device that fit; None if not even one does.
 
-    The memory of a device hardly depends on how many others there are, so that a small group is
-    compiled. It grows with the examples in a straight line once they outweigh what is constant.
+    The bytes of a device grow with its examples in a straight line, nearly: two compilations give
+    the line, and one or two more what there is at its end.
+
+    Args:
+        first: The compilation of the plan.
+        target: The devices.
+        compile_step: Compiles the step.
+        most: The examples of a device in all of the script's data, None if not known.
     """
-    small = target if target.devices <= 8 else _smallest_group(target)
     limit = usable_bytes(target)
-    below = first if fits(first, target) else None
-    above = None if below else first
-    last, guess = first, first.batch * 2 if below else max(1, first.batch // 2)
-    for _ in range(_TRIALS):
-        tried = compile_step(small, guess)
-        if fits(tried, target):
-            below = tried
-        else:
-            above = tried
-        if below and below.total >= _CLOSE * limit:
+    tried = [first]
+    for _ in range(_TRIALS if first.constant < limit else 0):
+        guess = _next_guess(tried, target, most)
+        if guess is None:
             break
-        slope = (tried.total - last.total) / (tried.batch - last.batch)
-        room = (0.99 * limit - tried.total) / slope if slope > 0 else float("inf")
-        upmost = above.batch - 1 if above else tried.batch * _GROWTH
-        lowest = below.batch + 1 if below else 1
-        last, guess = tried, _rounded(max(lowest, min(tried.batch + room, upmost)))
-        if lowest > upmost or guess == tried.batch:
-            break
-    return below.batch if below else None
+        tried.append(compile_step(target, guess))
+    below = _largest_that_fits(tried, target)
+    if below is None:
+        return None
+    if most is not None and below.batch >= most:
+        room = _at_the_limit(tried, limit) if len(tried) > 1 else None
+        return LargestBatch(below.batch, "data", room)
+    is_found = below.total >= _CLOSE * limit or _next_guess(tried, target, most) is None
+    return LargestBatch(below.batch, "memory" if is_found else "search", None)
 
 
-def _rounded(batch: float) -> int:
+def _next_guess(tried: Sequence[Compilation], target: Target, most: int | None) -> int | None:
+    """Returns how many examples to compile for next; None if the answer is among those tried."""
+    limit, last = usable_bytes(target), tried[-1]
+    below = _largest_that_fits(tried, target)
+    above = min((each.batch for each in tried if not fits(each, target)), default=None)
+    lowest = below.batch + 1 if below else 1
+    highest = min((one for one in (above and above - 1, most) if one is not None), default=None)
+    if (below and below.total >= _CLOSE * limit) or (highest is not None and lowest > highest):
+        return None
+    guess = _at_the_limit(tried, _AIM * limit)
+    if guess is None:
+        guess = last.batch // 2 if last.refused else last.batch * _GROWTH
+    within = max(lowest, guess if highest is None else min(guess, highest))
+    return within if within == most else max(lowest, _rounded(within))
+
+
+def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilation | None:
+    fitting = [each for each in tried if fits(each, target)]
+    return max(fitting, key=lambda each: each.batch, default=None)
+
+
+def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
+    """Returns where the line through the last two compilations reaches a number of bytes.
+
+    After one compilation it goes through the bytes that no example adds to, which leaves the growth
+    too steep. None if nothing grows, or if a size is not known.
+    """
+    last = tried[-1]
+    if last.refused and not last.refused_bytes:
+        return None
+    batch, total = (tried[-2].batch, tried[-2].total) if len(tried) > 1 else (0, last.constant)
+    slope = (last.total - total) / (last.batch - batch)
+    return max(0, int(last.batch + (limit - last.total) / slope)) if slope > 0 else None
+
+
+def _rounded(batch: int) -> int:
     """Rounds down to a number that devices like."""
-    whole = int(batch)
-    return whole // 8 * 8 if whole >= 64 else max(1, whole)
+    return batch // 8 * 8 if batch >= 64 else batch
 
 
 def examples_of(global_batch: int, target: Target, asked: int | None) -> int:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kerasdist.errors import BackendError
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.planning import Plan
+from kerasdist.plan.planning import LargestBatch, Plan, Subject
 from kerasdist.plan.prediction import StepTime
 from kerasdist.plan.targets import Target
 
@@ -51,15 +51,32 @@ def _show_memory(plan: Plan, console: Console) -> None:
         verdict = f"It fits: {size(need)} of {size(have)} a device."
     else:
         verdict = f"It does not fit: {size(need)} of {size(have)} a device."
-    if plan.largest_batch is not None:
-        verdict += f" The largest batch that fits: {plan.largest_batch:,} examples a device."
     console.print(verdict, style="bold green" if plan.fits else "bold red", markup=False)
+    if plan.largest_batch is not None:
+        console.print(_largest(plan.largest_batch, plan.subject), markup=False)
     table = Table(title="Memory of a device", title_justify="left")
     table.add_column("kind")
     table.add_column("bytes", justify="right")
     for kind, value in plan.compiled.memory.items():
         table.add_row(kind, size(value))
     console.print(table)
+
+
+def _largest(found: LargestBatch, subject: Subject) -> str:
+    if found.limit == "memory":
+        return f"The largest batch that fits: {found.examples:,} examples a device."
+    if found.limit == "search":
+        return (
+            f"The largest batch that was tried and fits: {found.examples:,} examples a device; the "
+            "memory is not full."
+        )
+    room = ""
+    if found.room:  # far from what was compiled, so that more than two digits say nothing
+        room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
+    return (
+        f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "
+        f"{subject.examples:,} in all."
+    )
 
 
 def _show_work(plan: Plan, console: Console) -> None:
@@ -113,7 +130,7 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
-    compiled = plan.compiled
+    compiled, largest = plan.compiled, plan.largest_batch
     facts: dict[str, Any] = {
         "script": plan.subject.script,
         "backend": "jax",
@@ -129,7 +146,8 @@ def as_json(plan: Plan) -> str:
             "by_kind": dict(compiled.memory),
             "refused": compiled.refused,
         },
-        "largest_batch_per_device": plan.largest_batch,
+        "largest_batch_per_device": largest and largest.examples,
+        "largest_batch_limit": largest and largest.limit,
         "flops": dict(compiled.work.flops),
         "memory_traffic": compiled.work.memory_bytes,
         "collectives": [asdict(each) for each in compiled.collectives],
@@ -192,7 +210,7 @@ def plot(plan: Plan, path: Path) -> None:
     axes.set_xlabel(f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each")
     axes.set_ylabel("efficiency against one device")
     axes.set_title(f"{plan.subject.script}: efficiency, and examples a second")
-    axes.legend(loc="lower left")
+    axes.legend(loc="best")
     figure.savefig(path, dpi=100)
 
 

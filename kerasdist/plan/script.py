@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import math
 import runpy
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -31,11 +32,13 @@ class FirstStep:
         model: The compiled and built model.
         batch: The global batch.
         strategy: The name of the strategy that the model was made under; None: of none.
+        examples: How many examples `fit` would have trained on, where it got arrays; else None.
     """
 
     model: Any
     batch: Any
     strategy: str | None
+    examples: int | None = None
 
 
 @final
@@ -122,9 +125,24 @@ def _until_first_step(name: str) -> Any:
         silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
         for attribute, value in _REPLACED.items():
             object.__setattr__(self, attribute, value.__get__(self))
-        return own(**{**given, **silent})
+        try:
+            return own(**{**given, **silent})
+        except _Reached as reached:
+            if name == "fit":
+                reached.step = replace(reached.step, examples=_examples_in(given))
+            raise
 
     return method
+
+
+def _examples_in(given: Mapping[str, Any]) -> int | None:
+    """Returns how many examples `fit` trains on, if its arguments are arrays."""
+    leaves: list[Any] = keras.tree.flatten(given.get("x"))
+    shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
+    if not shapes or not all(shapes):
+        return None
+    # Rounded as Keras rounds it.
+    return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
 
 
 def _make_train_function(self: Any, force: bool = False) -> None:

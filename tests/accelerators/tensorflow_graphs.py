@@ -165,6 +165,7 @@ def prefetching():
         "rows": rows,
         "sizes": [[int(part.size) for part in batch.parts] for batch in batches],
         "taken": len({one.inputs[0].name for one in taken}),
+        "waits": [[taken.index(before) for before in one.control_inputs] for one in taken],
         "divided": sorted({f"{one.device_type}:{one.device_index}" for one in divided}),
     }
 

@@ -51,6 +51,11 @@ def test_pieces_wait_on_their_devices(found):
     assert found["prefetching"]["taken"] == 2
 
 
+def test_no_device_takes_an_error_of_the_pipeline_for_the_end_of_the_data(found):
+    """The first device gets the error, and the second waits for the first one."""
+    assert found["prefetching"]["waits"] == [[], [0]]
+
+
 def test_other_batches_are_divided_on_the_host(found):
     assert found["prefetching"]["divided"] == ["CPU:0"]
 

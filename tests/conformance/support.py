@@ -27,7 +27,8 @@ batch logs, metrics, evaluation, predictions in order, weights and the optimizer
 
 - **yes**: equal within the tolerance; the figure is the largest absolute difference found.
 - **clear error**: the backend can't have it, and says so.
-- **limitation**: exempt from equality, for the reason given below the table.
+- **limitation**: exempt from equality, or without a part of what plain Keras does, for the reason
+  given below the table.
 - **not in Keras**: plain Keras does not have it on this backend either.
 - **no**: a defect of kerasdist.
 

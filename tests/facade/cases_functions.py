@@ -148,6 +148,36 @@ def functions_as_decorators(lab):
     lab.equal("with_parentheses", with_parentheses.__name__)
 
 
+@case(backends=("tensorflow",))
+def a_replica_in_xla(lab):
+    """XLA compiles the forward and backward pass of each replica, inside of `run`."""
+    import tensorflow as tf
+
+    strategy = lab.strategy()
+    x = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
+    with strategy.scope():
+        v = keras.Variable(np.ones((3, 1), "float32"))
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([v])
+
+    def loss_and_gradients(x):
+        return kd.value_and_grad(lambda: ops.sum(ops.square(ops.matmul(x, v))), [v])
+
+    def losses(compiled):
+        v.assign(np.ones((3, 1), "float32"))
+
+        def step(x):
+            loss, gradients = compiled(x)
+            optimizer.apply(gradients, [v])
+            return loss
+
+        run = kd.function(lambda x: strategy.reduce("SUM", strategy.run(step, (x,)), axis=None))
+        return [run(rows) for rows in strategy.distribute_dataset([x, x])]
+
+    in_xla = tf.function(loss_and_gradients, jit_compile=True)
+    lab.equal(losses(loss_and_gradients), losses(in_xla))
+
+
 @case
 def arrays_are_arguments(lab):
     """NumPy arrays are traced by shape and type, not by value."""

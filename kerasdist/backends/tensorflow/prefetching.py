@@ -118,8 +118,20 @@ class PlacedIterator(tf.data.Iterator):
         return self._spec
 
     def get_next(self) -> PlacedBatch:
-        """Returns the next batch."""
-        return self._spec.batch(lambda index: self.by_device[index].get_next())
+        """Returns the next batch.
+
+        An error of the pipeline reaches the first device, and for the others the data may just end.
+        They wait for the first one, or the error would be taken for the end now and then.
+        """
+        first: list[Any] = []
+
+        def part(index: int) -> Any:
+            with tf.control_dependencies(first):
+                rows = self.by_device[index].get_next()
+            first[:] = first or [rows.total]
+            return rows
+
+        return self._spec.batch(part)
 
     def get_next_as_optional(self) -> _Optional:
         """Returns the next batch, if there is one."""

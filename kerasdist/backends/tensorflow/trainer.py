@@ -192,9 +192,13 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self._group.mark_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
             warn_user(
-                f"The model {self.name!r} is compiled with jit_compile=True, but on TensorFlow XLA "
-                "cannot compile a step that runs on several devices: it runs without XLA, with the "
-                "same results. Pass jit_compile=False to silence this."
+                f"The model {self.name!r} is compiled with jit_compile=True, but its steps run "
+                "without XLA, with the same results: replicas wait for each other in the middle of "
+                "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
+                "compiled can neither wait for another device nor read its variables. Pass "
+                "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
+                "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
+                "compiles that of each replica."
             )
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:

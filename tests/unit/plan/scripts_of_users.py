@@ -34,6 +34,7 @@ SCRIPTS = {
     "steps_per_execution": (
         "m = make(); m.compile('sgd', 'mse', steps_per_execution=3)\nm.fit(x, y, 5)"
     ),
+    "validation": "make().fit((x,), y, batch_size=6, validation_split=0.25)",
     "TPUStrategy": "with kd.TPUStrategy().scope(): m = make()\nm.fit(x, y, batch_size=15)",
     "auto": "with kd.auto().scope(): m = make()\nm.fit((x[i:i+2], y[i:i+2]) for i in range(9))",
     "overridden": (
@@ -67,6 +68,7 @@ def main(folder):
         else:
             built = step.model.built and step.model.optimizer.built
             found = {"examples": examples_in(step.batch), "built": built, "by": step.strategy}
+            found["in all"] = step.examples
         print(json.dumps({"name": name, **found}), flush=True)
 
 

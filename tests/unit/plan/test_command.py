@@ -1,5 +1,6 @@
 """What `kerasdist plan` refuses before it starts Keras, and what it prints."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -11,7 +12,7 @@ from kerasdist.errors import BackendError, DeviceError
 from kerasdist.plan import command, report
 from kerasdist.plan.command import PlanOptions
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.planning import Compilation, Subject, make_plan
+from kerasdist.plan.planning import Compilation, LargestBatch, Subject, make_plan
 from kerasdist.plan.prediction import Work
 from kerasdist.plan.targets import parse_target
 
@@ -76,6 +77,36 @@ def test_what_is_printed_for_people():
         "jax-ml.github.io/scaling-book/gpus",
     ):
         assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (LargestBatch(272, "memory", None), "The largest batch that fits: 272 examples a device."),
+        (
+            LargestBatch(168, "data", 1_244_760),
+            "168 examples a device fit, where the memory would hold about 1,200,000; no more were "
+            "tried, since the script has 1,347 in all.",
+        ),
+        (
+            LargestBatch(32, "data", None),
+            "32 examples a device fit; no more were tried, since the script has 1,347 in all.",
+        ),
+        (
+            LargestBatch(64, "search", None),
+            "The largest batch that was tried and fits: 64 examples a device; the memory is not "
+            "full.",
+        ),
+    ],
+)
+def test_what_is_printed_of_the_largest_batch(found, text):
+    plan = plan_of(compilation())
+    subject = dataclasses.replace(plan.subject, examples=1347)
+    plan = dataclasses.replace(plan, subject=subject, largest_batch=found)
+    assert text in printed(plan).splitlines()
+    facts = json.loads(report.as_json(plan))
+    assert facts["largest_batch_per_device"] == found.examples
+    assert facts["largest_batch_limit"] == found.limit
 
 
 def test_what_is_printed_where_it_does_not_fit():

@@ -72,6 +72,11 @@ def test_work_where_xla_names_the_steps_of_a_loop():
     assert device_work(text).cycles == 3 * 10 + 100
 
 
+def test_an_instruction_of_which_xla_knows_no_cycles():
+    text = TPU.replace('"estimated_cycles":"100"', f'"estimated_cycles":"{2**63 - 1}"')
+    assert device_work(text).cycles == 12 * 10
+
+
 def test_work_without_an_estimate():
     # Reads and writes of fusions; of the collectives none.
     moved = 4 * (128 * 256 + 100) + 4 * (300 + 8 * 128)

@@ -17,20 +17,22 @@ def found():
 
 
 @pytest.mark.parametrize(
-    ("name", "examples", "strategy"),
+    ("name", "examples", "in_all", "strategy"),
     [
-        ("plain", 10, None),
-        ("train_on_batch", 30, None),
-        ("weights", 6, None),
-        ("steps_per_execution", 5, None),
-        ("TPUStrategy", 15, "TPUStrategy"),
-        ("auto", 2, "MirroredStrategy"),
-        ("overridden", 7, "MirroredStrategy"),
-        ("function", 8, None),
+        ("plain", 10, 30, None),
+        ("train_on_batch", 30, None, None),
+        ("weights", 6, 30, None),
+        ("steps_per_execution", 5, 30, None),
+        ("validation", 6, 22, None),
+        ("TPUStrategy", 15, 30, "TPUStrategy"),
+        ("auto", 2, None, "MirroredStrategy"),  # a generator
+        ("overridden", 7, 30, "MirroredStrategy"),
+        ("function", 8, None, None),
     ],
 )
-def test_model_and_batch_of_the_first_step(found, name, examples, strategy):
-    assert found[name] == {"examples": examples, "built": True, "by": strategy}
+def test_model_and_batch_of_the_first_step(found, name, examples, in_all, strategy):
+    expected = {"examples": examples, "built": True, "by": strategy, "in all": in_all}
+    assert found[name] == expected
 
 
 @pytest.mark.parametrize(
