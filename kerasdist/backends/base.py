@@ -140,6 +140,10 @@ class Backend(abc.ABC):
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
+# Steps on accelerators that count as one where the host takes the time.
+_STEPS_AHEAD = 8
+
+
 class ReplicaSet(abc.ABC):
     """The replicas of a strategy, their devices, and how to compute on them.
 
@@ -150,6 +154,8 @@ class ReplicaSet(abc.ABC):
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
         reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
+        measures_collectives: Whether the host waits for the other workers in each collective, so
+            that it is known how long.
         trainer_class: The class that is put before a model's own, so that its steps run here.
         logical_devices: How a replica of several devices divides tensors and variables among them,
             with the methods of `kerasdist.TPUStrategy`; None: each replica has one device.
@@ -162,6 +168,7 @@ class ReplicaSet(abc.ABC):
     is_in_call = False
     batch_logs_matter = True
     reads_ahead = False
+    measures_collectives = False
     trainer_class: type[Any]
     logical_devices: Any = None
     gradients_travel_as: str | None = None
@@ -209,6 +216,11 @@ class ReplicaSet(abc.ABC):
         if replica not in here:
             return None
         return self.devices[(replica - here.start) * self.options.devices_per_replica]
+
+    @property
+    def steps_ahead(self) -> int:
+        """After how many steps the host has waited for a device at least once."""
+        return 1 if all(device.kind == "cpu" for device in self.devices) else _STEPS_AHEAD
 
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.

@@ -68,7 +68,7 @@ def nvmlDeviceGetName(gpu):
 def nvmlDeviceGetMemoryInfo(gpu):
     if gpu.memory is None:
         raise NVMLError("Not Supported")
-    return SimpleNamespace(total=gpu.memory)
+    return SimpleNamespace(total=gpu.memory, used=gpu.memory // 4)
 
 
 def nvmlDeviceGetMigMode(gpu):
@@ -85,3 +85,13 @@ def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
     if index >= len(gpu.parts):
         raise NVMLError("Not Found")
     return FakeGpu(gpu.parts[index], f"{gpu.name} MIG 1g.10gb", 10 << 30)
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    return next(gpu for gpu in _gpus() if gpu.uuid == uuid)
+
+
+def nvmlDeviceGetUtilizationRates(gpu):
+    if gpu.name.startswith("GeForce"):
+        raise NVMLError("Not Supported")
+    return SimpleNamespace(gpu=75)
