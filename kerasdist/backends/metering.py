@@ -169,9 +169,7 @@ class Meter:
         for window in self._windows:
             window.add_waits(seconds, self._data, self._collectives)
 
-    def done(
-        self, steps: int, samples: int | None, logs: Any = None, measured: Any = None
-    ) -> None:
+    def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Notes a call of the train function that has returned.
 
         Args:
@@ -263,9 +261,7 @@ def rows_of(batch: Any) -> int:
 class Counting:
     """An iterator that counts the batches that a train function takes from it, and their rows."""
 
-    def __init__(
-        self, batches: Iterator[Any], rows_of: Callable[[Any], int] = rows_of
-    ) -> None:
+    def __init__(self, batches: Iterator[Any], rows_of: Callable[[Any], int] = rows_of) -> None:
         self._batches = batches
         self._rows_of = rows_of
         self.count = self.rows = 0

@@ -22,9 +22,11 @@ from kerasdist.callbacks.clock import Clock
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.in_sync import InSync
 from kerasdist.callbacks.position import Position
+from kerasdist.callbacks.progress import Progress
 from kerasdist.callbacks.telemetry import Telemetry
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
+from kerasdist.job import status
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -45,9 +47,12 @@ _WRITERS = (
 )
 
 
-def prepared(given: Mapping[str, Any], job: Job | None, meter: Meter | None) -> Any:
+def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
     """Returns the callbacks of a call of `fit`, wrapped for this worker."""
-    listed = _ordered(_of_call(given), job)
+    listed = _ordered(_of_call(given), replicas.job)
+    channel = status.channel()
+    if meter is not None and channel is not None:
+        listed.insert(0, Progress(meter, channel, replicas))
     if meter is not None:
         listed.insert(0, Clock(meter))
     callbacks = given["callbacks"]
@@ -67,7 +72,7 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nobody wants its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
-    if not listeners:
+    if not listeners and status.channel() is None:
         return None
     meter = Meter(
         # One device has none, which takes no time.

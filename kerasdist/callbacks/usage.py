@@ -30,7 +30,9 @@ def of_gpus() -> list[dict[str, Any]]:
 
     Empty without such a GPU.
     """
-    return [{"bytes": one.used, "of_bytes": one.total, "busy": one.busy} for one in _watch().usage()]
+    return [
+        {"bytes": one.used, "of_bytes": one.total, "busy": one.busy} for one in _watch().usage()
+    ]
 
 
 @cache

@@ -14,6 +14,7 @@ from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.launch import info as information
+from kerasdist.launch import live as live_view
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
 
@@ -85,10 +86,17 @@ def run(
     logs: Annotated[
         Path | None,
         typer.Option(
+            "--log-dir",
+            "--logs",
             metavar="FOLDER",
-            help="Write one log file per attempt and worker here (default: the terminal).",
+            help="Write one log file per attempt and worker here, and the state of all workers to "
+            "status.json (default: the terminal).",
         ),
     ] = None,
+    live: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(help="A table of all workers, kept up to date; auto: on a terminal."),
+    ] = "auto",
     timeout_on_stop: Annotated[
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="Time from SIGTERM to SIGKILL."),
@@ -119,6 +127,7 @@ def run(
         max_restarts=max_restarts,
         hosts=() if hosts is None else (hosts,),
         logs=logs,
+        live=live == "on" or (live == "auto" and live_view.is_possible()),
         stop_seconds=timeout_on_stop,
         environment=dict(_variable(each) for each in env or ()),
     )

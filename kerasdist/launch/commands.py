@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kerasdist.job.secret import SECRET
@@ -22,14 +21,16 @@ _SSH = (
 )
 
 
-def here(spec: JobSpec, slot: Slot, inherited: socket.socket | None = None) -> list[str]:
-    """Returns the command for a worker on this machine."""
-    passed = [] if inherited is None else ["--pass-fd", str(inherited.fileno())]
+def here(spec: JobSpec, slot: Slot, inherited: Sequence[int] = ()) -> list[str]:
+    """Returns the command for a worker on this machine, which inherits these files."""
+    passed = [word for number in inherited for word in ("--pass-fd", str(number))]
     # By path, isolated and without site packages, it starts in 20 ms.
     return [sys.executable, "-I", "-S", supervisor.__file__, *passed, *_rest(spec, slot)]
 
 
-def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:
+def there(
+    spec: JobSpec, slot: Slot, variables: Mapping[str, str], *, reports: bool = False
+) -> list[str]:
     """Returns the ssh command for a worker on another machine.
 
     That machine has the same interpreter and the same folders, as with ``mpirun``.
@@ -46,6 +47,7 @@ def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:
             "-m",
             supervisor.__name__,
             "--secret-on-input",
+            *(["--relay-status"] if reports else []),
             *_rest(spec, slot),
         ),
     ]

@@ -169,7 +169,7 @@ def _prepare_callbacks(
     binding: Binding, given: dict[str, Any], meter: metering.Meter | None
 ) -> None:
     job = binding.replicas.job
-    given["callbacks"] = on_workers.prepared(given, job, meter)
+    given["callbacks"] = on_workers.prepared(given, binding.replicas, meter)
     if job is not None:
         given["verbose"] = _verbosity(given["verbose"], job) if job.is_chief else 0
 

@@ -140,9 +140,7 @@ class StepsOnIterator:
 
             def another() -> Any:
                 _, more, *done = self._on_batch(batch.get_value())
-                return [
-                    one + own for one, own in zip(totals, [*more, *told], strict=True)
-                ], done
+                return [one + own for one, own in zip(totals, [*more, *told], strict=True)], done
 
             done = tf.cond(has_value, another, lambda: (totals, done))
             return count + 1, has_value & (count + 1 < self.count), *done
