@@ -187,7 +187,7 @@ class Meter:
         self.logs = logs
         self._calls += 1
         if samples is None:
-            samples = self._described_samples(steps)
+            steps, samples = self._described(steps)
         for window in self._windows:
             window.add_waits(0.0, data, collectives)
             window.add(seconds, steps, samples, measured)
@@ -207,15 +207,15 @@ class Meter:
         finally:
             self._collectives += time.perf_counter() - begin
 
-    def _described_samples(self, steps: int) -> int:
-        """Returns how many examples the last `steps` batches had, as the data adapter says."""
-        adapter = self._form
-        if adapter.batch_size is None:
-            return 0
-        is_last = adapter.num_batches is not None and self._calls * steps >= adapter.num_batches
-        last = adapter.partial_batch_size if is_last and adapter.has_partial_batch else None
-        full = steps if not is_last else steps - (self._calls * steps - adapter.num_batches)
-        return full * adapter.batch_size - (adapter.batch_size - last if last else 0)
+    def _described(self, steps: int) -> tuple[int, int]:
+        """Returns how many of the last `steps` there were, and their examples, by the adapter."""
+        source = self._form
+        over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
+        count = steps - max(over, 0)
+        samples = count * (source.batch_size or 0)
+        if over >= 0 and source.num_batches is not None and source.has_partial_batch:
+            samples += source.partial_batch_size - source.batch_size
+        return count, samples
 
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:

@@ -35,7 +35,7 @@ class Telemetry(keras.callbacks.Callback):
     - ``share``: which part of the time the host waited for data, waited in collectives, and the
       rest, called ``compute``; they add up to 1. What is not measured is null, and in the rest;
     - ``memory``: of this process, and of the NVIDIA GPUs that it sees;
-    - at the end of an epoch, on the chief, ``workers``: a step's time on each worker, and
+    - at the end of an epoch, on the chief, ``by_worker``: a step's time on each worker, and
       ``slowest``: the worker that the others wait for, and how much longer it takes than they.
 
     What is measured depends on the backend:
@@ -144,7 +144,7 @@ class Telemetry(keras.callbacks.Callback):
             own = times_of_worker(figures)
             workers = job.all_gather_object(f"telemetry of epoch {epoch + 1}", own)
             if job.is_chief:
-                told |= {"workers": workers, "slowest": stragglers.slowest(workers)}
+                told |= {"by_worker": workers, "slowest": stragglers.slowest(workers)}
         self._write("epoch", {**self._place(), **told})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

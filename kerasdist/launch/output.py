@@ -71,7 +71,7 @@ class Screen:
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if self._console is not None and stream.isatty():
-                shown = Text.from_ansi(text.decode(code), end="")
+                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
                 self._console.print(shown, soft_wrap=True)
                 return
             if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):

@@ -3,6 +3,7 @@
 kerasdist run --workers 2 -m tests.multiprocess.watched_script [SECONDS]
 """
 
+import math
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ def main():
         """The same batches on every worker; the slow one takes its time."""
 
         def __len__(self):
-            return -(-ROWS // BATCH)
+            return math.ceil(ROWS / BATCH)
 
         def __getitem__(self, index):
             time.sleep(slow)

@@ -1,0 +1,99 @@
+"""``kerasdist run`` on a terminal: a table of all workers below their lines."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.fresh import ROOT
+from tests.multiprocess.launching import SECONDS, command_line, finish, said, write
+
+SCRIPT = "tests.multiprocess.watched_script"
+# Seconds by which the batches of worker 1 are later. Reports come once a second.
+SLOW = 0.3
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> tuple[int, str]:
+    """Runs the command line on a terminal of its own; returns its exit code and what was drawn."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    with subprocess.Popen(
+        command_line(*arguments),
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 1 << 16):
+                drawn += chunk
+        os.close(ours)
+        return process.wait(SECONDS), drawn.decode()
+
+
+@pytest.mark.timeout(240)
+def test_a_job_on_a_terminal(tmp_path):
+    """Two workers train on torch; the slow one is marked, and its state is kept."""
+    telemetry = tmp_path / "telemetry"
+    code, drawn = on_a_terminal(
+        *("run", "-n", 2, "--env", f"PYTHONPATH={ROOT}", "-m", SCRIPT, SLOW, telemetry),
+        KERAS_BACKEND="torch",
+    )
+    assert code == 0, drawn
+    lines = [line.rstrip("\r") for line in drawn.split("\n")]
+    assert any("[worker 0/2] trained on 2 replicas" in line for line in lines)
+    assert any(line.startswith("1") and "slowest:" in line for line in lines)
+    assert not any(line.startswith("0") and "slowest:" in line for line in lines)
+    assert "samples/s" in drawn
+    [first, second] = [line.split() for line in lines if line.rstrip().endswith("done")][-2:]
+    assert first[:3] == ["0", "2/2", "6/6"]
+    assert second[:3] == ["1", "2/2", "6/6"]
+    assert sorted(path.name for path in telemetry.glob("*.jsonl")) == [
+        "telemetry-worker-0.jsonl",
+        "telemetry-worker-1.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("live", ["off", "auto"])
+def test_no_view_without_a_terminal_or_if_it_is_not_wanted(tmp_path, live):
+    script = write(tmp_path, "print(os.environ.get('KERASDIST_STATUS_FD'))")
+    run = ("run", "--live", live, script)
+    if live == "auto":
+        done = finish(*run)
+        assert (done.stdout, said(done)) == ("[worker 0/1] None\n", "")
+        return
+    code, drawn = on_a_terminal(*run)
+    assert code == 0
+    assert "[worker 0/1] None" in drawn
+    assert "\x1b[2K" not in drawn
+
+
+def test_log_files_and_the_last_state(tmp_path):
+    """Also without a terminal, and of workers that end badly."""
+    body = """
+if rank:
+    from kerasdist.job.status import channel
+    channel().tell({"workers": 1, "phase": "training", "epoch": 3, "epochs": 4, "step": 1})
+    time.sleep(0.5)
+    sys.exit(41)
+print("so far", flush=True)
+time.sleep(60)
+"""
+    logs = tmp_path / "logs"
+    done = finish("run", "-n", 2, "--log-dir", logs, "--timeout-on-stop", 5, write(tmp_path, body))
+    assert done.returncode == 41
+    assert (logs / "attempt-0-worker-0.log").read_text(encoding="utf-8") == "so far\n"
+    state = json.loads(Path(logs, "status.json").read_text(encoding="utf-8"))
+    assert [one["phase"] for one in state["workers"]] == ["ended", "ended"]
+    assert [one["exit_code"] for one in state["workers"]] == [143, 41]
+    assert state["workers"][1]["epoch"] == 3
