@@ -154,6 +154,7 @@ class ReplicaSet(abc.ABC):
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
         reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
+        measures_data: Whether it is known how long training waits for batches.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that it is known how long.
         trainer_class: The class that is put before a model's own, so that its steps run here.
@@ -168,6 +169,7 @@ class ReplicaSet(abc.ABC):
     is_in_call = False
     batch_logs_matter = True
     reads_ahead = False
+    measures_data = True
     measures_collectives = False
     trainer_class: type[Any]
     logical_devices: Any = None

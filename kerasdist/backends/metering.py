@@ -8,7 +8,7 @@ rates of a window of many steps are those of the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -116,10 +116,12 @@ class Meter:
         steps_ahead: How many steps the host may start before a device has done the first of them.
     """
 
-    def __init__(self, *, knows_collectives: bool, steps_ahead: int) -> None:
+    def __init__(
+        self, *, knows_data: bool = True, knows_collectives: bool, steps_ahead: int
+    ) -> None:
         self.steps = 0
         self.logs: Any = None
-        self.knows_data = True
+        self.knows_data = knows_data
         self.knows_collectives = knows_collectives
         self.steps_ahead = steps_ahead
         self._windows: list[Window] = []
@@ -199,7 +201,7 @@ class Meter:
         self._data += seconds
 
     @contextmanager
-    def in_collective(self) -> Iterator[None]:
+    def in_collective(self) -> Generator[None]:
         """Adds the time inside to that of collectives."""
         begin = time.perf_counter()
         try:
@@ -231,7 +233,7 @@ _running: list[Meter] = []  # at most one: the main thread's call of `fit`
 
 
 @contextmanager
-def measured() -> Iterator[None]:
+def measured() -> Generator[None]:
     """Stops the clock of a call of `fit` that fails, and gives the outer call's back."""
     outer = _running[:]
     try:

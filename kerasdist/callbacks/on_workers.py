@@ -75,6 +75,7 @@ def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     if not listeners and status.channel() is None:
         return None
     meter = Meter(
+        knows_data=replicas.measures_data,
         # One device has none, which takes no time.
         knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
         steps_ahead=replicas.steps_ahead,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -37,7 +37,7 @@ def console() -> Console:
 
 
 @contextlib.contextmanager
-def shown(board: Board, console: Console) -> Iterator[None]:
+def shown(board: Board, console: Console) -> Generator[None]:
     """Shows a board's state as long as the context is open; the last one stays."""
 
     def drawn() -> RenderableType:
@@ -74,7 +74,7 @@ def view(state: dict[str, Any], *, rows: int) -> RenderableType:
         cells = [_name(one), _epoch(one), _step(one), _number(one.get("loss"), ".4g")]
         cells += [
             _number(one.get("step_ms"), ".1f"),
-            _bytes((one.get("memory") or {}).get("bytes")),
+            _memory(one),
         ]
         cells += [_gpus(one.get("gpus") or [])] if has_gpus else []
         is_slow = one["worker"] == marked
@@ -125,6 +125,11 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
+def _memory(one: dict[str, Any]) -> str:
+    memory = one.get("memory")
+    return "" if memory is None else _bytes(memory["bytes"])
+
+
 def _bytes(count: float | None) -> str:
     if count is None:
         return ""
@@ -132,7 +137,7 @@ def _bytes(count: float | None) -> str:
 
 
 def _gpus(gpus: Sequence[dict[str, Any]]) -> str:
-    parts = []
+    parts: list[str] = []
     for gpu in gpus:
         busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
         parts.append(f"{busy}{_bytes(gpu['bytes'])}")

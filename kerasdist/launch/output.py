@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, TextIO, final
 
@@ -55,7 +55,7 @@ class Screen:
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
     @contextlib.contextmanager
-    def above(self, console: Console) -> Iterator[None]:
+    def above(self, console: Console) -> Generator[None]:
         """Writes what goes to a terminal above the live view that this console shows."""
         self._console = console
         try:

@@ -49,13 +49,12 @@ class PlacedTrainer(ReplicatedTrainer):
         if self.train_function is not None and not force:
             return self.train_function
         super().make_train_function(force)  # type: ignore[misc]
-        function = self.train_function
+        function: Any = self.train_function
 
         def metered(iterator: Any) -> Any:
             logs = function(iterator)
             meter = metering.running()
             if meter is not None:
-                meter.knows_data = False  # Keras's graph reads the batches
                 meter.done(self.steps_per_execution, None, logs)  # type: ignore[attr-defined]
             return logs
 
