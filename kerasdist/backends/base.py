@@ -26,6 +26,7 @@ from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
+    from kerasdist.backends.profiler import Profiler
     from kerasdist.backends.runner import Runner
     from kerasdist.backends.trial import Trial
     from kerasdist.job.job import Job
@@ -134,6 +135,13 @@ class Backend(abc.ABC):
             The function's result, and one gradient per variable, None for a variable that the
             function did not read.
         """
+
+    def profiler(self) -> Profiler:
+        """Returns the framework's profiler, which records what the process and its devices do."""
+        raise UnsupportedError(
+            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
+            f"backend={self.name!r}."
+        )
 
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""

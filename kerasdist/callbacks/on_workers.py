@@ -22,11 +22,12 @@ from kerasdist.callbacks.clock import Clock
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.in_sync import InSync
 from kerasdist.callbacks.position import Position
+from kerasdist.callbacks.profile import Profile
 from kerasdist.callbacks.progress import Progress
 from kerasdist.callbacks.telemetry import Telemetry
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
-from kerasdist.job import status
+from kerasdist.job import profiling, status
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -53,6 +54,9 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
     channel = status.channel()
     if meter is not None and channel is not None:
         listed.insert(0, Progress(meter, channel, replicas))
+    profiled = profiling.wanted()
+    if meter is not None and profiled is not None:
+        listed.insert(0, Profile(profiled, meter, replicas))
     if meter is not None:
         listed.insert(0, Clock(meter))
     callbacks = given["callbacks"]
@@ -72,7 +76,7 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nobody wants its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
-    if not listeners and status.channel() is None:
+    if not listeners and status.channel() is None and profiling.wanted() is None:
         return None
     meter = Meter(
         knows_data=replicas.measures_data,

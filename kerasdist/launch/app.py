@@ -13,6 +13,7 @@ import typer
 from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.job import profiling
 from kerasdist.launch import info as information
 from kerasdist.launch import live as live_view
 from kerasdist.launch.job import run_job
@@ -97,6 +98,16 @@ def run(
         Literal["auto", "on", "off"],
         typer.Option(help="A table of all workers, kept up to date; auto: on a terminal."),
     ] = "auto",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Profile these steps of fit on every worker, for example 10:20.",
+        ),
+    ] = None,
+    profile_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="The folder of the profile, trace.json.gz.")
+    ] = Path("profile"),
     timeout_on_stop: Annotated[
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="Time from SIGTERM to SIGKILL."),
@@ -128,6 +139,7 @@ def run(
         hosts=() if hosts is None else (hosts,),
         logs=logs,
         live=live == "on" or (live == "auto" and live_view.is_possible()),
+        profile=None if profile is None else _profiled(profile, profile_dir),
         stop_seconds=timeout_on_stop,
         environment=dict(_variable(each) for each in env or ()),
     )
@@ -254,6 +266,13 @@ def _workers(text: str) -> int | Literal["gpu"]:
             f"expected a number from 1, or gpu, received {text!r}", param_hint="--workers"
         )
     return int(text)
+
+
+def _profiled(text: str, folder: Path) -> profiling.ProfiledSteps:
+    try:
+        return profiling.parsed(text, folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Generator
 from types import FrameType
 from typing import final
 
-from kerasdist.launch import report
+from kerasdist.launch import report, traces
 from kerasdist.launch.attempt import Attempt
 from kerasdist.launch.beginning import begin
 from kerasdist.launch.board import Board
@@ -77,8 +77,12 @@ class Launcher:
         board = self._board
         if board is not None and number:
             board.begin_attempt()
+        if self._spec.profile is not None:
+            traces.forget_old(self._spec.profile)
         workers = begin(self._spec, self._slots, number, self._screen, self._events, board=board)
         result = Attempt(workers, self._events, self._spec.stop_seconds).run()
+        if self._spec.profile is not None:
+            self._screen.say(traces.merge(self._spec.profile, len(self._slots)))
         if board is not None:
             for each in result.endings:
                 board.ended(each.rank, each.exit_code)
