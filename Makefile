@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time docs house support format clean
+.PHONY: help venv demo check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time docs pictures house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -82,6 +82,9 @@ ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither 
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md (half a minute)
+	$(BIN)/python -m benchmarks.watch_pictures
 
 house: $(STAMP) ## count the package: lines, the waist, circles of imports
 	$(BIN)/python -m tests.house

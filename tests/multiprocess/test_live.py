@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gzip
 import json
 import os
 import pty
@@ -39,6 +40,37 @@ def on_a_terminal(*arguments: object, **environment: str) -> tuple[int, str]:
                 drawn += chunk
         os.close(ours)
         return process.wait(SECONDS), drawn.decode()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_a_profile_of_both_workers(tmp_path, backend):
+    """Steps 3 and 4, by one clock: a step that needs both workers ends on both at once."""
+    run = ("run", "-n", 2, "--profile", "2:4", "--profile-dir", tmp_path / "out")
+    done = finish(*(*run, "--env", f"PYTHONPATH={ROOT}", "-m", SCRIPT, SLOW), KERAS_BACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    assert f"the profile is {tmp_path / 'out' / 'trace.json.gz'}" in done.stderr
+    with gzip.open(tmp_path / "out" / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
+    assert [name.partition(" (")[0] for name in names] == ["worker 0", "worker 1"]
+    ends = {
+        (one["pid"], one["name"]): one["ts"] + one["dur"]
+        for one in events
+        if one["ph"] == "X" and one["name"].startswith("step ")
+    }
+    assert sorted(ends) == [(rank, f"step {step}") for rank in (0, 1) for step in (3, 4)]
+    # In microseconds. JAX's host goes on before the devices have done a step.
+    apart = [abs(ends[0, name] - ends[1, name]) for name in ("step 3", "step 4")]
+    assert backend == "jax" or max(apart) < 1e6 * SLOW / 2, ends
+    # What the framework's profiler has seen lies within the steps that it was to see.
+    first, last = min(one["ts"] for one in events if "ts" in one), max(ends.values())
+    assert first >= 0
+    for rank in (0, 1):
+        own = [one for one in events if one.get("pid") == rank and one["ph"] == "X"]
+        assert len(own) > 10, f"{len(own)} events of worker {rank}"
+        within = [one for one in own if -1e6 < one["ts"] <= last + 1e6]
+        assert len(within) == len(own)
 
 
 @pytest.mark.timeout(240)

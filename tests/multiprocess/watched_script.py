@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-ROWS, BATCH, EPOCHS = 43, 8, 2
+ROWS, BATCH, EPOCHS = 43, 8, 2  # six steps an epoch
 
 
 def main():
