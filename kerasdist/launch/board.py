@@ -59,6 +59,8 @@ class Board:
         if not isinstance(report, dict):
             return
         with self._lock:
+            if self._workers[rank]["phase"] == "ended":  # the report was on its way
+                report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
         self.write()
 

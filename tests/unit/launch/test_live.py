@@ -80,6 +80,7 @@ def test_workers_apart_from_each_other_add_up():
 def test_a_silent_worker_and_one_that_has_ended():
     board = board_of({}, {"phase": "validation"})
     board.ended(0, 41)
+    board.heard(0, json.dumps(REPORT).encode())  # was on its way
     state = board.state()
     state["time"] += 90
     _, _, first, second = drawn(state)
