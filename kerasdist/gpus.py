@@ -7,6 +7,7 @@ what a process sees.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
@@ -98,7 +99,9 @@ class Watch:
         self._nvml = _library()
         self._handles: list[Any] = []
         nvidia = [gpu for gpu in seen if gpu.maker == "NVIDIA"]
-        if nvidia:
+        if not nvidia:
+            return
+        with contextlib.suppress(self._nvml.NVMLError):  # a GPU that falls off the bus
             self._nvml.nvmlInit()
             self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
 

@@ -88,10 +88,15 @@ def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
 
 
 def nvmlDeviceGetHandleByUUID(uuid):
-    return next(gpu for gpu in _gpus() if gpu.uuid == uuid)
+    for gpu in _gpus():
+        if gpu.uuid == uuid and not gpu.hidden:
+            return gpu
+        if uuid in gpu.parts:
+            return nvmlDeviceGetMigDeviceHandleByIndex(gpu, gpu.parts.index(uuid))
+    raise NVMLError("Not Found")
 
 
 def nvmlDeviceGetUtilizationRates(gpu):
-    if gpu.name.startswith("GeForce"):
+    if "MIG" in gpu.name:
         raise NVMLError("Not Supported")
     return SimpleNamespace(gpu=75)
