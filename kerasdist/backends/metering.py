@@ -7,6 +7,7 @@ rates of a window of many steps are those of the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +31,7 @@ class Figures:
 
     Attributes:
         steps: How many steps.
-        samples: How many examples of global batches they took.
+        samples: How many examples of global batches they took; None: not known.
         seconds: How long they took, with the time up to the first one's batch.
         step_seconds: How long a step took, in order: each one, or the mean of each group of steps
             that the host starts ahead of the device.
@@ -39,7 +40,7 @@ class Figures:
     """
 
     steps: int
-    samples: int
+    samples: int | None
     seconds: float
     step_seconds: Sequence[float]
     data: float | None
@@ -67,13 +68,13 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls: list[tuple[float, int, int]] = []  # seconds, steps, samples
+        self._calls: list[tuple[float, int, float]] = []  # seconds, steps, samples
         self._measured: list[Any] = []
 
-    def add(self, seconds: float, steps: int, samples: int, measured: Any) -> None:
+    def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
         """Adds a call of the train function."""
         self._seconds += seconds
-        self._calls.append((seconds, steps, samples))
+        self._calls.append((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
         if self._seconds >= self._every:
@@ -94,7 +95,7 @@ class Window:
             samples, steps, data = told[:, 0], told[:, 1], data + float(told[:, 2].sum())
         figures = Figures(
             steps=int(steps.sum()),
-            samples=int(samples.sum()),
+            samples=None if np.isnan(samples).any() else int(samples.sum()),
             seconds=self._seconds,
             step_seconds=_grouped(seconds, steps, group),
             data=min(data, self._seconds) if knows_data else None,
@@ -209,12 +210,17 @@ class Meter:
         finally:
             self._collectives += time.perf_counter() - begin
 
-    def _described(self, steps: int) -> tuple[int, int]:
-        """Returns how many of the last `steps` there were, and their examples, by the adapter."""
+    def _described(self, steps: int) -> tuple[int, int | None]:
+        """Returns how many of the last `steps` there were, and their examples, by the adapter.
+
+        The examples are None where the adapter does not say how many the last batch has.
+        """
         source = self._form
         over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
         count = steps - max(over, 0)
-        samples = count * (source.batch_size or 0)
+        if source.batch_size is None or source.has_partial_batch is None:
+            return count, None
+        samples = count * source.batch_size
         if over >= 0 and source.num_batches is not None and source.has_partial_batch:
             samples += source.partial_batch_size - source.batch_size
         return count, samples

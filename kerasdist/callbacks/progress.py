@@ -58,8 +58,9 @@ class Progress(keras.callbacks.Callback):
     def _report(self, phase: str, logs: Any = None) -> None:
         figures = self._meter.figures(self._window)
         if figures.steps:
+            samples = figures.samples
             self._report_of_fit |= {
-                "samples_per_s": figures.samples / figures.seconds,
+                "samples_per_s": None if samples is None else samples / figures.seconds,
                 **times_of_worker(figures),
             }
         # A step's logs are read once a second, which waits for that step alone.

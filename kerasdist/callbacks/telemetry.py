@@ -30,7 +30,8 @@ class Telemetry(keras.callbacks.Callback):
     Each worker writes a file ``telemetry-worker-0.jsonl``, one line of JSON for each window of time
     and each epoch, and the chief writes a file for TensorBoard. A line has
 
-    - ``samples_per_s``: examples of global batches a second, so over all replicas;
+    - ``samples_per_s``: examples of global batches a second, so over all replicas; null under
+      `OneDeviceStrategy` on TensorFlow, unless the data are arrays;
     - ``step_ms``: the median of a step's time, and the value that 95 % of the steps stay below;
     - ``share``: which part of the time the host waited for data, waited in collectives, and the
       rest, called ``compute``; they add up to 1. What is not measured is null, and in the rest;
@@ -198,7 +199,7 @@ def described(figures: Figures) -> dict[str, Any]:
         "steps": figures.steps,
         "samples": figures.samples,
         "seconds": seconds,
-        "samples_per_s": figures.samples / seconds,
+        "samples_per_s": None if figures.samples is None else figures.samples / seconds,
         "step_ms": {"median": float(np.median(times)), "95%": float(np.percentile(times, 95))},
         "share": {**shares, "compute": 1 - sum(one or 0.0 for one in shares.values())},
     }

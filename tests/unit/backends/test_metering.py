@@ -103,6 +103,19 @@ def test_samples_by_what_the_source_says(clock, monkeypatch):
         assert (figures.steps, figures.samples) == (5, 34)
 
 
+def test_samples_that_nobody_knows_are_not_guessed(clock):
+    for source in (
+        SimpleNamespace(batch_size=None, num_batches=5),
+        SimpleNamespace(batch_size=8, num_batches=5, has_partial_batch=None),
+    ):
+        meter = Meter(knows_collectives=False, steps_ahead=1)
+        meter.follow(source)
+        window = meter.window(math.inf, print)
+        of_calls(clock, meter, [(1.0, 2, None)] * 3)
+        figures = meter.figures(window)
+        assert (figures.steps, figures.samples) == (5, None)
+
+
 def test_what_a_step_costs():
     """0.5 % of a step of 10 ms are 50 µs; a step takes a tenth of it."""
     meter = Meter(knows_collectives=True, steps_ahead=1)
