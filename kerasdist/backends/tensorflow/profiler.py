@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any, final
 import tensorflow as tf
 
 from kerasdist.backends.profiler import Event, Profiler
+
+# The description of XPlane files; it has no public name.
+_XPLANE = "tensorflow.tsl.profiler.protobuf.xplane_pb2"
 
 
 @final
@@ -36,9 +40,7 @@ class TensorFlowProfiler(Profiler):
 
 def _events_of(path: Path) -> Iterator[Event]:
     """Yields the events of an XPlane file: a process for each plane, a thread for each line."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # no public name
-
-    space: Any = xplane_pb2.XSpace()
+    space = importlib.import_module(_XPLANE).XSpace()
     space.ParseFromString(path.read_bytes())
     for process, plane in enumerate(space.planes):
         yield _name("process_name", process, 0, plane.name)
