@@ -45,4 +45,5 @@ class Profiler(abc.ABC):
 def read_chrome_trace(path: Path) -> list[Event]:
     """Returns the events of a file in Chrome's trace format, compressed or not."""
     content = path.read_bytes()
-    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)["traceEvents"]
+    trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    return [one for one in trace["traceEvents"] if "ph" in one]  # XLA's last one is empty

@@ -1,5 +1,6 @@
 """Telemetry: what it counts is right, what it does not know it does not tell, it costs nothing."""
 
+import gzip
 import json
 import math
 import tempfile
@@ -171,3 +172,33 @@ def same_training(lab):
         plain = weights([])
         lab.equal(before, len(lines_of(folder)))
         lab.equal(plain, weights([telemetry]))
+
+
+@case("callbacks", replicas=(2,))
+def profile(lab):
+    """`kerasdist run --profile` shows the steps that it is to show, by the clock of the wall."""
+    from kerasdist.job.profiling import ProfiledSteps
+
+    with tempfile.TemporaryDirectory() as folder:
+        steps = ProfiledSteps(3, 5, Path(folder))
+        x, y = regression(N)
+        with lab.strategy().scope():
+            model = dense("sgd")
+        before = time.time_ns() / 1e3
+        with mock.patch("kerasdist.job.profiling.wanted", return_value=steps):
+            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        after = time.time_ns() / 1e3
+        with gzip.open(steps.of_worker(0)) as file:
+            trace = json.load(file)
+    lab.equal([3, 5], trace["kerasdist"]["steps"])
+    timed = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    ours = [one for one in timed if one["pid"] == "steps of fit"]
+    lab.check([one["name"] for one in ours] == ["step 4", "step 5"], f"{ours}")
+    seen = [one for one in timed if one["pid"] != "steps of fit"]
+    begins = sorted(one["ts"] for one in seen)
+    lab.check(len(seen) > 20, f"{len(seen)} events of the framework")
+    lab.check(before < begins[0] and begins[-1] < after, f"{before} {begins[0]} {after}")
+    # The framework is at work in the steps, by the same clock: at most 20 ms apart.
+    first, last = ours[0]["ts"], ours[-1]["ts"] + ours[-1]["dur"]
+    inside = [one for one in begins if first - 2e4 < one < last + 2e4]
+    lab.check(len(inside) > len(begins) / 2, f"{len(inside)} of {len(begins)} in the steps")

@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -350,3 +351,16 @@ def telemetry(lab):
             lab.check(found["ms"] > 40 > found["others_ms"], str(epochs[-1]["by_worker"]))
         everyone = lab.everyone(len(list(folder.glob("events.*"))))
         lab.equal([1] * workers, everyone)
+
+
+@case("workers")
+def clocks_of_machines(lab):
+    """The clocks of several machines are compared; here they are one clock."""
+    from kerasdist.callbacks import clocks
+
+    alike = clocks.offset(lab.job)
+    lab.equal([0.0, 0.0], [alike.microseconds, alike.spread])
+    with mock.patch("platform.node", return_value=f"host{lab.job.rank}"):
+        found = clocks.offset(lab.job)
+    lab.check(abs(found.microseconds) < 1e5, f"{found}")
+    lab.check(lab.job.is_chief == (found == alike), f"{found}")
