@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time wheels docs house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time wheels docs pictures house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -93,6 +93,9 @@ wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each
 
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md (half a minute)
+	$(BIN)/python -m benchmarks.watch_pictures
 
 house: $(STAMP) ## count the package: lines, the waist, circles of imports
 	$(BIN)/python -m tests.house

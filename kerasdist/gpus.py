@@ -7,6 +7,7 @@ what a process sees.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import platform
@@ -67,6 +68,57 @@ def visible(environ: Mapping[str, str] | None = None, root: Path = Path("/")) ->
         return parts[:1] or seen  # a process sees one part of a divided GPU, and nothing else
     seen = _selected([(gpu,) for gpu in _amd(root)], environ.get(ROCR))
     return _selected([(gpu,) for gpu in seen], environ.get(HIP, environ.get(CUDA)))
+
+
+@final
+@dataclass(frozen=True)
+class Usage:
+    """How much of a GPU is in use, by all processes.
+
+    Attributes:
+        used: Its memory in use, in bytes.
+        total: Its memory in bytes.
+        busy: The share of the last moment in which it computed; None where the driver does not
+            tell, as for parts of a divided GPU.
+    """
+
+    used: int
+    total: int
+    busy: float | None
+
+
+@final
+class Watch:
+    """Asks NVML how much of some GPUs is in use, as often as one likes: NVML stays open.
+
+    Args:
+        seen: The GPUs; those of other makers than NVIDIA are left out.
+    """
+
+    def __init__(self, seen: Sequence[Gpu]) -> None:
+        self._nvml = _library()
+        self._handles: list[Any] = []
+        nvidia = [gpu for gpu in seen if gpu.maker == "NVIDIA"]
+        if not nvidia:
+            return
+        with contextlib.suppress(self._nvml.NVMLError):  # a GPU that falls off the bus
+            self._nvml.nvmlInit()
+            self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
+
+    def usage(self) -> list[Usage]:
+        """Returns how much of each GPU is in use, without those that do not tell."""
+        found: list[Usage] = []
+        for handle in self._handles:
+            try:
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            except self._nvml.NVMLError:
+                continue
+            try:
+                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            except self._nvml.NVMLError:
+                busy = None
+            found.append(Usage(int(memory.used), int(memory.total), busy))
+        return found
 
 
 def are_named(environ: Mapping[str, str]) -> bool:

@@ -26,6 +26,7 @@ from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
+    from kerasdist.backends.profiler import Profiler
     from kerasdist.backends.runner import Runner
     from kerasdist.backends.trial import Trial
     from kerasdist.job.job import Job
@@ -135,9 +136,20 @@ class Backend(abc.ABC):
             function did not read.
         """
 
+    def profiler(self) -> Profiler:
+        """Returns the framework's profiler, which records what the process and its devices do."""
+        raise UnsupportedError(
+            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
+            f"backend={self.name!r}."
+        )
+
     def accelerators(self) -> tuple[Device, ...]:
         """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
+
+
+# Steps on accelerators that count as one where the host takes the time.
+_STEPS_AHEAD = 8
 
 
 class ReplicaSet(abc.ABC):
@@ -150,6 +162,9 @@ class ReplicaSet(abc.ABC):
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
         reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
+        measures_data: Whether it is known how long training waits for batches.
+        measures_collectives: Whether the host waits for the other workers in each collective, so
+            that it is known how long.
         trainer_class: The class that is put before a model's own, so that its steps run here.
         logical_devices: How a replica of several devices divides tensors and variables among them,
             with the methods of `kerasdist.TPUStrategy`; None: each replica has one device.
@@ -162,6 +177,8 @@ class ReplicaSet(abc.ABC):
     is_in_call = False
     batch_logs_matter = True
     reads_ahead = False
+    measures_data = True
+    measures_collectives = False
     trainer_class: type[Any]
     logical_devices: Any = None
     gradients_travel_as: str | None = None
@@ -209,6 +226,11 @@ class ReplicaSet(abc.ABC):
         if replica not in here:
             return None
         return self.devices[(replica - here.start) * self.options.devices_per_replica]
+
+    @property
+    def steps_ahead(self) -> int:
+        """After how many steps the host has waited for a device at least once."""
+        return 1 if all(device.kind == "cpu" for device in self.devices) else _STEPS_AHEAD
 
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.

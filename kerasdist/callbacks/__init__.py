@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kerasdist.callbacks.broadcast import BroadcastGlobalVariables
     from kerasdist.callbacks.chief_only import ChiefOnly
     from kerasdist.callbacks.metrics_reduction import MetricsReduction
+    from kerasdist.callbacks.telemetry import Telemetry
     from kerasdist.callbacks.warmup import LearningRateWarmup
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ChiefOnly",
     "LearningRateWarmup",
     "MetricsReduction",
+    "Telemetry",
 ]
 
 _HOMES = {
@@ -30,6 +32,7 @@ _HOMES = {
     "ChiefOnly": "chief_only",
     "LearningRateWarmup": "warmup",
     "MetricsReduction": "metrics_reduction",
+    "Telemetry": "telemetry",
 }
 
 __getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -13,14 +13,21 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat, whole_files
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.metering import Meter
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
+from kerasdist.callbacks.clock import Clock
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.in_sync import InSync
 from kerasdist.callbacks.position import Position
+from kerasdist.callbacks.profile import Profile
+from kerasdist.callbacks.progress import Progress
+from kerasdist.callbacks.telemetry import Telemetry
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
+from kerasdist.job import profiling, status
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -41,21 +48,50 @@ _WRITERS = (
 )
 
 
-def prepared(callbacks: Any, job: Job | None) -> Any:
+def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
     """Returns the callbacks of a call of `fit`, wrapped for this worker."""
+    listed = _ordered(_of_call(given), replicas.job)
+    channel = status.channel()
+    if meter is not None and channel is not None:
+        listed.insert(0, Progress(meter, channel, replicas))
+    profiled = profiling.wanted()
+    if meter is not None and profiled is not None:
+        listed.insert(0, Profile(profiled, meter, replicas))
+    if meter is not None:
+        listed.insert(0, Clock(meter))
+    callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = _ordered(callbacks.callbacks, job)
+        callbacks.callbacks = listed
         return callbacks
-    return _ordered(keras.tree.flatten(callbacks) if callbacks else [], job)
+    return listed
+
+
+def _of_call(given: Mapping[str, Any]) -> list[Any]:
+    callbacks = given["callbacks"]
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
+def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
+    """Returns the meter of a call of `fit`, None if nobody wants its figures."""
+    listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
+    if not listeners and status.channel() is None and profiling.wanted() is None:
+        return None
+    meter = Meter(
+        knows_data=replicas.measures_data,
+        # One device has none, which takes no time.
+        knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
+        steps_ahead=replicas.steps_ahead,
+    )
+    for listener in listeners:
+        listener.measures(meter, replicas)
+    return meter
 
 
 def position_of(given: Mapping[str, Any]) -> Position | None:
     """Returns the position in the data that a backup keeps, None if there is no backup."""
-    callbacks = given["callbacks"]
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    callbacks = keras.tree.flatten(callbacks) if callbacks else []
-    backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
+    backups = [one for one in _of_call(given) if isinstance(one, BackupAndRestore)]
     if not backups:
         return None
     position = Position(given["x"], given["steps_per_epoch"])

@@ -6,15 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from kerasdist._version import __version__
 from kerasdist.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.job import profiling
 from kerasdist.launch import check_commands, dry_run
 from kerasdist.launch import info as information
+from kerasdist.launch import live as live_view
 from kerasdist.launch.help_text import PlainCommand
 from kerasdist.launch.job import run_job
 from kerasdist.launch.spec import STOP_SECONDS, JobSpec, python_command
@@ -89,10 +91,27 @@ def run(
     logs: Annotated[
         Path | None,
         typer.Option(
+            "--log-dir",
+            "--logs",
             metavar="FOLDER",
-            help="Write one log file per attempt and worker here (default: the terminal).",
+            help="Write one log file per attempt and worker here, and the state of all workers to "
+            "status.json (default: the terminal).",
         ),
     ] = None,
+    live: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(help="A table of all workers, kept up to date; auto: on a terminal."),
+    ] = "auto",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Profile these steps of fit on every worker, for example 10:20.",
+        ),
+    ] = None,
+    profile_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="The folder of the profile, trace.json.gz.")
+    ] = Path("profile"),
     timeout_on_stop: Annotated[
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="Time from SIGTERM to SIGKILL."),
@@ -129,6 +148,8 @@ def run(
         max_restarts=max_restarts,
         hosts=() if hosts is None else (hosts,),
         logs=logs,
+        live=live == "on" or (live == "auto" and live_view.is_possible()),
+        profile=None if profile is None else _profiled(profile, profile_dir),
         stop_seconds=timeout_on_stop,
         environment=dict(_variable(each) for each in env or ()),
     )
@@ -251,6 +272,13 @@ def _check_backend(spec: JobSpec) -> None:
     choice = backend_choice({**os.environ, **spec.environment})
     if not choice.is_keras_backend:
         raise BackendError(choice.problem)
+
+
+def _profiled(text: str, folder: Path) -> profiling.ProfiledSteps:
+    try:
+        return profiling.parsed(text, folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
 def _variable(text: str) -> tuple[str, str]:

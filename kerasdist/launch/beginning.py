@@ -6,11 +6,14 @@ import contextlib
 import os
 import queue
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import SECRET
+from kerasdist.job.status import FILE_DESCRIPTOR
 from kerasdist.launch import commands, environment
+from kerasdist.launch.board import Board
 from kerasdist.launch.output import Screen
 from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
@@ -23,8 +26,10 @@ def begin(
     number: int,
     screen: Screen,
     events: queue.SimpleQueue[Event],
+    *,
+    board: Board | None = None,
 ) -> Iterator[Worker]:
-    """Starts the workers one after another, and yields each."""
+    """Starts the workers one after another, and yields each; the board gets their reports."""
     coordinator, listener = open_coordinator(slots)
     of_job = environment.of_job(spec, number)
     here = sum(slot.host is None for slot in slots)
@@ -35,15 +40,22 @@ def begin(
             if slot.host is None:
                 variables |= of_gpus[slot.local_rank]
             opened = listener if slot.rank == 0 else None
+            inherited: list[int] = []
             if opened is not None:
                 variables[COORDINATOR_FD] = str(opened.fileno())
+                inherited.append(opened.fileno())
+            reports = None
+            if board is not None and slot.host is None:
+                reports, to_worker = os.pipe()
+                variables[FILE_DESCRIPTOR] = str(to_worker)
+                inherited.append(to_worker)
             # Another machine gets no variables of this process: ssh takes them as arguments, which
             # every user sees, and so the secret goes by standard input.
             secret = None if slot.host is None else _secret(spec, variables)
             if slot.host is None:
-                command = commands.here(spec, slot, opened)
+                command = commands.here(spec, slot, inherited)
             else:
-                command = commands.there(spec, slot, variables)
+                command = commands.there(spec, slot, variables, reports=board is not None)
             start = Start(
                 rank=slot.rank,
                 name=f"worker {slot.rank}/{len(slots)}",
@@ -52,11 +64,16 @@ def begin(
                 directory=spec.directory,
                 log=log_file(spec.logs, number, slot.rank),
                 secret=secret,
-                listener=opened,
+                inherited=inherited,
+                reports=reports,
+                told=None if board is None else partial(board.heard, slot.rank),
             )
             worker = Worker(start, screen, events)
+            # The worker has them.
             if opened is not None:
-                opened.close()  # the worker has it
+                opened.close()
+            if reports is not None:
+                os.close(inherited[-1])
             yield worker
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kerasdist.job.secret import SECRET
@@ -24,27 +23,25 @@ SSH = (
 
 
 def here(
-    spec: JobSpec,
-    slot: Slot,
-    inherited: socket.socket | None = None,
-    *,
-    must_join: bool = False,
+    spec: JobSpec, slot: Slot, inherited: Sequence[int] = (), *, must_join: bool = False
 ) -> list[str]:
     """Returns the command for a worker on this machine.
 
     Args:
         spec: The job.
         slot: The worker's place.
-        inherited: A socket that the worker inherits.
+        inherited: The files that the worker inherits.
         must_join: Whether it is a failure if the worker ends well, but has not joined the job.
     """
-    options = [] if inherited is None else ["--pass-fd", str(inherited.fileno())]
+    options = [word for number in inherited for word in ("--pass-fd", str(number))]
     options += ["--must-join"] if must_join else []
     # By path, isolated and without site packages, it starts in 20 ms.
     return [sys.executable, "-I", "-S", supervisor.__file__, *options, *_rest(spec, slot)]
 
 
-def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:
+def there(
+    spec: JobSpec, slot: Slot, variables: Mapping[str, str], *, reports: bool = False
+) -> list[str]:
     """Returns the ssh command for a worker on another machine.
 
     That machine has the same interpreter and the same folders, as with ``mpirun``.
@@ -61,6 +58,7 @@ def there(spec: JobSpec, slot: Slot, variables: Mapping[str, str]) -> list[str]:
             "-m",
             supervisor.__name__,
             "--secret-on-input",
+            *(["--relay-status"] if reports else []),
             *_rest(spec, slot),
         ),
     ]

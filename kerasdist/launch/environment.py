@@ -44,6 +44,8 @@ def of_worker(
         kerasdist_variables.LOCAL_WORKERS: str(slot.local_workers),
         kerasdist_variables.RESTART: str(attempt),
     }
+    if spec.profile is not None:
+        variables |= spec.profile.variables
     if spec.devices_per_worker is not None:
         variables[CPU_DEVICES_VARIABLE] = str(spec.devices_per_worker)
     return variables

@@ -19,9 +19,10 @@ from collections.abc import Generator
 from types import FrameType
 from typing import final
 
-from kerasdist.launch import report
+from kerasdist.launch import report, traces
 from kerasdist.launch.attempt import Attempt
 from kerasdist.launch.beginning import begin
+from kerasdist.launch.board import Board
 from kerasdist.launch.output import Screen
 from kerasdist.launch.placement import place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec
@@ -55,6 +56,8 @@ class Launcher:
         self._slots = place(self._spec.workers, spec.hosts)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
+        watched = spec.live or spec.logs is not None
+        self._board = Board(self._slots, spec.logs) if watched else None
 
     def run(self) -> JobResult:
         """Runs the job, again where that is allowed, until it has ended.
@@ -66,16 +69,44 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         self._screen.say(report.of_start(self._spec, self._slots))
-        with self._signals():
+        with self._signals(), self._view():
             while True:
-                workers = begin(self._spec, self._slots, len(attempts), self._screen, self._events)
-                attempts.append(Attempt(workers, self._events, self._spec.stop_seconds).run())
+                number = len(attempts)
+                attempts.append(self._attempt(number))
                 self._screen.say(report.of_attempt(attempts[-1], self._spec, len(attempts) - 1))
                 if not attempts[-1].failed or len(attempts) > self._spec.max_restarts:
                     return JobResult(tuple(attempts))
                 self._screen.say(
                     f"starting the job again, {len(attempts)} of {self._spec.max_restarts}"
                 )
+
+    def _attempt(self, number: int) -> AttemptResult:
+        board = self._board
+        if board is not None and number:
+            board.begin_attempt()
+        if self._spec.profile is not None:
+            traces.forget_old(self._spec.profile)
+        workers = begin(self._spec, self._slots, number, self._screen, self._events, board=board)
+        result = Attempt(workers, self._events, self._spec.stop_seconds).run()
+        if self._spec.profile is not None:
+            self._screen.say(traces.merge(self._spec.profile, len(self._slots)))
+        if board is not None:
+            for each in result.endings:
+                board.ended(each.rank, each.exit_code)
+            board.write(at_last=True)
+        return result
+
+    @contextlib.contextmanager
+    def _view(self) -> Generator[None]:
+        """Shows the live view, if it is wanted, below what else is on the terminal."""
+        if self._board is None or not self._spec.live:
+            yield
+            return
+        from kerasdist.launch import live
+
+        console = live.console()
+        with self._screen.above(console), live.shown(self._board, console):
+            yield
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Passes a signal on to the workers, and SIGKILL when their time is over.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, TextIO, final
+
+from rich.console import Console
+from rich.text import Text
 
 from kerasdist.launch import supervisor
 
@@ -18,6 +23,8 @@ LAST_LINES = 20
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _LONGEST_LINE = 1 << 16
+
+_REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
 """How often a line that is drawn again and again, such as a progress bar, is shown unfinished."""
@@ -35,6 +42,7 @@ class Screen:
         """
         self._lock = threading.Lock()
         self._is_scripts = is_scripts
+        self._console: Console | None = None
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
@@ -46,12 +54,26 @@ class Screen:
         """Writes the launcher's own message to the error output."""
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
+    @contextlib.contextmanager
+    def above(self, console: Console) -> Generator[None]:
+        """Writes what goes to a terminal above the live view that this console shows."""
+        self._console = console
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._console = None
+
     def _put(self, lines: list[str], stream: TextIO) -> None:
         # Neither a character that the reader's encoding lacks nor a reader that is gone
         # (`| head`) may end this thread: a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
+            if self._console is not None and stream.isatty():
+                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
+                self._console.print(shown, soft_wrap=True)
+                return
             if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
                 while text:  # not through the stream, which may hold half a line of the script
                     text = text[os.write(stream.fileno(), text) :]
@@ -61,13 +83,41 @@ class Screen:
 
 
 @final
-class Pump:
-    """Moves a worker's output, line by line, to the screen, and keeps the last lines."""
+class LogFile:
+    """A worker's own file in the screen's place, for output that its reports come with."""
 
-    def __init__(self, screen: Screen, prefix: str, rank: int) -> None:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
+        """Writes a line."""
+        del prefix, stream, rank
+        self._file.write(f"{line}\n")
+        self._file.flush()
+
+
+@final
+class Pump:
+    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
+
+    Args:
+        screen: Where the lines go.
+        prefix: What stands before each.
+        rank: The worker's number.
+        told: Takes the reports that come with the output; None: none do.
+    """
+
+    def __init__(
+        self,
+        screen: Screen | LogFile,
+        prefix: str,
+        rank: int,
+        told: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._screen = screen
         self._prefix = prefix
         self._rank = rank
+        self._told = told
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._threads: list[threading.Thread] = []
 
@@ -85,7 +135,10 @@ class Pump:
 
     def _move(self, source: IO[bytes], stream: TextIO) -> None:
         rest, shown_at = b"", time.monotonic()
+        cut_off = b""
         while chunk := os.read(source.fileno(), 1 << 16):
+            if self._told is not None:
+                chunk, cut_off = self._without_reports(cut_off + chunk)
             *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
             if lines:
                 shown_at = time.monotonic()
@@ -102,6 +155,16 @@ class Pump:
         if rest:
             self._put(_as_drawn(rest), stream)
         source.close()
+
+    def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
+        """Passes on the reports in an output; returns the rest, and a report without its end."""
+        assert self._told is not None
+        for report in _REPORT.findall(chunk):
+            self._told(report)
+        chunk = _REPORT.sub(b"", chunk)
+        begin = chunk.rfind(supervisor.MARK[:1])
+        is_cut_off = begin >= 0 and b"\n" not in chunk[begin:]
+        return (chunk[:begin], chunk[begin:]) if is_cut_off else (chunk, b"")
 
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")

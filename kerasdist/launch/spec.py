@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from kerasdist.job.exit_codes import ExitCode
+from kerasdist.job.profiling import ProfiledSteps
 
 GPU = "gpu"
 """As a number of workers: one a GPU of this machine."""
@@ -36,7 +37,10 @@ class JobSpec:
         max_restarts: How often the whole job is started again after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
             machine.
-        logs: A folder with one file per attempt and worker; None: this process's own output.
+        logs: A folder with one file per attempt and worker, and one with the last state of all
+            workers; None: this process's own output.
+        live: Whether this process's terminal shows all workers in a table that is kept up to date.
+        profile: The steps that every worker profiles; None: none.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         environment: More variables for the workers, and which of this process's go to other
             machines.
@@ -49,6 +53,8 @@ class JobSpec:
     max_restarts: int = 0
     hosts: Sequence[str] = ()
     logs: Path | None = None
+    live: bool = False
+    profile: ProfiledSteps | None = None
     stop_seconds: float = STOP_SECONDS
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     directory: Path | None = None

@@ -29,6 +29,10 @@ from typing import IO, NoReturn
 _PR_SET_PDEATHSIG = 1
 _SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
+_STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.status
+
+MARK = b"\x1ekerasdist "
+"""Stands before a worker's report, where it comes by the output."""
 
 APART = "kerasdist: this worker has ended without joining the job"
 """A guard's last line, where a worker ended well and has not joined the others."""
@@ -71,6 +75,13 @@ def listen(orders: IO[bytes], worker: subprocess.Popen[bytes], grace: float) -> 
     end(worker, grace)
 
 
+def relay(reports: int) -> None:
+    """Writes the worker's reports, with a mark before each, between its lines."""
+    with os.fdopen(reports, "rb") as lines:
+        for line in lines:
+            os.write(sys.stdout.fileno(), MARK + line)
+
+
 def pass_over(number: int, frame: FrameType | None) -> None:
     """Ignores a signal."""
     del number, frame
@@ -87,7 +98,12 @@ def main() -> int:
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
     parser.add_argument("--share", type=int, default=1, help="workers on this machine")
     parser.add_argument("--slot", type=int, default=0, help="the worker's number among them")
-    parser.add_argument("--pass-fd", type=int, help="a socket that the worker inherits")
+    parser.add_argument(
+        "--pass-fd", type=int, action="append", default=[], help="a file that the worker inherits"
+    )
+    parser.add_argument(
+        "--relay-status", action="store_true", help="pass the worker's reports on by the output"
+    )
     parser.add_argument(
         "--secret-on-input", action="store_true", help="the first line of the input is the secret"
     )
@@ -113,13 +129,19 @@ def main() -> int:
         signal.signal(number, pass_over)
     temporary = os.environ.get("TMPDIR") or "/tmp"
     joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
+    inherited: list[int] = arguments.pass_fd
+    reports = None
+    if arguments.relay_status:
+        reports, to_worker = os.pipe()
+        os.environ[_STATUS_FD] = str(to_worker)
+        inherited.append(to_worker)
     try:
         worker = subprocess.Popen(
             command,
             env={**os.environ, _JOINED_FILE: str(joined)},
             stdin=subprocess.DEVNULL,
             process_group=0,
-            pass_fds=() if arguments.pass_fd is None else (arguments.pass_fd,),
+            pass_fds=inherited,
             preexec_fn=follow_into_death,  # noqa: PLW1509 - there is no thread here yet
         )
     except OSError as error:
@@ -128,6 +150,8 @@ def main() -> int:
     threading.Thread(
         target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
     ).start()
+    if reports is not None:
+        threading.Thread(target=relay, args=(reports,), daemon=True).start()
     # Its process number is its group's, and is not given to another process before the wait.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)

@@ -6,18 +6,17 @@ import contextlib
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
 from kerasdist.launch import supervisor
-from kerasdist.launch.output import Pump, Screen, last_lines_of
+from kerasdist.launch.output import LogFile, Pump, Screen, last_lines_of
 from kerasdist.launch.spec import WorkerExit
 
 
@@ -54,7 +53,9 @@ class Start:
         log: The file for its output; None: the screen.
         secret: The job's secret, which the guard reads from its standard input; None: the guard
             has it from its environment.
-        listener: A socket that the worker inherits.
+        inherited: The files that the worker inherits.
+        reports: The pipe by which its reports come; None: by its output, if at all.
+        told: Takes its reports; None: it makes none.
     """
 
     rank: int
@@ -64,7 +65,9 @@ class Start:
     directory: Path | None
     log: Path | None
     secret: str | None = field(default=None, repr=False)
-    listener: socket.socket | None = None
+    inherited: Sequence[int] = ()
+    reports: int | None = None
+    told: Callable[[bytes], None] | None = None
 
 
 @final
@@ -77,9 +80,12 @@ class Worker:
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
-        self._pump = Pump(screen, f"[{start.name}]", start.rank)
+        by_output = start.told is not None and start.reports is None
+        shown = LogFile(start.log) if by_output and start.log is not None else screen
+        self._pump = Pump(shown, f"[{start.name}]", start.rank, start.told if by_output else None)
         with contextlib.ExitStack() as files:
-            file = None if start.log is None else files.enter_context(start.log.open("wb"))
+            direct = start.log is not None and not by_output
+            file = files.enter_context(start.log.open("wb")) if direct and start.log else None
             self._process = subprocess.Popen(
                 start.command,
                 stdin=subprocess.PIPE,
@@ -89,13 +95,15 @@ class Worker:
                 cwd=start.directory,
                 # Ctrl-C is for the launcher, which passes it on.
                 start_new_session=True,
-                pass_fds=() if start.listener is None else (start.listener.fileno(),),
+                pass_fds=start.inherited,
             )
         if start.secret is not None:
             self._order(start.secret)
         if self._process.stdout is not None and self._process.stderr is not None:
             self._pump.start(self._process.stdout, sys.stdout)
             self._pump.start(self._process.stderr, sys.stderr)
+        if start.reports is not None and start.told is not None:
+            threading.Thread(target=_pass_on, args=(start.reports, start.told), daemon=True).start()
         threading.Thread(target=self._wait, args=(events,), daemon=True).start()
 
     @property
@@ -160,3 +168,9 @@ class Worker:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
+
+
+def _pass_on(reports: int, told: Callable[[bytes], None]) -> None:
+    with os.fdopen(reports, "rb") as lines:
+        for line in lines:
+            told(line)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, final
 
 from kerasdist import context, keras_compat, ownership
+from kerasdist.backends import metering
 from kerasdist.binding import Binding, bind, binding_of, remember
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.position import Position, PositionedAdapter
@@ -157,10 +158,14 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         )
     position = on_workers.position_of(given)
     _adapt(binding, given, given["steps_per_epoch"], position)
-    _prepare_callbacks(binding, given)
+    meter = on_workers.meter_of(given, binding.replicas)
+    if meter is not None:
+        given["x"] = meter.follow(given["x"])
+    _prepare_callbacks(binding, given, meter)
     if fit_meter.is_wanted():
         _measure(binding, given)
-    return _run(original, binding, call, facts)
+    with metering.measured():
+        return _run(original, binding, call, facts)
 
 
 def _measure(binding: Binding, given: dict[str, Any]) -> None:
@@ -172,9 +177,11 @@ def _measure(binding: Binding, given: dict[str, Any]) -> None:
         given["callbacks"].append(meter)
 
 
-def _prepare_callbacks(binding: Binding, given: dict[str, Any]) -> None:
+def _prepare_callbacks(
+    binding: Binding, given: dict[str, Any], meter: metering.Meter | None
+) -> None:
     job = binding.replicas.job
-    given["callbacks"] = on_workers.prepared(given["callbacks"], job)
+    given["callbacks"] = on_workers.prepared(given, binding.replicas, meter)
     if job is not None:
         given["verbose"] = _verbosity(given["verbose"], job) if job.is_chief else 0
 

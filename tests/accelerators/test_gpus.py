@@ -126,3 +126,33 @@ def test_gpus_without_a_serial_number_are_known_by_machine_and_place(amd):
     first, second = uuids(amd)
     assert first != second
     assert first.endswith("/00000100")
+
+
+def usage():
+    watch = gpus.Watch(gpus.visible({}))
+    assert watch.usage() == watch.usage()
+    return watch.usage()
+
+
+def test_how_much_of_a_gpu_is_in_use(machine_with):
+    machine_with(2)
+    assert usage() == [gpus.Usage(20 << 30, 80 << 30, 0.75)] * 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (None, []),
+        ("broken", []),
+        ([{"uuid": A, "memory": None}], []),  # where it is the machine's
+        ([{"uuid": A, "parts": ["MIG-1"]}], [gpus.Usage(10 << 28, 10 << 30, None)]),
+    ],
+)
+def test_gpus_that_do_not_tell(machine_with, machine, expected):
+    machine_with(machine)
+    assert usage() == expected
+
+
+def test_a_gpu_that_is_gone_stops_nothing(machine_with):
+    machine_with(1)
+    assert gpus.Watch([gpus.Gpu("GPU-gone", "a GPU", None)]).usage() == []

@@ -2,9 +2,11 @@
 
 import contextlib
 import warnings
+from unittest import mock
 
 import numpy as np
 
+from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
@@ -321,3 +323,44 @@ def restart_of_shards(lab):
                 run(folder, _interrupting(batches))
         lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
         lab.equal(run(folder), expected)
+
+
+@case("workers")
+def telemetry(lab):
+    """Telemetry: each worker's file has the same global counts; the chief's names the slowest."""
+    rank, workers = lab.job.rank, lab.job.num_workers
+    slow = 1 % workers
+
+    data = slow_batches(ROWS, BATCH, seconds=0.05 * (rank == slow))
+    with lab.folder() as folder:
+        model = _model(lab)
+        keras.utils.set_random_seed(12)
+        watch = kd.callbacks.Telemetry(folder, every=1e-3)
+        model.fit(data, epochs=2, verbose=0, callbacks=[watch])
+        lines = lines_of(folder, rank)
+        require_sound(lab, lines)
+        epochs = of_kind(lines, "epoch")
+        lab.equal([[ROWS, BATCHES]] * 2, [[one["samples"], one["steps"]] for one in epochs])
+        lab.equal(2 * ROWS, sum(one["samples"] for one in of_kind(lines, "window")))
+        lab.equal(lab.backend == "torch", lines[0]["measured"]["collectives"])
+        lab.check(all(("slowest" in one) == lab.job.is_chief for one in epochs), str(epochs))
+        if lab.job.is_chief:
+            found = epochs[-1]["slowest"]
+            lab.equal(slow, found["worker"])
+            lab.equal("own_ms" if lab.backend == "torch" else "data_ms", found["by"])
+            lab.check(found["ms"] > 40 > found["others_ms"], str(epochs[-1]["by_worker"]))
+        everyone = lab.everyone(len(list(folder.glob("events.*"))))
+        lab.equal([1] * workers, everyone)
+
+
+@case("workers")
+def clocks_of_machines(lab):
+    """The clocks of several machines are compared; here they are one clock."""
+    from kerasdist.callbacks import clocks
+
+    alike = clocks.offset(lab.job)
+    lab.equal([0.0, 0.0], [alike.microseconds, alike.spread])
+    with mock.patch("platform.node", return_value=f"host{lab.job.rank}"):
+        found = clocks.offset(lab.job)
+    lab.check(abs(found.microseconds) < 1e5, f"{found}")
+    lab.check(lab.job.is_chief == (found == alike), f"{found}")

@@ -130,3 +130,19 @@ def test_no_ssh(tmp_path):
     done = finish("run", "--hosts", "n1", write(tmp_path, ""), PATH=str(tmp_path))
     assert done.returncode == 1
     assert "'ssh'" in done.stderr
+
+
+def test_reports_come_through_ssh_and_stay_out_of_the_logs(tmp_path, path):
+    body = """
+from kerasdist.job.status import channel
+print("before ", end="", flush=True)
+channel().tell({"workers": 1, "phase": "training", "epoch": 3})
+time.sleep(0.5)
+print("after")
+"""
+    logs = tmp_path / "logs"
+    done = finish(*("run", "--hosts", "far", "--log-dir", logs, write(tmp_path, body)), "x", **path)
+    assert done.returncode == 0, done.stderr
+    [worker] = json.loads((logs / "status.json").read_text(encoding="utf-8"))["workers"]
+    assert (worker["host"], worker["epoch"], worker["phase"]) == ("far", 3, "ended")
+    assert (logs / "attempt-0-worker-0.log").read_text(encoding="utf-8") == "before after\n"

@@ -11,7 +11,6 @@ PACKAGE = ROOT / "kerasdist"
 SEAM = PACKAGE / "keras_compat"
 FRAMEWORK_OF = {
     "tensorflow": "tensorflow",
-    "tensorboard": "tensorflow",
     "jax": "jax",
     "jaxlib": "jax",
     "torch": "torch",

@@ -16,6 +16,7 @@ from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.jax import connection, creation, functions
 from kerasdist.backends.jax.replicas import JaxReplicaSet
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.profiler import Profiler
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
@@ -94,6 +95,12 @@ class JaxBackend(Backend):
         del jit_compile
         creation.install()
         return functions.function(function)
+
+    def profiler(self) -> Profiler:
+        """Returns JAX's profiler."""
+        from kerasdist.backends.jax.profiler import JaxProfiler  # late, as few programs need it
+
+        return JaxProfiler()
 
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool

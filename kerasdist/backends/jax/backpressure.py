@@ -22,6 +22,9 @@ import jax
 # 32, since callbacks and user code launch programs, too.
 _STRIDE = 8
 
+STEPS_AHEAD = _STRIDE
+"""After so many steps the host has waited for the device at least once."""
+
 
 @final
 class FreeFlow:

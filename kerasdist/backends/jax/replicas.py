@@ -13,6 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.batches import placed
 from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.layout import Layout
@@ -61,6 +62,11 @@ class JaxReplicaSet(ReplicaSet):
         self.arrays.note_batch = self._note_batch
         if job is not None:
             self.arrays.compare_program = partial(programs.require_equal, job)
+
+    @property
+    def steps_ahead(self) -> int:
+        """As many on CPUs, too: JAX computes beside the host."""
+        return STEPS_AHEAD
 
     def _note_batch(self, form: Hashable) -> None:
         self.batch_history.add(form)

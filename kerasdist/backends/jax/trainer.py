@@ -9,6 +9,7 @@ import jax
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends import metering
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import metrics_of, use_global_batch
@@ -47,7 +48,7 @@ class JaxTrainer(ReplicatedTrainer):
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
         if self.train_function is None or force:
-            self.train_function = self._function(self.train_step, _TRAIN_STATE)
+            self.train_function = _metered(self._function(self.train_step, _TRAIN_STATE))
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
@@ -136,6 +137,21 @@ class JaxTrainer(ReplicatedTrainer):
             "metrics_variables": lambda: list(model.metrics_variables),
         }
         return tuple(variables() for name, variables in lists.items() if which.get(name))
+
+
+def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Tells the meter, if there is one, what a train function has done."""
+
+    def metered(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        meter = metering.running()
+        if meter is None:
+            return function(state, iterator)
+        counting = metering.Counting(iterator)
+        logs, state = function(state, counting)
+        meter.done(counting.count, counting.rows, logs)
+        return logs, state
+
+    return metered
 
 
 def with_new_losses(model: Any, step: Step) -> Step:

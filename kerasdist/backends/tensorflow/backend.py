@@ -10,6 +10,7 @@ import tensorflow as tf
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.profiler import Profiler
 from kerasdist.backends.tensorflow import (
     datasets,
     functions,
@@ -121,6 +122,14 @@ class TensorFlowBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function``."""
         return functions.function(function, jit_compile)
+
+    def profiler(self) -> Profiler:
+        """Returns TensorFlow's profiler."""
+        from kerasdist.backends.tensorflow.profiler import (
+            TensorFlowProfiler,
+        )  # late, as few programs need it
+
+        return TensorFlowProfiler()
 
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool

@@ -50,6 +50,7 @@ class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
     trainer_class = PlacedTrainer
+    measures_data = False  # Keras's graph reads the batches
 
     @cached_property
     def runner(self) -> Runner:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.backends import metering
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.first_batches import beginnings
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
+    PlacedBatch,
     beginnings_of,
     counted_rows,
     division_errors,
@@ -29,6 +32,10 @@ from kerasdist.training.logs import global_logs
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
+
+
+# Reads from an iterator in a graph: returns what it read, and numbers to be added up over steps.
+_Take = Callable[[Callable[[], Any]], tuple[Any, list[Any]]]
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
@@ -55,12 +62,13 @@ class StepsOnIterator:
         steps: int,
         *,
         eagerly: bool,
+        trains: bool = False,
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
         `step` takes a batch, and a list to fill with the variables that it reads. It returns the
-        batch's first rows and its number of examples, if workers compare them, the logs, and the
-        values of the variables.
+        batch's first rows, its number of examples, the logs, and the values of the variables. With
+        `trains`, the function tells a meter of its steps, if there is one.
         """
         self.count = steps
         self._replica_set = replica_set
@@ -71,27 +79,42 @@ class StepsOnIterator:
         def on_batch(batch: Any) -> Any:
             return step(batch, self._read)
 
-        def on_iterator(iterator: Any) -> Any:
-            return on_batch(iterator.get_next())
-
         self._on_batch = compiled(on_batch, eagerly=eagerly)
-        self._on_iterator = None
+        self._trains = trains
+        self._on_iterator = self._metered = None
         if not eagerly:
-            inside = on_iterator if steps == 1 else self._in_a_loop
-            self._on_iterator = compiled(inside, eagerly=False)
+            inside = self._once if steps == 1 else self._in_a_loop
+            self._on_iterator = compiled(partial(inside, lambda read: (read(), [])), eagerly=False)
+            # Traced only if there is a meter.
+            self._metered = compiled(partial(_measured, inside), eagerly=False)
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps. Returns the logs of the last step."""
         self._replica_set.begin_step()
+        meter = metering.running() if self._trains else None
         with division_errors():
-            first, totals, logs, values = self._done(iterator)
+            if meter is None:
+                first, totals, logs, values = self._done(iterator)
+            else:
+                first, totals, logs, values = self._done_and_measured(iterator, meter)
             if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
                 self._last = weakref.ref(iterator)
                 _require_equal_beginnings(self._replica_set, first)
             self._replica_set.group.remember(self._read, values)
-            for total in totals:
-                self._replica_set.batch_history.add(f"{int(total)} examples")
+            if self._replica_set.job is not None:
+                for total in totals:
+                    self._replica_set.batch_history.add(f"{int(total)} examples")
             return logs
+
+    def _done_and_measured(self, iterator: Any, meter: metering.Meter) -> Any:
+        if self._metered is not None and isinstance(iterator, tf.data.Iterator):
+            done, measured = self._metered(iterator)
+            meter.done(self.count, 0, done[2], measured)
+            return done
+        counting = metering.Counting(_batches(iterator), _total)
+        done = self._done(counting)
+        meter.done(counting.count, counting.rows, done[2])
+        return done
 
     def _done(self, iterator: Any) -> Any:
         if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
@@ -102,17 +125,22 @@ class StepsOnIterator:
         totals = [total for _, totals, *_ in done for total in totals]
         return (done[0][0], totals, *done[-1][2:])
 
-    def _in_a_loop(self, iterator: Any) -> Any:
+    def _once(self, take: _Take, iterator: Any) -> Any:
+        batch, told = take(iterator.get_next)
+        first, totals, *done = self._on_batch(batch)
+        return first, [*totals, *told], *done
+
+    def _in_a_loop(self, take: _Take, iterator: Any) -> Any:
         """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
-        first, totals, *done = self._on_batch(iterator.get_next())
+        first, totals, *done = self._once(take, iterator)
 
         def body(count: Any, _: Any, totals: Any, done: Any) -> Any:
-            batch = iterator.get_next_as_optional()
+            batch, told = take(iterator.get_next_as_optional)
             has_value = batch.has_value()
 
             def another() -> Any:
                 _, more, *done = self._on_batch(batch.get_value())
-                return [one + own for one, own in zip(totals, more, strict=True)], done
+                return [one + own for one, own in zip(totals, [*more, *told], strict=True)], done
 
             done = tf.cond(has_value, another, lambda: (totals, done))
             return count + 1, has_value & (count + 1 < self.count), *done
@@ -121,6 +149,28 @@ class StepsOnIterator:
             lambda _, more, *__: more, body, (tf.constant(1), tf.constant(True), totals, done)
         )
         return (first, totals, *done)
+
+
+def _measured(inside: Callable[..., Any], iterator: Any) -> Any:
+    """Does the steps; returns also a vector of their samples, their number, and their waits."""
+    first, totals, *done = inside(_timed, iterator)
+    return (first, totals[:1], *done), tf.stack([tf.cast(one, tf.float64) for one in totals])
+
+
+def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """Reads a batch in a graph. Returns it, that it is one, and the seconds that it took."""
+    begin = tf.timestamp()
+    with tf.control_dependencies([begin]):
+        batch = read()
+        ready = [batch.has_value()] if hasattr(batch, "has_value") else _tensors(batch)
+    with tf.control_dependencies(ready):
+        seconds = tf.timestamp() - begin
+    return batch, [tf.ones([], tf.float64), seconds]
+
+
+def _tensors(batch: Any) -> list[tf.Tensor]:
+    flat = keras.tree.flatten(batch.parts if isinstance(batch, PlacedBatch) else batch)
+    return [one for leaf in flat for one in tf.nest.flatten(leaf, expand_composites=True)]
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
@@ -170,6 +220,7 @@ class FirstStepChecked:
 
 
 def _total(batch: Any) -> int:
+    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
 
 

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.backends import metering
 from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
@@ -42,6 +43,23 @@ if TYPE_CHECKING:
 @final
 class PlacedTrainer(ReplicatedTrainer):
     """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
+        if self.train_function is not None and not force:
+            return self.train_function
+        super().make_train_function(force)  # type: ignore[misc]
+        function: Any = self.train_function
+
+        def metered(iterator: Any) -> Any:
+            logs = function(iterator)
+            meter = metering.running()
+            if meter is not None:
+                meter.done(self.steps_per_execution, None, logs)  # type: ignore[attr-defined]
+            return logs
+
+        self.train_function: Any = metered
+        return metered
 
 
 @final
@@ -76,7 +94,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Makes the function that `fit` calls for each step."""
         self._leave_loops()
         if self.train_function is None or force:
-            self.train_function = FirstStepChecked(self, self._step_function(self.train_step))
+            self.train_function = FirstStepChecked(
+                self, self._step_function(self.train_step, trains=True)
+            )
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -106,13 +126,16 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if self._group.runs_loops:
             self._group.average(averaged(self.non_trainable_variables))
 
-    def _step_function(self, step: Callable[[Any], Any]) -> StepsOnIterator:
+    def _step_function(
+        self, step: Callable[[Any], Any], *, trains: bool = False
+    ) -> StepsOnIterator:
         self._prepare()
         return StepsOnIterator(
             lambda batch, read: self._step_on_batch(step, batch, read),
             self.replica_set,
             self.steps_per_execution,
             eagerly=self.run_eagerly,
+            trains=trains,
         )
 
     def _step_on_batch(self, step: Callable[[Any], Any], batch: Any, read: list[Any]) -> Any:
@@ -132,7 +155,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         waits = own and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, _, values) = done[0]
-        totals = [] if self.replica_set.job is None else [tf.convert_to_tensor(first.share.total)]
+        totals = [tf.convert_to_tensor(first.share.total)]
         with _known(read, values):
             results = self.get_metrics_result()
         if own:

@@ -10,6 +10,7 @@ import torch
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.profiler import Profiler
 from kerasdist.backends.torch import creation, functions
 from kerasdist.backends.torch.process_group import connect
 from kerasdist.backends.torch.replicas import TorchReplicaSet
@@ -80,6 +81,12 @@ class TorchBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a `Step`, which on one replica ``torch.compile`` compiles if `jit_compile`."""
         return functions.Step(function, jit_compile)
+
+    def profiler(self) -> Profiler:
+        """Returns PyTorch's profiler."""
+        from kerasdist.backends.torch.profiler import TorchProfiler  # late, as few programs need it
+
+        return TorchProfiler()
 
     def value_and_grad(
         self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from kerasdist import keras_compat
+from kerasdist.backends import metering
 from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.backends.torch.gradients import Gradients
 
@@ -118,7 +119,8 @@ class Buckets:
                 self._start(len(self._buckets))
         for bucket in self._buckets:
             assert bucket.work is not None
-            bucket.work.wait()
+            with metering.waiting_for_workers():
+                bucket.work.wait()
         if not all(present):
             present = [count > 0 for count in last.tolist()]
         totals: list[torch.Tensor | None] = [None] * len(gradients)

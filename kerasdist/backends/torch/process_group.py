@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import torch
 import torch.distributed as dist
 
+from kerasdist.backends import metering
 from kerasdist.backends.checks import check_shapes
 from kerasdist.backends.torch.buckets import GradientSum
 from kerasdist.backends.torch.group import Group
@@ -181,7 +182,8 @@ class ProcessGroup(Group):
         for dtype, members in packs.items():
             parts = [_numbers(tensors[index], dtype, self.device) for index in members]
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
-            dist.all_reduce(flat)
+            with metering.waiting_for_workers():
+                dist.all_reduce(flat)
             pieces = flat.split([part.numel() for part in parts])
             for index, piece in zip(members, pieces, strict=True):
                 like = tensors[index]
@@ -227,7 +229,8 @@ class ProcessGroup(Group):
             return []
         parts = [_bytes(tensor, self.device) for tensor in tensors]
         flat = torch.cat(parts)
-        dist.broadcast(flat, src=0)
+        with metering.waiting_for_workers():
+            dist.broadcast(flat, src=0)
         return [
             _of_bytes(piece, like.dtype, like.shape).to(like.device)
             for piece, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
@@ -242,7 +245,8 @@ class ProcessGroup(Group):
         """Returns the workers' tensors, stacked along a new axis 0, sent from a device."""
         own = _bytes(tensor, device)
         every = own.new_empty(self.size * len(own))
-        _gather_into(every, own)
+        with metering.waiting_for_workers():
+            _gather_into(every, own)
         return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
 
     @torch.no_grad()
@@ -261,7 +265,8 @@ class ProcessGroup(Group):
         torch.cat(parts, out=own[: sum(map(len, parts))])
         every = own.new_empty(self.size * longest)
         if longest:
-            _gather_into(every, own)
+            with metering.waiting_for_workers():
+                _gather_into(every, own)
         return [
             [
                 _of_bytes(piece, like.dtype, shape).to(like.device)

@@ -98,6 +98,7 @@ class TorchReplicaSet(ReplicaSet):
                 torch.cuda.set_device(device)
             self.group = ProcessGroup(job, device, communication)
         self.gradients_travel_as = self.group.gradients_travel_as
+        self.measures_collectives = job is not None and self.on_cpu  # NCCL's run beside the host
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:

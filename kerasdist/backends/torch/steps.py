@@ -9,6 +9,7 @@ import keras
 import torch
 
 from kerasdist import context, keras_compat
+from kerasdist.backends import metering
 from kerasdist.backends.torch.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.compiled import CompiledCalls
 from kerasdist.backends.torch.fit_rules import FitRules
@@ -59,8 +60,8 @@ class Steps:
     def training(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
         if not isinstance(self._group, ProcessGroup) or not self._model.trains_by_builtin_step:
-            return self.logging(step, alone)
-        return self._logging(step, alone, GradientReducer(self._model, self._group))
+            return _metered(self.logging(step, alone))
+        return _metered(self._logging(step, alone, GradientReducer(self._model, self._group)))
 
     def logging(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes steps and returns the last one's logs."""
@@ -157,6 +158,19 @@ class Steps:
             return batch
         # The data of some workers have ended. They compute some of the other workers' rows.
         return of_all(self._group, batch.rows, "share out a batch")
+
+
+def _metered(function: Function) -> Function:
+    """Tells the meter, if there is one, what a train function has done."""
+
+    def metered(batches: Sequence[Any]) -> Any:
+        logs = function(batches)
+        meter = metering.running()
+        if meter is not None:
+            meter.done(len(batches), sum(map(metering.rows_of, batches)), logs)
+        return logs
+
+    return metered
 
 
 def of_all(group: Group, own: Any, purpose: str) -> Any:

@@ -114,3 +114,18 @@ def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
     if index >= len(gpu.parts):
         raise NVMLError("Not Found")
     return FakeGpu(gpu.parts[index], f"{gpu.name} MIG 1g.10gb", 10 << 30)
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    for gpu in _gpus():
+        if gpu.uuid == uuid and not gpu.hidden:
+            return gpu
+        if uuid in gpu.parts:
+            return nvmlDeviceGetMigDeviceHandleByIndex(gpu, gpu.parts.index(uuid))
+    raise NVMLError("Not Found")
+
+
+def nvmlDeviceGetUtilizationRates(gpu):
+    if "MIG" in gpu.name:
+        raise NVMLError("Not Supported")
+    return SimpleNamespace(gpu=75)

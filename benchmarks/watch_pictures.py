@@ -1,0 +1,114 @@
+"""Draws the pictures of docs/guides/watch-a-job.md from a job of two workers, one of them slow.
+
+    make pictures
+
+The job runs on PyTorch, on this machine's CPU, for some seconds. The live view is drawn by rich, as
+a terminal would show it in the midst of the job; the trace by matplotlib, as Perfetto does.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+from rich.console import Console
+
+from kerasdist.launch import live
+
+ROOT = Path(__file__).parents[1]
+GUIDES = ROOT / "docs" / "guides"
+SCRIPT = "tests.multiprocess.watched_script"
+# Seconds by which the batches of worker 1 are later, and the steps of the profile.
+SLOW, STEPS = 0.3, "6:9"
+STEPS_ROW = "steps of fit"
+_THREAD = re.compile(r"python: thread \d+ ")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        state, trace = run(folder)
+        draw_live_view(state, GUIDES / "watch-live.svg")
+        draw_trace(trace, GUIDES / "watch-trace.png")
+
+
+def run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Runs the job; returns its state in the midst of it, and its trace."""
+    command = [
+        *(sys.executable, "-m", "kerasdist", "run", "--workers", "2", "--log-dir", str(folder)),
+        *("--profile", STEPS, "--profile-dir", str(folder), "-m", SCRIPT, str(SLOW)),
+    ]
+    status, found = folder / "status.json", None
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as job:
+        while job.poll() is None:
+            time.sleep(0.2)
+            state = json.loads(status.read_text(encoding="utf-8")) if status.exists() else None
+            if (
+                state
+                and state["slowest"]
+                and all(one["step"] in (3, 4, 5) for one in state["workers"])
+            ):
+                found = state
+    if job.returncode or found is None:
+        raise SystemExit(f"the job has ended with {job.returncode}, state {found}")
+    with gzip.open(folder / "trace.json.gz") as file:
+        return found, json.load(file)["traceEvents"]
+
+
+def draw_live_view(state: dict[str, Any], path: Path) -> None:
+    console = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
+    console.print("\\[worker 0/2] a line that worker 0 has printed", highlight=False)
+    console.print(live.view(state, rows=10))
+    drawn = console.export_svg(title="kerasdist run --workers 2 train.py")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # from another server
+    lines = (line.rstrip() for line in drawn.splitlines())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def draw_trace(events: list[dict[str, Any]], path: Path) -> None:
+    processes = {one["pid"]: one for one in events if one["name"] == "process_name"}
+    threads = {
+        (one["pid"], one["tid"]): _THREAD.sub("", one["args"]["name"])
+        for one in events
+        if one["name"] == "thread_name"
+    }
+    # Gloo's threads, which take turns, are drawn on one row.
+    rows: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for one in events:
+        if one["ph"] == "X" and not one["name"].startswith("PyTorch Profiler"):
+            rows[one["pid"], threads[one["pid"], one["tid"]]].append(one)
+    figure, axes = pyplot.subplots(figsize=(10, 3.6), layout="constrained")
+    labels: list[str] = []
+    for (worker, thread), drawn in sorted(
+        rows.items(), key=lambda row: (row[0][0], "steps" not in row[0][1], row[0][1])
+    ):
+        for one in drawn:
+            draw_event(axes, one, -len(labels), is_step=thread == STEPS_ROW)
+        labels.append(f"{processes[worker]['args']['name']}\n{thread}")
+    axes.set_yticks([-number for number in range(len(labels))], labels, fontsize=8)
+    axes.set_xlabel("ms since the first event, by the chief's clock")
+    figure.savefig(path, dpi=110)
+
+
+def draw_event(axes: Any, event: dict[str, Any], height: int, *, is_step: bool) -> None:
+    begin, length = event["ts"] / 1000, event["dur"] / 1000
+    waits = "all_reduce" in event["name"] or "allreduce" in event["name"]
+    colour = "tab:red" if waits else "lightgrey" if is_step else "tab:blue"
+    axes.barh(height, length, left=begin, height=0.7, color=colour, alpha=0.8, linewidth=0)
+    if length > 40:
+        label = event["name"][:24]
+        axes.text(begin + length / 2, height, label, ha="center", va="center", fontsize=6)
+
+
+if __name__ == "__main__":
+    main()

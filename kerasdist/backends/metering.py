@@ -1,0 +1,341 @@
+"""Counts the steps of `fit`, and how long the host waits in them, by time stamps alone.
+
+Nothing waits for a device: where a framework computes asynchronously, the host's time stamps tell
+when steps were started. The host runs ahead of the device by a bounded number of steps, so that the
+rates of a window of many steps are those of the device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from kerasdist.input.adapter import WrappedAdapter
+from kerasdist.input.sharding import arrays
+from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.keras_compat import backend_name, ops
+
+_NOTHING = nullcontext()
+
+
+@final
+@dataclass(frozen=True)
+class Figures:
+    """What a window of steps has shown.
+
+    Attributes:
+        steps: How many steps.
+        samples: How many examples of global batches they took; None: not known.
+        seconds: How long they took, with the time up to the first one's batch.
+        step_seconds: How long a step took, in order: each one, or the mean of each group of steps
+            that the host starts ahead of the device.
+        data: How long the host waited for batches; None: not measured.
+        collectives: How long the host waited in collectives; None: not measured.
+    """
+
+    steps: int
+    samples: int | None
+    seconds: float
+    step_seconds: Sequence[float]
+    data: float | None
+    collectives: float | None
+
+    @property
+    def own(self) -> float | None:
+        """How long the host did not wait for other workers; None: not measured."""
+        return None if self.collectives is None else self.seconds - self.collectives
+
+
+@final
+class Window:
+    """Sums up steps, until its listener has read it.
+
+    Args:
+        every: How many seconds of training it is to span, at least.
+        listener: Called with the window when it does.
+    """
+
+    def __init__(self, every: float, listener: Callable[[Window], None]) -> None:
+        self._every = every
+        self._listener = listener
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds = self._data = self._collectives = 0.0
+        self._calls: list[tuple[float, int, float]] = []  # seconds, steps, samples
+        self._measured: list[Any] = []
+
+    def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
+        """Adds a call of the train function."""
+        self._seconds += seconds
+        self._calls.append((seconds, steps, math.nan if samples is None else samples))
+        if measured is not None:
+            self._measured.append(measured)
+        if self._seconds >= self._every:
+            self._listener(self)
+
+    def add_waits(self, seconds: float, data: float, collectives: float) -> None:
+        """Adds times that the host has waited, and of a pause's beginning."""
+        self._seconds += seconds
+        self._data += data
+        self._collectives += collectives
+
+    def take(self, *, group: int, knows_data: bool, knows_collectives: bool) -> Figures:
+        """Returns what the steps have shown, and begins anew."""
+        seconds, steps, samples = np.array(self._calls, float).reshape(-1, 3).T
+        data = self._data
+        if self._measured:  # the framework's own numbers, one row a call
+            told = np.asarray(ops.convert_to_numpy(ops.stack(self._measured)))
+            samples, steps, data = told[:, 0], told[:, 1], data + float(told[:, 2].sum())
+        figures = Figures(
+            steps=int(steps.sum()),
+            samples=None if np.isnan(samples).any() else int(samples.sum()),
+            seconds=self._seconds,
+            step_seconds=_grouped(seconds, steps, group),
+            data=min(data, self._seconds) if knows_data else None,
+            collectives=self._collectives if knows_collectives else None,
+        )
+        self._clear()
+        return figures
+
+
+@final
+class Meter:
+    """Notes the steps of one call of `fit`.
+
+    Attributes:
+        steps: How many steps there were, at most: the last call of several may have had fewer.
+        logs: What the last step returned.
+        knows_data: Whether it is measured how long the host waits for batches.
+        knows_collectives: Whether it is measured how long the host waits in collectives.
+        steps_ahead: How many steps the host may start before a device has done the first of them.
+    """
+
+    def __init__(
+        self, *, knows_data: bool = True, knows_collectives: bool, steps_ahead: int
+    ) -> None:
+        self.steps = 0
+        self.logs: Any = None
+        self.knows_data = knows_data
+        self.knows_collectives = knows_collectives
+        self.steps_ahead = steps_ahead
+        self._windows: list[Window] = []
+        self._watchers: list[Callable[[int], None]] = []
+        self._form: Any = None
+        self._last = self._data = self._collectives = 0.0
+        self._calls = 0
+
+    def window(self, every: float, listener: Callable[[Window], None]) -> Window:
+        """Adds a window of at least so many seconds, whose listener reads it."""
+        self._windows.append(Window(every, listener))
+        return self._windows[-1]
+
+    def figures(self, window: Window) -> Figures:
+        """Returns what a window has shown, and begins it anew."""
+        return window.take(
+            group=self.steps_ahead,
+            knows_data=self.knows_data,
+            knows_collectives=self.knows_collectives,
+        )
+
+    def watch(self, watcher: Callable[[int], None]) -> None:
+        """Adds a function that is called after each call of the train function, with `steps`."""
+        self._watchers.append(watcher)
+
+    def follow(self, adapter: Any) -> Any:
+        """Returns a data adapter that tells how long Keras's loop waits for its batches.
+
+        On TensorFlow, where a graph reads the batches, the graph tells it.
+        """
+        self._form = adapter
+        return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)
+
+    def begin_epoch(self) -> None:
+        """Starts the clock."""
+        self._calls = 0
+        self._data = self._collectives = 0.0
+        self._last = time.perf_counter()
+        _running[:] = [self]
+
+    def pause(self) -> None:
+        """Stops the clock: what follows is no training."""
+        if _running != [self]:
+            return
+        _running.clear()
+        seconds = time.perf_counter() - self._last
+        for window in self._windows:
+            window.add_waits(seconds, self._data, self._collectives)
+
+    def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
+        """Notes a call of the train function that has returned.
+
+        Args:
+            steps: How many steps it had.
+            samples: How many examples its batches had; None: what the source of the data says.
+            logs: What it returned.
+            measured: The framework's vector in place of these: samples, steps, and the seconds that
+                it waited for batches.
+        """
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        data, collectives = self._data, self._collectives
+        self._data = self._collectives = 0.0
+        self.steps += steps
+        self.logs = logs
+        self._calls += 1
+        if samples is None:
+            steps, samples = self._described(steps)
+        for window in self._windows:
+            window.add_waits(0.0, data, collectives)
+            window.add(seconds, steps, samples, measured)
+        for watcher in self._watchers:
+            watcher(self.steps)
+
+    def waited_for_data(self, seconds: float) -> None:
+        """Adds a time that the host has waited for a batch."""
+        self._data += seconds
+
+    @contextmanager
+    def in_collective(self) -> Generator[None]:
+        """Adds the time inside to that of collectives."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._collectives += time.perf_counter() - begin
+
+    def _described(self, steps: int) -> tuple[int, int | None]:
+        """Returns how many of the last `steps` there were, and their examples, by the adapter.
+
+        The examples are None where the adapter does not say how many the last batch has.
+        """
+        source = self._form
+        over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
+        count = steps - max(over, 0)
+        if source.batch_size is None or source.has_partial_batch is None:
+            return count, None
+        samples = count * source.batch_size
+        if over >= 0 and source.num_batches is not None and source.has_partial_batch:
+            samples += source.partial_batch_size - source.batch_size
+        return count, samples
+
+
+def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
+    """Returns the seconds a step of calls, each with as many others as make up a group of steps."""
+    numbers = (np.cumsum(steps) - steps) // group  # of the group in which a call begins
+    if numbers.size and steps[numbers == numbers[-1]].sum() < group:
+        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last one is too short
+    sums = [np.bincount(numbers.astype(int), weights=one) for one in (seconds, steps)]
+    return [float(time / count) for time, count in zip(*sums, strict=True) if count]
+
+
+_running: list[Meter] = []  # at most one: the main thread's call of `fit`
+
+
+@contextmanager
+def measured() -> Generator[None]:
+    """Stops the clock of a call of `fit` that fails, and gives the outer call's back."""
+    outer = _running[:]
+    try:
+        yield
+    finally:
+        _running[:] = outer
+
+
+def running() -> Meter | None:
+    """Returns the meter of the training that runs now, None if nobody measures it."""
+    return _running[0] if _running else None
+
+
+def waiting_for_workers() -> AbstractContextManager[None]:
+    """Returns a context for a call in which the host waits for other workers."""
+    return _running[0].in_collective() if _running else _NOTHING
+
+
+def rows_of(batch: Any) -> int:
+    """Returns how many examples a global batch has."""
+    if isinstance(batch, WorkerShard):
+        return batch.total
+    return next((leaf.shape[0] for leaf in arrays(batch)), 0)
+
+
+@final
+class Counting:
+    """An iterator that counts the batches that a train function takes from it, and their rows."""
+
+    def __init__(self, batches: Iterator[Any], rows_of: Callable[[Any], int] = rows_of) -> None:
+        self._batches = batches
+        self._rows_of = rows_of
+        self.count = self.rows = 0
+
+    def __iter__(self) -> Counting:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self.count += 1
+        self.rows += self._rows_of(batch)
+        return batch
+
+
+@final
+class _MeteredAdapter(WrappedAdapter):
+    """Tells a meter how long Keras's loop waits for batches."""
+
+    def __init__(self, inner: Any, meter: Meter) -> None:
+        super().__init__(inner)
+        self._meter = meter
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Returns the inner adapter's batches."""
+        return _Waits(iter(self._inner.get_jax_iterator()), self._meter)
+
+    def get_torch_dataloader(self) -> Any:
+        """Returns the inner adapter's batches."""
+        return _Loader(self._inner.get_torch_dataloader(), self._meter)
+
+    @property
+    def builtin_prefetch(self) -> bool:
+        """As of the inner adapter."""
+        return self._inner.builtin_prefetch
+
+
+@final
+class _Loader:
+    def __init__(self, batches: Any, meter: Meter) -> None:
+        self._batches = batches
+        self._meter = meter
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Waits(iter(self._batches), self._meter)
+
+
+@final
+class _Waits(Iterator[Any]):
+    """Batches whose reading is timed."""
+
+    def __init__(self, batches: Iterator[Any], meter: Meter) -> None:
+        self._batches = batches
+        self._meter = meter
+
+    def __next__(self) -> Any:
+        begin = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._meter.waited_for_data(time.perf_counter() - begin)
+
+
+def scalars(logs: Any) -> Mapping[str, float]:
+    """Returns those of a step's logs that are numbers. It waits for the step."""
+    found: dict[str, float] = {}
+    for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
+        if getattr(value, "ndim", 0) == 0:
+            found[name] = float(ops.convert_to_numpy(value))
+    return found

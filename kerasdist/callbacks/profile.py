@@ -1,0 +1,137 @@
+"""Profiles some steps of `fit`, for ``kerasdist run --profile``."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, final
+
+import keras
+
+from kerasdist import whole_files
+from kerasdist.backends import metering, registry
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.profiler import Event
+from kerasdist.callbacks import clocks
+from kerasdist.errors import JobError
+from kerasdist.job.profiling import ProfiledSteps
+from kerasdist.user_warnings import warn_user
+
+_CLOCK = "kerasdist clock"
+_MARK = re.compile(rf"{_CLOCK} (\d+)")
+
+STEPS = "steps of fit"
+"""The name of the row that shows where each step ended on the host."""
+
+
+@final
+class Profile(keras.callbacks.Callback):
+    """Starts and stops the framework's profiler, and writes what it saw, by the chief's clock."""
+
+    def __init__(self, steps: ProfiledSteps, meter: metering.Meter, replicas: ReplicaSet) -> None:
+        super().__init__()
+        self._wanted = steps
+        self._meter = meter
+        self._replicas = replicas
+        self._profiler = registry.current().profiler()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._ends: list[tuple[int, int]] = []  # steps, nanoseconds
+        self._is_done = False
+        meter.watch(self._watch)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Compares the clocks. All workers must call it."""
+        del logs
+        self._offset = clocks.offset(self._replicas.job)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends a profile whose last step did not come."""
+        del logs
+        if self._folder is not None:
+            self._stop()
+        elif not self._is_done:
+            warn_user(
+                f"There is no profile: expected more than {self._wanted.first} steps of fit. "
+                f"Received: {self._meter.steps}. Choose earlier steps: kerasdist run --profile "
+                "1:3 ..."
+            )
+
+    def _watch(self, steps: int) -> None:
+        if self._is_done:
+            return
+        if self._folder is not None:
+            self._ends.append((steps, time.time_ns()))
+            if steps >= self._wanted.last:
+                self._stop()
+        elif steps >= self._wanted.first:
+            self._start(steps)
+
+    def _start(self, steps: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kerasdist-profile-")
+        self._profiler.start(Path(self._folder.name))
+        now = time.time_ns()
+        with self._profiler.marked(f"{_CLOCK} {now}"):
+            self._ends = [(steps, now)]
+
+    def _stop(self) -> None:
+        assert self._folder is not None
+        self._is_done = True
+        metering.scalars(self._meter.logs)  # waits for the device
+        with self._folder as name:
+            events = aligned(self._profiler.stop(Path(name)), self._offset.microseconds)
+        self._folder = None
+        events += _steps(self._ends, self._offset.microseconds)
+        job = self._replicas.job
+        rank = 0 if job is None else job.rank
+        trace = {
+            "traceEvents": events,
+            "kerasdist": {
+                "worker": rank,
+                "host": platform.node(),
+                "steps": [self._ends[0][0], self._ends[-1][0]],
+                "clock_offset_us": self._offset.microseconds,
+                "clock_spread_us": self._offset.spread,
+            },
+        }
+        self._wanted.folder.mkdir(parents=True, exist_ok=True)
+        with whole_files.replacing(self._wanted.of_worker(rank)) as unfinished:
+            Path(unfinished).write_bytes(gzip.compress(json.dumps(trace).encode(), 5))
+
+
+def aligned(events: Iterable[Event], offset: float) -> list[Event]:
+    """Returns events with times in microseconds of the chief's clock, since 1970.
+
+    Among them is the mark that this file has made, whose name is its time by this machine's clock.
+    """
+    events = list(events)
+    marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]
+    if not marks:
+        raise JobError(
+            "Expected the mark of the clock in the profile. Received: "
+            f"{len(events)} events without it. Profile fewer steps: the profiler keeps a limited "
+            "number of events."
+        )
+    mark, event = marks[0]
+    shift = int(mark[1]) / 1e3 - float(event["ts"]) - offset
+    return [
+        one if "ts" not in one else {**one, "ts": float(one["ts"]) + shift}
+        for one in events
+        if not _MARK.match(str(one.get("name")))
+    ]
+
+
+def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
+    """Returns an event for each step, or each call of several, on a row of their own."""
+    row = {"pid": STEPS, "tid": 0}
+    events: list[Event] = []
+    for (_, begin), (number, end) in itertools.pairwise(ends):
+        times = {"ts": begin / 1e3 - offset, "dur": (end - begin) / 1e3}
+        events.append({"ph": "X", "name": f"step {number}", **row, **times})
+    return events

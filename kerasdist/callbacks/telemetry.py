@@ -1,0 +1,226 @@
+"""The speed of training, and where its time goes, in files."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from pathlib import Path
+from typing import IO, Any, final
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist._version import __version__
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.metering import Figures, Meter, Window
+from kerasdist.callbacks import event_file, usage
+from kerasdist.errors import UnsupportedError
+from kerasdist.job import stragglers
+
+SCHEMA = 1
+"""The number of the lines' form; it grows when a field changes its meaning or goes."""
+
+
+@final
+class Telemetry(keras.callbacks.Callback):
+    """Writes how fast training is, and where its time goes, while `fit` runs.
+
+    Each worker writes a file ``telemetry-worker-0.jsonl``, one line of JSON for each window of time
+    and each epoch, and the chief writes a file for TensorBoard. A line has
+
+    - ``samples_per_s``: examples of global batches a second, so over all replicas; null under
+      `OneDeviceStrategy` on TensorFlow, unless the data are arrays;
+    - ``step_ms``: the median of a step's time, and the value that 95 % of the steps stay below;
+    - ``share``: which part of the time the host waited for data, waited in collectives, and the
+      rest, called ``compute``; they add up to 1. What is not measured is null, and in the rest;
+    - ``memory``: of this process, and of the NVIDIA GPUs that it sees;
+    - at the end of an epoch, on the chief, ``by_worker``: a step's time on each worker, and
+      ``slowest``: the worker that the others wait for, and how much longer it takes than they.
+
+    What is measured depends on the backend:
+
+    - ``data`` is the time in which Keras's loop waits for the next batch, to divide and to send it
+      included. On TensorFlow the graph measures it, under `OneDeviceStrategy` nobody.
+    - ``collectives`` is measured on PyTorch with several workers on CPUs: the time in which the
+      host waits for the others, not the part that runs beside the backward pass. On JAX and
+      TensorFlow collectives are a part of the compiled step, on GPUs they run beside the host:
+      there a profile shows them (``kerasdist run --profile``).
+    - A step's time is the host's. Where it runs ahead of the device (JAX, all GPUs), single steps
+      tell how long it takes to start one. So eight of them count as one, with their mean.
+
+    Nothing waits for a device, and no worker waits for another, but at the end of an epoch, when
+    they do anyway. All workers must have the callback.
+
+    Example::
+
+        telemetry = kd.callbacks.Telemetry("logs")
+        model.fit(x, y, epochs=3, callbacks=[telemetry])
+    """
+
+    def __init__(
+        self, log_dir: str | Path, *, every: float = 10.0, tensorboard: bool | None = None
+    ) -> None:
+        """Makes the callback.
+
+        Args:
+            log_dir: The folder of the files, made if there is none. New lines come after old ones.
+            every: How many seconds of training a window has, at least.
+            tensorboard: Whether to write a file for TensorBoard; None: if it is installed.
+
+        Raises:
+            ValueError: If `every` is not positive.
+            UnsupportedError: If TensorBoard is wanted and not installed; at the start of `fit`, if
+                the model was made outside of a strategy's scope.
+        """
+        super().__init__()
+        if every <= 0:
+            raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
+        if tensorboard and not event_file.is_possible():
+            raise UnsupportedError(
+                "Expected the package tensorboard, which writes its files. Received: "
+                f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
+                "tensorboard=False, and read the JSON lines."
+            )
+        self.log_dir = Path(log_dir)
+        self._every = every
+        self._tensorboard = event_file.is_possible() if tensorboard is None else tensorboard
+        self._meter: Meter | None = None
+        self._replicas: ReplicaSet | None = None
+        self._lines: IO[str] | None = None
+        self._events: event_file.EventFile | None = None
+        self._epoch = 0
+
+    def measures(self, meter: Meter, replicas: ReplicaSet) -> None:
+        """Takes the meter of a call of `fit`, and what it trains on."""
+        self._meter, self._replicas = meter, replicas
+        self._window = meter.window(self._every, self._write_window)
+        self._of_epoch = meter.window(float("inf"), self._write_window)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Opens the files."""
+        del logs
+        if self._meter is None or self._replicas is None:
+            raise UnsupportedError(
+                "Expected a model that was made in a strategy's scope, whose steps are measured. "
+                f"Received: model={keras_compat.model_of(self).name!r}, made outside. For one "
+                "device make it in kd.OneDeviceStrategy(...).scope()."
+            )
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        path = self.log_dir / f"telemetry-worker-{self._rank}.jsonl"
+        self._lines = path.open("a", encoding="utf-8")
+        if self._tensorboard and self._rank == 0:
+            self._events = event_file.EventFile(self.log_dir)
+        meter = self._meter
+        start = {
+            "host": platform.node(),
+            "backend": keras_compat.backend_name(),
+            "workers": self._workers,
+            "replicas": self._replicas.num_replicas,
+            "devices": [str(device) for device in self._replicas.devices],
+            "measured": {"data": meter.knows_data, "collectives": meter.knows_collectives},
+            "steps_in_group": meter.steps_ahead,
+            "kerasdist": __version__,
+            "keras": keras.__version__,
+        }
+        self._write("start", start)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keeps the number of the epoch."""
+        del logs
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the epoch's line. All workers must call it."""
+        del logs
+        assert self._meter is not None
+        assert self._replicas is not None
+        self._meter.pause()
+        self._write_window(self._window)
+        figures = self._meter.figures(self._of_epoch)
+        told: dict[str, Any] = described(figures)
+        job = self._replicas.job
+        if job is not None:
+            own = times_of_worker(figures)
+            workers = job.all_gather_object(f"telemetry of epoch {epoch + 1}", own)
+            if job.is_chief:
+                told |= {"by_worker": workers, "slowest": stragglers.slowest(workers)}
+        self._write("epoch", {**self._place(), **told})
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Closes the files."""
+        del logs
+        for file in (self._lines, self._events):
+            if file is not None:
+                file.close()
+        self._lines = self._events = self._meter = self._replicas = None
+
+    @property
+    def _rank(self) -> int:
+        assert self._replicas is not None
+        return 0 if self._replicas.job is None else self._replicas.job.rank
+
+    @property
+    def _workers(self) -> int:
+        assert self._replicas is not None
+        return 1 if self._replicas.job is None else self._replicas.job.num_workers
+
+    def _place(self) -> dict[str, int]:
+        assert self._meter is not None
+        return {"epoch": self._epoch + 1, "step": self._meter.steps}
+
+    def _write_window(self, window: Window) -> None:
+        assert self._meter is not None
+        figures = self._meter.figures(window)
+        if not figures.steps:
+            return
+        memory = {"host": usage.of_host(), "gpus": usage.of_gpus()}
+        told = {**self._place(), **described(figures), "memory": memory}
+        self._write("window", told)
+        if self._events is not None:
+            self._events.scalars(self._meter.steps, _curves(told))
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._lines is None:  # `fit` has failed, and is over
+            return
+        head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
+        self._lines.write(json.dumps(head | fields) + "\n")
+        self._lines.flush()
+
+
+def described(figures: Figures) -> dict[str, Any]:
+    """Returns what figures say, in the form of a line."""
+    seconds = figures.seconds
+    waits = {"data": figures.data, "collectives": figures.collectives}
+    shares = {name: None if one is None else one / seconds for name, one in waits.items()}
+    times = 1000 * np.array(figures.step_seconds or [seconds])
+    return {
+        "steps": figures.steps,
+        "samples": figures.samples,
+        "seconds": seconds,
+        "samples_per_s": None if figures.samples is None else figures.samples / seconds,
+        "step_ms": {"median": float(np.median(times)), "95%": float(np.percentile(times, 95))},
+        "share": {**shares, "compute": 1 - sum(one or 0.0 for one in shares.values())},
+    }
+
+
+def times_of_worker(figures: Figures) -> dict[str, float | None]:
+    """Returns a worker's times of a step in milliseconds, by which the slowest is found."""
+    times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
+    steps = max(figures.steps, 1)
+    return {name: None if one is None else 1000 * one / steps for name, one in times.items()}
+
+
+def _curves(told: dict[str, Any]) -> dict[str, float]:
+    """Returns the values of TensorBoard's curves."""
+    curves = {
+        "samples_per_s": told["samples_per_s"],
+        **{f"step_ms/{name}": value for name, value in told["step_ms"].items()},
+        **{f"share/{name}": value for name, value in told["share"].items()},
+        "memory/host_bytes": told["memory"]["host"]["bytes"],
+    }
+    for number, gpu in enumerate(told["memory"]["gpus"]):
+        curves |= {f"memory/gpu_{number}_bytes": gpu["bytes"], f"busy/gpu_{number}": gpu["busy"]}
+    known = {name: value for name, value in curves.items() if value is not None}
+    return {f"telemetry/{name}".replace("%", ""): value for name, value in known.items()}

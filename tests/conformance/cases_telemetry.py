@@ -1,0 +1,204 @@
+"""Telemetry: what it counts is right, what it does not know it does not tell, it costs nothing."""
+
+import gzip
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+# Five steps an epoch, the last of two examples.
+N, BATCH, EPOCHS = 34, 8, 2
+SLEEP = 0.05
+# The fields of a line by kind. One that is renamed or goes needs another number of the schema.
+HEAD = {"schema", "kind", "time", "worker"}
+FIGURES = {"epoch", "step", "steps", "samples", "seconds", "samples_per_s", "step_ms", "share"}
+FIELDS = {
+    "start": HEAD
+    | {"host", "backend", "workers", "replicas", "devices", "measured", "steps_in_group"}
+    | {"kerasdist", "keras"},
+    "window": HEAD | FIGURES | {"memory"},
+    "epoch": HEAD | FIGURES,
+}
+
+
+def lines_of(folder, worker=0):
+    path = Path(folder) / f"telemetry-worker-{worker}.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def of_kind(lines, kind):
+    return [line for line in lines if line["kind"] == kind]
+
+
+def slow_batches(rows=N, batch=BATCH, seconds=SLEEP):
+    """Batches that take their time."""
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return math.ceil(rows / batch)
+
+        def __getitem__(self, index):
+            time.sleep(seconds)
+            return tuple(array[index * batch :][:batch] for array in regression(rows))
+
+    return Batches()
+
+
+def trained(strategy, folder, data, every=1e9, **options):
+    x, y = regression(N)
+    with strategy.scope():
+        model = dense("sgd", **options)
+    telemetry = kd.callbacks.Telemetry(folder, every=every)
+    given = {"x": data} if data is not None else {"x": x, "y": y, "batch_size": BATCH}
+    validation = {"validation_data": (x, y), "validation_batch_size": BATCH}
+    model.fit(**given, **validation, epochs=EPOCHS, verbose=0, callbacks=[telemetry])
+    return lines_of(folder)
+
+
+def require_sound(lab, lines):
+    """Whatever was measured fits together."""
+    for line in lines:
+        lab.equal(sorted(FIELDS[line["kind"]]), sorted(set(line) - {"by_worker", "slowest"}))
+        lab.equal(1, line["schema"])
+    [start, *measured] = lines
+    for line in measured:
+        share = line["share"]
+        known = [one for one in share.values() if one is not None]
+        lab.check(all(0 <= one <= 1 for one in known), f"shares {share}")
+        lab.check(math.isclose(sum(known), 1), f"shares {share}")
+        for name in ("data", "collectives"):
+            lab.equal(start["measured"][name], share[name] is not None)
+        if line["samples"] is None:  # Keras's own graph reads them, and nobody says how many
+            lab.equal(("tensorflow", 1), (lab.backend, lab.replicas))
+        else:
+            rate = line["samples_per_s"]
+            lab.check(math.isclose(rate * line["seconds"], line["samples"]), str(line))
+        median, high = line["step_ms"]["median"], line["step_ms"]["95%"]
+        lab.check(0 < median <= high <= 1000 * line["seconds"] + 1e-6, str(line))
+
+
+@case("callbacks", replicas=(1, 2))
+def counts(lab):
+    """`Telemetry` counts every example once, in epochs, windows and TensorBoard's file."""
+    for steps in (1, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            lines = trained(lab.strategy(), folder, None, 1e-9, steps_per_execution=steps)
+            require_sound(lab, lines)
+            [start], windows, epochs = (of_kind(lines, one) for one in FIELDS)
+            lab.equal(lab.replicas, start["replicas"])
+            lab.equal([[N, 5]] * EPOCHS, [[one["samples"], one["steps"]] for one in epochs])
+            lab.equal(EPOCHS * N, sum(one["samples"] for one in windows))
+            lab.check(len(windows) > EPOCHS, "a window is not as short as it may be")
+            host = windows[-1]["memory"]["host"]
+            lab.check(2**24 < host["bytes"] <= host["peak_bytes"], f"memory {host}")
+            [events] = Path(folder).glob("events.out.tfevents.*")
+            lab.equal(len(windows), curve(events, "telemetry/samples_per_s"))
+
+
+def curve(path, tag):
+    """How many points a curve has, as TensorBoard reads it."""
+    from tensorboard.backend.event_processing import event_accumulator
+
+    read = event_accumulator.EventAccumulator(str(path)).Reload()
+    return len(read.Scalars(tag))
+
+
+@case("callbacks", replicas=(1, 2))
+def waits(lab):
+    """`Telemetry` finds how long training waits for data, where that is measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = trained(lab.strategy(), folder, slow_batches())
+    require_sound(lab, lines)
+    for epoch in of_kind(lines, "epoch"):
+        share = epoch["share"]["data"]
+        if share is None:
+            lab.equal(("tensorflow", 1), (lab.backend, lab.replicas))
+            continue
+        slept = epoch["steps"] * SLEEP
+        # Batches may be read ahead, by the prefetching of tf.data.
+        lab.check(0.3 * slept <= share * epoch["seconds"], f"{epoch} for {slept} s")
+
+
+@case("callbacks", replicas=(2,))
+def asks_for_no_logs(lab):
+    """`Telemetry` acts on no batch: callbacks that do make the host wait for each step."""
+    from kerasdist import keras_compat
+
+    with tempfile.TemporaryDirectory() as folder:
+        telemetry = kd.callbacks.Telemetry(folder, tensorboard=False)
+        lab.check(not keras_compat.overrides(telemetry, keras_compat.BATCH_EVENTS), "it does")
+        with lab.raises(ValueError, "positive number of seconds.*every=0"):
+            kd.callbacks.Telemetry(folder, every=0)
+        # Outside of a scope nobody measures.
+        x, y = regression(N)
+        with lab.raises(kd.errors.UnsupportedError, "made in a strategy's scope.*OneDevice"):
+            dense("sgd").fit(x, y, verbose=0, callbacks=[telemetry])
+        with (
+            mock.patch("importlib.util.find_spec", return_value=None),
+            lab.raises(kd.errors.UnsupportedError, "pip install tensorboard"),
+        ):
+            kd.callbacks.Telemetry(folder, tensorboard=True)
+
+
+@case("callbacks", replicas=(2,))
+def same_training(lab):
+    """`Telemetry` changes nothing in training; with a failure in between, either."""
+
+    def weights(callbacks):
+        keras.utils.set_random_seed(3)
+        with lab.strategy().scope():
+            model = dense("adam")
+        x, y = regression(N)
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks)
+        return [np.array(one) for one in model.get_weights()]
+
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise ZeroDivisionError
+
+    with tempfile.TemporaryDirectory() as folder:
+        telemetry = kd.callbacks.Telemetry(folder)
+        with lab.raises(ZeroDivisionError, ""):
+            weights([Fails(), telemetry])
+        before = len(lines_of(folder))
+        plain = weights([])
+        lab.equal(before, len(lines_of(folder)))
+        lab.equal(plain, weights([telemetry]))
+
+
+@case("callbacks", replicas=(2,))
+def profile(lab):
+    """`kerasdist run --profile` shows the steps that it is to show, by the clock of the wall."""
+    from kerasdist.job.profiling import ProfiledSteps
+
+    with tempfile.TemporaryDirectory() as folder:
+        steps = ProfiledSteps(3, 5, Path(folder))
+        x, y = regression(N)
+        with lab.strategy().scope():
+            model = dense("sgd")
+        before = time.time_ns() / 1e3
+        with mock.patch("kerasdist.job.profiling.wanted", return_value=steps):
+            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        after = time.time_ns() / 1e3
+        with gzip.open(steps.of_worker(0)) as file:
+            trace = json.load(file)
+    lab.equal([3, 5], trace["kerasdist"]["steps"])
+    timed = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    ours = [one for one in timed if one["pid"] == "steps of fit"]
+    lab.check([one["name"] for one in ours] == ["step 4", "step 5"], f"{ours}")
+    seen = [one for one in timed if one["pid"] != "steps of fit"]
+    begins = sorted(one["ts"] for one in seen)
+    lab.check(len(seen) > 20, f"{len(seen)} events of the framework")
+    lab.check(before < begins[0] and begins[-1] < after, f"{before} {begins[0]} {after}")
+    # The framework is at work in the steps, by the same clock: at most 20 ms apart.
+    first, last = ours[0]["ts"], ours[-1]["ts"] + ours[-1]["dur"]
+    inside = [one for one in begins if first - 2e4 < one < last + 2e4]
+    lab.check(len(inside) > len(begins) / 2, f"{len(inside)} of {len(begins)} in the steps")

@@ -1,0 +1,44 @@
+"""A worker that trains a little under a launcher that watches it; worker 1 is the slow one.
+
+kerasdist run --workers 2 -m tests.multiprocess.watched_script [SECONDS]
+"""
+
+import math
+import os
+import sys
+import time
+
+import numpy as np
+
+ROWS, BATCH, EPOCHS = 43, 8, 2  # six steps an epoch
+
+
+def main():
+    import keras  # after the launcher's variables
+
+    import kerasdist as kd
+
+    slow = float(sys.argv[1]) if os.environ.get("KERASDIST_RANK") == "1" else 0.0
+
+    class Batches(keras.utils.PyDataset):
+        """The same batches on every worker; the slow one takes its time."""
+
+        def __len__(self):
+            return math.ceil(ROWS / BATCH)
+
+        def __getitem__(self, index):
+            time.sleep(slow)
+            rows = np.arange(ROWS, dtype="float32")[index * BATCH :][:BATCH, None]
+            return rows / ROWS, rows
+
+    strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    callbacks = [kd.callbacks.Telemetry(sys.argv[2], every=0.1)] if sys.argv[2:] else []
+    model.fit(Batches(), epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    sys.stdout.write(f"trained on {strategy.num_replicas_in_sync} replicas\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a meter makes of calls of the train function."""
+
+import math
+import time
+import timeit
+from types import SimpleNamespace
+
+import pytest
+
+from kerasdist.backends import metering
+from kerasdist.backends.metering import Meter
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told to go on."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(metering.time, "perf_counter", lambda: now.seconds)
+    yield now
+    metering._running.clear()
+
+
+def of_calls(clock, meter, calls):
+    """Has a meter hear of calls of the train function: the seconds, steps and samples of each."""
+    meter.begin_epoch()
+    for seconds, steps, samples in calls:
+        clock.seconds += seconds
+        meter.done(steps, samples)
+
+
+def test_waits_and_steps_add_up_to_the_whole_time(clock):
+    meter = Meter(knows_collectives=True, steps_ahead=1)
+    window = meter.window(math.inf, print)
+    meter.begin_epoch()
+    for samples in (8, 8, 2):
+        meter.waited_for_data(0.25)
+        clock.seconds += 1.0
+        with metering.waiting_for_workers():
+            clock.seconds += 0.5
+        meter.done(1, samples)
+    clock.seconds += 0.5  # the end of the epoch waits for the device
+    meter.pause()
+    clock.seconds += 1000.0  # validation
+    figures = meter.figures(window)
+    assert (figures.steps, figures.samples, figures.seconds) == (3, 18, 5.0)
+    assert (figures.data, figures.collectives, figures.own) == (0.75, 1.5, 3.5)
+    assert figures.step_seconds == [1.5, 1.5, 1.5]
+    again = meter.figures(window)
+    assert (again.steps, again.samples, again.seconds) == (0, 0, 0.0)
+
+
+def test_nobody_measures_when_the_clock_stands(clock):
+    meter = Meter(knows_collectives=False, steps_ahead=1)
+    assert metering.running() is None
+    with metering.measured():
+        meter.begin_epoch()
+        assert metering.running() is meter
+    assert metering.running() is None
+    figures = meter.figures(meter.window(math.inf, print))
+    assert (figures.data, figures.collectives, figures.own) == (0.0, None, None)
+
+
+def test_a_window_is_read_when_it_is_long_enough(clock):
+    meter = Meter(knows_collectives=False, steps_ahead=1)
+    read = []
+    meter.window(2.0, lambda window: read.append(meter.figures(window)))
+    of_calls(clock, meter, [(0.75, 1, 4)] * 7)
+    assert [(one.steps, one.seconds) for one in read] == [(3, 2.25), (3, 2.25)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        # The host starts three steps at once, and waits in the fourth.
+        ([(0.0, 1, 1), (0.0, 1, 1), (0.0, 1, 1), (4.0, 1, 1)] * 2, [1.0, 1.0]),
+        # What is left over joins the last group.
+        ([(1.0, 1, 1)] * 6, [1.0]),
+        ([(2.0, 1, 1)] * 3, [2.0]),
+        # A call of more steps than a group is one.
+        ([(8.0, 8, 1), (16.0, 8, 1)], [1.0, 2.0]),
+        ([], []),
+    ],
+)
+def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
+    meter = Meter(knows_collectives=False, steps_ahead=4)
+    window = meter.window(math.inf, print)
+    of_calls(clock, meter, calls)
+    assert meter.figures(window).step_seconds == expected
+
+
+def test_samples_by_what_the_source_says(clock, monkeypatch):
+    """Where a framework's own graph reads the batches."""
+    monkeypatch.setattr(metering, "backend_name", lambda: "tensorflow")
+    source = SimpleNamespace(
+        batch_size=8, num_batches=5, has_partial_batch=True, partial_batch_size=2
+    )
+    for steps, calls in ((1, 5), (2, 3), (7, 1)):
+        meter = Meter(knows_collectives=False, steps_ahead=1)
+        assert meter.follow(source) is source
+        window = meter.window(math.inf, print)
+        of_calls(clock, meter, [(1.0, steps, None)] * calls)
+        figures = meter.figures(window)
+        assert (figures.steps, figures.samples) == (5, 34)
+
+
+def test_samples_that_nobody_knows_are_not_guessed(clock):
+    for source in (
+        SimpleNamespace(batch_size=None, num_batches=5),
+        SimpleNamespace(batch_size=8, num_batches=5, has_partial_batch=None),
+    ):
+        meter = Meter(knows_collectives=False, steps_ahead=1)
+        meter.follow(source)
+        window = meter.window(math.inf, print)
+        of_calls(clock, meter, [(1.0, 2, None)] * 3)
+        figures = meter.figures(window)
+        assert (figures.steps, figures.samples) == (5, None)
+
+
+def test_what_a_step_costs():
+    """0.5 % of a step of 10 ms are 50 µs; a step takes a tenth of it."""
+    meter = Meter(knows_collectives=True, steps_ahead=1)
+    for _ in range(2):
+        meter.window(math.inf, print)
+    batches = metering._Waits(iter(lambda: None, 0), meter)
+    meter.begin_epoch()
+
+    def step():
+        next(batches)
+        for _ in range(3):
+            with metering.waiting_for_workers():
+                pass
+        meter.done(1, 8)
+
+    try:
+        best = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000
+    finally:
+        metering._running.clear()
+    assert best < 50e-6

@@ -1,0 +1,173 @@
+"""The live view: what the launcher keeps of the workers, how it draws it, how reports come."""
+
+import io
+import json
+import os
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from kerasdist.job import stragglers
+from kerasdist.job.status import Channel
+from kerasdist.launch import live, supervisor
+from kerasdist.launch.board import STATUS_FILE, Board
+from kerasdist.launch.output import Pump, Screen
+from kerasdist.launch.placement import Slot
+
+REPORT = {
+    "workers": 2,
+    "epoch": 1,
+    "epochs": 3,
+    "step": 5,
+    "steps": 20,
+    "phase": "training",
+    "loss": 0.123456,
+    "samples_per_s": 1234.5,
+    "step_ms": 40.0,
+    "own_ms": 12.5,
+    "data_ms": 1.0,
+    "memory": {"bytes": 300 * 2**20, "peak_bytes": 2**30},
+    "gpus": [],
+}
+
+
+def board_of(*changes, folder=None, hosts=(None, None)):
+    """A board that has heard a report of each worker."""
+    slots = [Slot(host, rank, rank, len(hosts)) for rank, host in enumerate(hosts)]
+    board = Board(slots, folder)
+    for rank, change in enumerate(changes):
+        if change is not None:
+            board.heard(rank, json.dumps(REPORT | change).encode())
+    return board
+
+
+def drawn(state, rows=10, width=120):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(live.view(state, rows=rows))
+    return console.file.getvalue().splitlines()
+
+
+def test_a_table_of_all_workers():
+    state = board_of({}, {"own_ms": 39.0, "step": 6}, hosts=(None, "far")).state()
+    head, names, first, second = drawn(state)
+    assert head.split(" · ")[:2] == ["2 workers", "1,234 samples/s"]
+    assert names.split() == [
+        *("worker", "epoch", "step", "loss", "ms/step", "memory", "last", "sign"),
+    ]
+    assert first.split() == ["0", "1/3", "5/20", "0.1235", "40.0", "300", "MiB", "0", "s", "ago"]
+    assert second.split()[:4] == ["1", "far", "1/3", "6/20"]
+    assert second.rstrip().endswith("slowest: 39.0 ms a step, others 12.5")
+
+
+def test_gpus_and_what_is_not_known():
+    gpus = [{"bytes": 20 * 2**30, "of_bytes": 80 * 2**30, "busy": 0.75}]
+    state = board_of({"gpus": gpus, "loss": None, "steps": None}, None).state()
+    _, names, first, second = drawn(state)
+    assert "GPU" in names
+    assert "75% 20.0 GiB" in first
+    assert "5/?" in first
+    assert second.split() == ["1", "starting"]
+
+
+def test_workers_apart_from_each_other_add_up():
+    state = board_of({"workers": 1}, {"workers": 1, "own_ms": 500.0}).state()
+    assert state["samples_per_s"] == 2469.0
+    assert state["slowest"] is None
+
+
+def test_a_silent_worker_and_one_that_has_ended():
+    board = board_of({}, {"phase": "validation"})
+    board.ended(0, 41)
+    board.heard(0, json.dumps(REPORT).encode())  # was on its way
+    state = board.state()
+    state["time"] += 90
+    _, _, first, second = drawn(state)
+    assert first.endswith("exit code 41")
+    assert "ago" not in first
+    assert "90 s ago" in second
+    assert second.rstrip().endswith("validation")
+    board.begin_attempt()
+    state = board.state()
+    assert "restart 1" in drawn(state)[0]
+    assert {one["phase"] for one in state["workers"]} == {"starting"}
+
+
+def test_too_many_workers_for_the_terminal():
+    state = board_of(*[{}] * 7, {"own_ms": 90.0}, hosts=[None] * 8).state()
+    lines = drawn(state, rows=3)
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "7", "and"]
+    assert lines[-1] == "and 5 more workers"
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([], None),
+        ([{"own_ms": 5.0}], None),
+        ([{"own_ms": 5.0, "data_ms": 9.0}, {"own_ms": 6.0, "data_ms": 1.0}], (1, "own_ms", 5.0)),
+        ([{"own_ms": None, "data_ms": 9.0}, {"own_ms": 6.0, "data_ms": 1.0}], (0, "data_ms", 1.0)),
+        ([{"own_ms": None, "data_ms": None}, {}], None),
+    ],
+)
+def test_the_slowest_worker(workers, expected):
+    found = stragglers.slowest(workers)
+    known = None if found is None else (found["worker"], found["by"], found["others_ms"])
+    assert known == expected
+
+
+def test_the_state_is_written(tmp_path):
+    board = board_of({}, {}, folder=tmp_path / "logs")
+    file = tmp_path / "logs" / STATUS_FILE
+    first = file.read_text(encoding="utf-8")
+    board.heard(0, b"no report")
+    board.heard(0, b"3")
+    board.ended(1, 0)
+    assert file.read_text(encoding="utf-8") == first  # not twice in a second
+    board.write(at_last=True)
+    state = json.loads(file.read_text(encoding="utf-8"))
+    assert [one["phase"] for one in state["workers"]] == ["training", "ended"]
+    assert state["workers"][0]["loss"] == REPORT["loss"]
+    assert state["schema"] == 1
+
+
+class TestReports:
+    def test_a_launcher_that_does_not_read_holds_nobody_up(self):
+        read, write = os.pipe()
+        channel = Channel(write)
+        for _ in range(5000):
+            channel.tell(REPORT)
+        channel.tell({"long": "x" * 10_000})
+        os.set_blocking(read, False)
+        lines = os.read(read, 1 << 20).split(b"\n")
+        assert lines.pop() == b""
+        assert {json.dumps(json.loads(line)) for line in lines} == {json.dumps(REPORT)}
+        os.close(read)
+        channel.tell(REPORT)  # the launcher is gone
+        os.close(write)
+
+    def test_they_are_cut_out_of_the_output_of_another_machine(self, capfd):
+        told = []
+        read, write = os.pipe()
+        pump = Pump(Screen(), "[w]", 0, told.append)
+        pump.start(os.fdopen(read, "rb"), sys.stdout)
+        report = supervisor.MARK + b'{"a": 1}\n'
+        pieces = [b"one\ntw" + report + b"o\n" + report[:5], report[5:] + b"three", b"\n\x1e x\n"]
+        for piece in pieces:
+            os.write(write, piece)
+            time.sleep(0.05)
+        os.close(write)
+        assert pump.last_lines(time.monotonic() + 5) == ("one", "two", "three", "\x1e x")
+        assert told == [b'{"a": 1}'] * 2
+        assert capfd.readouterr().out.splitlines()[:3] == ["[w] one", "[w] two", "[w] three"]
+
+    def test_lines_go_above_the_view(self, capsys, monkeypatch):
+        screen, console = Screen(), Console(file=io.StringIO(), width=20, force_terminal=True)
+        with screen.above(console):
+            screen.write("[worker 0/2]", "[red]" + "x" * 50, sys.stdout, 0)  # no terminal
+            monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+            screen.write("[worker 0/2]", "[red]" + "x" * 50, sys.stdout, 0)
+        assert capsys.readouterr().out == "[worker 0/2] [red]" + "x" * 50 + "\n"
+        [line] = console.file.getvalue().splitlines()
+        assert line.endswith("[red]" + "x" * 50)
