@@ -135,7 +135,7 @@ def usage():
 
 
 def test_how_much_of_a_gpu_is_in_use(machine_with):
-    machine_with(2)
+    machine_with([{"uuid": uuid, "used": 20 << 30} for uuid in (A, "GPU-b")])
     assert usage() == [gpus.Usage(20 << 30, 80 << 30, 0.75)] * 2
 
 
@@ -145,7 +145,7 @@ def test_how_much_of_a_gpu_is_in_use(machine_with):
         (None, []),
         ("broken", []),
         ([{"uuid": A, "memory": None}], []),  # where it is the machine's
-        ([{"uuid": A, "parts": ["MIG-1"]}], [gpus.Usage(10 << 28, 10 << 30, None)]),
+        ([{"uuid": A, "parts": ["MIG-1"]}], [gpus.Usage(0, 10 << 30, None)]),
     ],
 )
 def test_gpus_that_do_not_tell(machine_with, machine, expected):
