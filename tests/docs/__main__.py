@@ -29,7 +29,7 @@ TOLERANCE = 2e-3
 
 
 def names_of_a_reader() -> dict[str, Any]:
-    """What the pages take for granted: the imports, data and a function that builds a model."""
+    """What the pages take for granted: the imports, data, and a model under a strategy."""
     import keras
     import numpy as np
 
@@ -44,12 +44,19 @@ def names_of_a_reader() -> dict[str, Any]:
             [keras.Input((8,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
         )
 
+    strategy = kd.MirroredStrategy()
+    with strategy.scope():
+        model = build_model()
+        model.compile(optimizer="adam", loss="mse")
+
     return {
         "__name__": "__main__",
         "keras": keras,
         "np": np,
         "kd": kd,
         "build_model": build_model,
+        "strategy": strategy,
+        "model": model,
         "x": x,
         "y": x[:, :1] + x[:, 1:2],
         "x_test": x_test,
@@ -127,10 +134,6 @@ def run_blocks(page: str, backend: str) -> Iterator[Block]:
 def run_examples(backend: str) -> Iterator[Block]:
     """Runs the examples of docstrings, yields each before it runs."""
     names = names_of_a_reader()
-    names["strategy"] = names["kd"].MirroredStrategy()
-    with names["strategy"].scope():
-        names["model"] = names["build_model"]()
-        names["model"].compile(optimizer="adam", loss="mse")
     for block in examples():
         if backend in block.backends:
             yield block

@@ -33,6 +33,7 @@ _NOT_RUN = {
     "split_variables": "a part of a script; docs/guides/tpu-pods.md runs it",
     "value_and_grad": "a part of a step; docs/guides/custom-loops.md runs it",
 }
+_NO_PAGES = ("adr", "gallery")
 _ONLY_ON_JAX = ("DeviceAssignment", "TPUStrategy")
 _FENCE = re.compile(r"(?P<indent>[ ]*)(?P<ticks>```+) ?(?P<language>[\w-]*).*$")
 
@@ -72,8 +73,11 @@ class Block:
 
 
 def pages() -> list[str]:
-    """README, CONTRIBUTING, the integrations' pages and docs; not the decisions or test results."""
-    docs = [path for path in ROOT.glob("docs/**/*.md") if path.parent.name != "adr"]
+    """README, CONTRIBUTING, the integrations' pages and docs.
+
+    Not the decisions, nor the gallery's pages, which are made of scripts that other tests run.
+    """
+    docs = [path for path in ROOT.glob("docs/**/*.md") if path.parent.name not in _NO_PAGES]
     others = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("integrations/*/README.md")]
     return sorted(str(path.relative_to(ROOT)) for path in [*others, *docs])
 
