@@ -196,7 +196,8 @@ def shown(runs: dict[str, Any], mode: str) -> tuple[str, str]:
 INDEX = """# {title}
 
 Each script is complete: standard Keras, and the few lines that kerasdist needs. They run on any
-backend, alone and as several workers, on a laptop without accelerators too:
+backend, alone and as several workers, on a laptop without accelerators too (model_parallel alone
+needs JAX, and one process):
 
 ```sh
 KERAS_BACKEND=jax python examples/digits_cnn.py
@@ -207,8 +208,8 @@ kerasdist run --workers 2 examples/digits_cnn.py
 
 Seconds are on TensorFlow / JAX / PyTorch, from the start of Python to its end, on two cores that
 others used, too; the CPU devices and workers share these cores, so more of them are no faster. The
-last line is what the script printed alone, on JAX. `make gallery` runs all of it and writes this
-page.
+last line is what the script printed alone, on JAX if it was run there. What has not been recorded
+yet is `-` or empty. `make gallery` runs all of it and writes this page.
 {more}"""
 
 MORE = """

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import kerasdist as kd
 
-BASE_BATCH, BASE_RATE = 32, 0.1
+BASE_BATCH, BASE_RATE = 32, 0.02
 WARMUP_EPOCHS = 2
 
 
