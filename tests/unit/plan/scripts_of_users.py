@@ -34,7 +34,7 @@ SCRIPTS = {
     "steps_per_execution": (
         "m = make(); m.compile('sgd', 'mse', steps_per_execution=3)\nm.fit(x, y, 5)"
     ),
-    "validation": "make().fit((x,), y, batch_size=6, validation_split=0.25)",
+    "validation": "make().fit(x, y, batch_size=6, validation_split=0.25)",
     "TPUStrategy": "with kd.TPUStrategy().scope(): m = make()\nm.fit(x, y, batch_size=15)",
     "auto": "with kd.auto().scope(): m = make()\nm.fit((x[i:i+2], y[i:i+2]) for i in range(9))",
     "overridden": (
