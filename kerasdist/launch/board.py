@@ -98,6 +98,9 @@ class Board:
                     self._later.daemon = True
                     self._later.start()
                 return
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
             self._written = time.monotonic()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with whole_files.replacing(self._path) as unfinished:
@@ -106,8 +109,9 @@ class Board:
 
     def _write_later(self) -> None:
         with self._writing:
-            self._later = None
-        self.write()
+            was_overtaken, self._later = self._later is None, None
+        if not was_overtaken:
+            self.write()
 
 
 def _rate(workers: Sequence[dict[str, Any]]) -> float | None:
