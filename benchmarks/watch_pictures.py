@@ -53,16 +53,20 @@ def run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         while job.poll() is None:
             time.sleep(0.2)
             state = json.loads(status.read_text(encoding="utf-8")) if status.exists() else None
-            if (
-                state
-                and state["slowest"]
-                and all(one["step"] in (3, 4, 5) for one in state["workers"])
-            ):
-                found = state
+            if state and state["slowest"] and _are_training(state):
+                found = max(found or state, state, key=_least_steps)
     if job.returncode or found is None:
         raise SystemExit(f"the job has ended with {job.returncode}, state {found}")
     with gzip.open(folder / "trace.json.gz") as file:
         return found, json.load(file)["traceEvents"]
+
+
+def _are_training(state: dict[str, Any]) -> bool:
+    return all(one["phase"] == "training" for one in state["workers"])
+
+
+def _least_steps(state: dict[str, Any]) -> int:
+    return min(one["step"] for one in state["workers"])
 
 
 def draw_live_view(state: dict[str, Any], path: Path) -> None:

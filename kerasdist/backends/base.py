@@ -165,6 +165,7 @@ class ReplicaSet(abc.ABC):
         measures_data: Whether it is known how long training waits for batches.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that it is known how long.
+        steps_ahead: After how many steps the host has waited for a device at least once.
         trainer_class: The class that is put before a model's own, so that its steps run here.
         logical_devices: How a replica of several devices divides tensors and variables among them,
             with the methods of `kerasdist.TPUStrategy`; None: each replica has one device.
@@ -194,6 +195,8 @@ class ReplicaSet(abc.ABC):
             job: The job of this process, if other workers hold replicas too.
         """
         self.devices = tuple(devices)
+        on_cpu = all(device.kind == "cpu" for device in self.devices)
+        self.steps_ahead = 1 if on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
         self.initial_broadcast = InitialBroadcast(self)
@@ -226,11 +229,6 @@ class ReplicaSet(abc.ABC):
         if replica not in here:
             return None
         return self.devices[(replica - here.start) * self.options.devices_per_replica]
-
-    @property
-    def steps_ahead(self) -> int:
-        """After how many steps the host has waited for a device at least once."""
-        return 1 if all(device.kind == "cpu" for device in self.devices) else _STEPS_AHEAD
 
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -68,15 +69,18 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls: list[tuple[float, int, float]] = []  # seconds, steps, samples
+        self._calls = array("d")  # seconds, steps, samples of each
         self._measured: list[Any] = []
+        self._told: list[Any] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
         """Adds a call of the train function."""
         self._seconds += seconds
-        self._calls.append((seconds, steps, math.nan if samples is None else samples))
+        self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
+            if len(self._measured) == _MOST_TENSORS:
+                self._read_measured()
         if self._seconds >= self._every:
             self._listener(self)
 
@@ -86,12 +90,18 @@ class Window:
         self._data += data
         self._collectives += collectives
 
+    def _read_measured(self) -> None:
+        if self._measured:
+            self._told.append(ops.convert_to_numpy(ops.stack(self._measured)))
+            self._measured.clear()
+
     def take(self, *, group: int, knows_data: bool, knows_collectives: bool) -> Figures:
         """Returns what the steps have shown, and begins anew."""
-        seconds, steps, samples = np.array(self._calls, float).reshape(-1, 3).T
+        seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data = self._data
-        if self._measured:  # the framework's own numbers, one row a call
-            told = np.asarray(ops.convert_to_numpy(ops.stack(self._measured)))
+        self._read_measured()
+        if self._told:  # the framework's own numbers, one row a call
+            told = np.concatenate(self._told)
             samples, steps, data = told[:, 0], told[:, 1], data + float(told[:, 2].sum())
         figures = Figures(
             steps=int(steps.sum()),
@@ -103,6 +113,10 @@ class Window:
         )
         self._clear()
         return figures
+
+
+_MOST_TENSORS = 256
+"""How many of the framework's vectors a window keeps before it reads them, all at once."""
 
 
 @final

@@ -35,7 +35,8 @@ class Board:
         self._path = None if folder is None else folder / STATUS_FILE
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._written = 0.0
+        self._written = -_SECONDS_BETWEEN_FILES
+        self._later: threading.Timer | None = None
         self._began = time.time()
         self._attempt = -1
         self._workers: list[dict[str, Any]] = []
@@ -86,16 +87,31 @@ class Board:
         }
 
     def write(self, *, at_last: bool = False) -> None:
-        """Writes the state, unless that was done a moment ago."""
-        now = time.monotonic()
-        if self._path is None or not (at_last or now - self._written > _SECONDS_BETWEEN_FILES):
+        """Writes the state: now, or when a second has gone by since it was written."""
+        if self._path is None:
             return
         with self._writing:
-            self._written = now
+            left = self._written + _SECONDS_BETWEEN_FILES - time.monotonic()
+            if left > 0 and not at_last:
+                if self._later is None:
+                    self._later = threading.Timer(left, self._write_later)
+                    self._later.daemon = True
+                    self._later.start()
+                return
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
+            self._written = time.monotonic()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with whole_files.replacing(self._path) as unfinished:
                 text = json.dumps(self.state(), indent=2)
                 Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
+
+    def _write_later(self) -> None:
+        with self._writing:
+            was_overtaken, self._later = self._later is None, None
+        if not was_overtaken:
+            self.write()
 
 
 def _rate(workers: Sequence[dict[str, Any]]) -> float | None:

@@ -242,7 +242,8 @@ class TestLogs:
         body = "print('out', restart); print('err', file=sys.stderr); sys.exit(rank)"
         run(tmp_path, body, logs=logs, max_restarts=1)
         assert sorted(each.name for each in logs.iterdir()) == [
-            f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)
+            *(f"attempt-{number}-worker-{rank}.log" for number in (0, 1) for rank in (0, 1)),
+            "status.json",
         ]
         assert (logs / "attempt-1-worker-0.log").read_text() == f"out 1\nerr\n{supervisor.APART}\n"
         output = capfd.readouterr()

@@ -54,6 +54,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = _placement(jax_devices, options)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
         # On accelerators a batch is moved there while the step before it runs.
         self.reads_ahead = jax.default_backend() != "cpu"
         if isinstance(self.arrays, MeshPlacement):
@@ -62,11 +63,6 @@ class JaxReplicaSet(ReplicaSet):
         self.arrays.note_batch = self._note_batch
         if job is not None:
             self.arrays.compare_program = partial(programs.require_equal, job)
-
-    @property
-    def steps_ahead(self) -> int:
-        """As many on CPUs, too: JAX computes beside the host."""
-        return STEPS_AHEAD
 
     def _note_batch(self, form: Hashable) -> None:
         self.batch_history.add(form)

@@ -5,6 +5,7 @@ import time
 import timeit
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kerasdist.backends import metering
@@ -114,6 +115,22 @@ def test_samples_that_nobody_knows_are_not_guessed(clock):
         of_calls(clock, meter, [(1.0, 2, None)] * 3)
         figures = meter.figures(window)
         assert (figures.steps, figures.samples) == (5, None)
+
+
+@pytest.mark.parametrize("calls", [3, 300])
+def test_what_the_framework_measures_takes_the_place_of_what_was_told(clock, calls):
+    """A call of up to four steps, the last one of three and fewer samples."""
+    meter = Meter(knows_collectives=False, steps_ahead=1)
+    window = meter.window(math.inf, print)
+    meter.begin_epoch()
+    for number in range(calls):
+        clock.seconds += 2.0
+        is_last = number == calls - 1
+        meter.done(4, 0, measured=np.array([20.0, 3.0, 0.5] if is_last else [32.0, 4.0, 0.5]))
+    figures = meter.figures(window)
+    assert (figures.steps, figures.samples) == (4 * calls - 1, 32 * calls - 12)
+    assert (figures.seconds, figures.data) == (2.0 * calls, 0.5 * calls)
+    assert figures.step_seconds == [0.5] * (calls - 1) + [2 / 3]
 
 
 def test_what_a_step_costs():

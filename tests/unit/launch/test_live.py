@@ -125,9 +125,14 @@ def test_the_state_is_written(tmp_path):
     board.heard(0, b"3")
     board.ended(1, 0)
     assert file.read_text(encoding="utf-8") == first  # not twice in a second
+    end = time.monotonic() + 10
+    while file.read_text(encoding="utf-8") == first:  # but a second later
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    board.ended(0, 3)
     board.write(at_last=True)
     state = json.loads(file.read_text(encoding="utf-8"))
-    assert [one["phase"] for one in state["workers"]] == ["training", "ended"]
+    assert [one["phase"] for one in state["workers"]] == ["ended", "ended"]
     assert state["workers"][0]["loss"] == REPORT["loss"]
     assert state["schema"] == 1
 
