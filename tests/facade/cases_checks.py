@@ -25,8 +25,8 @@ def collectives_and_bandwidth(lab):
     lab.check("[1.0, 1.0, 2.0] on worker 0, expected [1.0, 1.0, 1.0]" in wrong.found, wrong.found)
 
 
-# JAX, which has no other statistics, is among the cases of workers.
-@case(backends=("tensorflow", "torch"), replicas=(3,))
+# The other backends' are among the cases of workers.
+@case(backends=("torch",), replicas=(3,))
 def equal_to_one_device(lab):
     """Weights of 20 steps equal those of one device; with other statistics they do not."""
     from kerasdist.checks import cluster_test_worker as worker

@@ -52,7 +52,7 @@ def test_a_script_is_measured_as_it_is(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN, encoding="utf-8")
     arguments = ("bench", "--backend", "torch", "--workers", 1, "--json")
-    done = finish(*arguments, "--plot", tmp_path / "scaling.png", script, seconds=SECONDS)
+    done = finish(*arguments, script, seconds=SECONDS)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     [row] = told["rows"]
@@ -60,7 +60,6 @@ def test_a_script_is_measured_as_it_is(tmp_path):
     assert row["steps"] == 16  # of the longer fit, without its first epoch
     assert row["rate"] > 0
     assert row["efficiency"] == 1.0
-    assert (tmp_path / "scaling.png").stat().st_size > 1000
 
 
 def test_a_script_without_fit_is_an_error(tmp_path):
