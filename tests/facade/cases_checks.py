@@ -25,7 +25,8 @@ def collectives_and_bandwidth(lab):
     lab.check("[1.0, 1.0, 2.0] on worker 0, expected [1.0, 1.0, 1.0]" in wrong.found, wrong.found)
 
 
-@case(replicas=(3,))
+# The other backends' are among the cases of workers.
+@case(backends=("torch",), replicas=(3,))
 def equal_to_one_device(lab):
     """Weights of 20 steps equal those of one device; with other statistics they do not."""
     from kerasdist.checks import cluster_test_worker as worker
@@ -33,9 +34,8 @@ def equal_to_one_device(lab):
     [found] = worker.equality(lab.strategy())
     lab.check(found.verdict == "ok", str(found))
     lab.check("weights equal to one device: " in found.found, found.found)
-    if lab.backend != "jax":  # which has no such choice
-        [found] = worker.equality(kd.MirroredStrategy(lab.devices, batch_norm="per_replica"))
-        lab.check(found.verdict == "problem", str(found))
+    [found] = worker.equality(kd.MirroredStrategy(lab.devices, batch_norm="per_replica"))
+    lab.check(found.verdict == "problem", str(found))
 
 
 @case(replicas=(2,))

@@ -3,7 +3,8 @@
 from tests.conformance.registry import case
 
 
-@case("workers")
+# PyTorch's workers are those of `test_checks`.
+@case("workers", backends=("tensorflow", "jax"))
 def of_a_cluster(lab):
     """All findings are the same on every worker, and well."""
     from kerasdist.checks import cluster_test_worker as worker

@@ -51,16 +51,15 @@ def test_a_job_that_cannot_run_is_a_problem(tmp_path):
 def test_a_script_is_measured_as_it_is(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN, encoding="utf-8")
-    arguments = ("bench", "--backend", "torch", "--workers", 2, "--json")
-    done = finish(*arguments, "--plot", tmp_path / "scaling.png", script, seconds=SECONDS)
+    arguments = ("bench", "--backend", "torch", "--workers", 1, "--json")
+    done = finish(*arguments, script, seconds=SECONDS)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     [row] = told["rows"]
-    assert (row["workers"], row["replicas"], row["batch"]) == (2, 2, 8)
+    assert (row["workers"], row["replicas"], row["batch"]) == (1, 1, 8)
     assert row["steps"] == 16  # of the longer fit, without its first epoch
     assert row["rate"] > 0
-    assert row["of_links"] > 0
-    assert (tmp_path / "scaling.png").stat().st_size > 1000
+    assert row["efficiency"] == 1.0
 
 
 def test_a_script_without_fit_is_an_error(tmp_path):
