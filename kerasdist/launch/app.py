@@ -100,7 +100,10 @@ def run(
     ] = None,
     live: Annotated[
         Literal["auto", "on", "off"],
-        typer.Option(help="A table of all workers, kept up to date; auto: on a terminal."),
+        typer.Option(
+            metavar="auto|on|off",
+            help="A table of all workers, kept up to date; auto: on a terminal.",
+        ),
     ] = "auto",
     profile: Annotated[
         str | None,
