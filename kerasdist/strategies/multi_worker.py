@@ -19,6 +19,7 @@ from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
+from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
@@ -51,6 +52,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices: Sequence[str] | None = None,
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
+        sharding: ShardingOption = None,
     ) -> None:
         """Makes the strategy. All workers must call it.
 
@@ -63,6 +65,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
+            sharding: As in `MirroredStrategy`, over the replicas of all workers. All of them must
+                then take part in reading weights and in saving.
 
         Raises:
             TypeError: If `communication_options` is something else.
@@ -73,9 +77,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             UnsupportedError: If the backend cannot have what is asked for.
         """
         communication = CommunicationOptions.of(communication_options)
-        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
-        self._resolver = cluster_resolver or detect()
         backend = registry.current()
+        options = options_with(
+            sharding, backend, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+        )
+        self._resolver = cluster_resolver or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
@@ -104,7 +110,11 @@ def replicas_of_job(
     else:
         devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
-    chosen = {"check": options.check, "batch_norm": options.batch_norm}
+    chosen = {
+        "check": options.check,
+        "batch_norm": options.batch_norm,
+        "sharding": described(options.sharding),
+    }
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax import normalization
+from kerasdist.backends.jax import divided_state, normalization
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
 
@@ -186,6 +186,15 @@ class MeshPlacement(Placement):
         """Converts a program's outputs to the form in which arrays are kept between programs."""
         return arrays
 
+    def scattered(self, array: Any, sharding: NamedSharding) -> Any:
+        """Divides a whole array; returns one that is divided so unchanged."""
+        return array if is_placed(array, sharding) else jax.device_put(array, sharding)
+
+    def gathered(self, array: Any, path: str) -> Any:
+        """Returns the whole value of a divided variable, on each device of this process."""
+        del path
+        return jax.device_put(array, self.whole)
+
     def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Constrains the shardings of variables' new values, inside a program."""
         constrain = jax.lax.with_sharding_constraint
@@ -286,7 +295,7 @@ class MeshPlacement(Placement):
 
     def _jitted(self, step: Step, held: Any, entry: Any) -> Any:
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            with normalization.divided_over(self.layout):
+            with normalization.divided_over(self.layout), divided_state.in_step(self.layout):
                 outputs, state = step(state, batch)
             return jax.tree.map(self._returned, outputs), state
 
@@ -305,7 +314,7 @@ class MeshPlacement(Placement):
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""
-        if not self.layout.splits.rules:
+        if not self.layout.divides_state:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 

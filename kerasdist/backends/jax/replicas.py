@@ -12,7 +12,7 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax import divided_state, scopes
 from kerasdist.backends.jax.batches import placed
 from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.layout import Layout
@@ -57,6 +57,8 @@ class JaxReplicaSet(ReplicaSet):
         self.reads_ahead = jax.default_backend() != "cpu"
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
+            if self.arrays.layout.rule is not None:
+                divided_state.add(self, self.arrays)
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
         if job is not None:
@@ -119,7 +121,7 @@ def _in_order_of(
 def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:
     if len(devices) == 1:
         return OneDevicePlacement(devices)
-    layout = Layout(devices, options.devices_per_replica)
+    layout = Layout(devices, options.devices_per_replica, options.sharding)
     if layout.spans_workers:
         return WorkerPlacement(layout)
     home = options.parameter_device
