@@ -62,9 +62,10 @@ class OverReplicas(StateRule):
         return PartitionSpec(*[None] * largest, self._axis)
 
     def _is_for(self, variable: Any) -> bool:
-        # A replica has its own component of what is added up on reading. The state of a random
-        # generator (the only uint32) is read by code outside of programs, at each draw.
-        if is_on_read(variable) or keras_compat.stored_dtype(variable) == "uint32":
+        # A replica has its own component of what is added up on reading. Unsigned integers are
+        # bytes on their way, or the state of a random generator, which is read at each draw.
+        is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
+        if is_on_read(variable) or is_unsigned:
             return False
         return self.gathers_weights or slots.is_slot(variable)
 
