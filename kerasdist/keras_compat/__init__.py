@@ -71,6 +71,7 @@ from kerasdist.keras_compat.models import (
     is_complete,
     is_default_name,
     is_functional,
+    is_layout_map,
     is_wired,
     model_of,
     ops,

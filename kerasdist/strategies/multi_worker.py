@@ -15,11 +15,12 @@ from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
+from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
-from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
+from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
@@ -65,8 +66,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
-            sharding: As in `MirroredStrategy`, over the replicas of all workers. All of them must
-                then take part in reading weights and in saving.
+            sharding: As in `MirroredStrategy`, in a job of one; with several workers it is refused.
 
         Raises:
             TypeError: If `communication_options` is something else.
@@ -103,6 +103,13 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
+    if options.sharding is not None:
+        raise UnsupportedError(
+            f"[worker {place.rank}/{place.num_workers}] Expected sharding=None in a job of several "
+            f"workers, each of which holds all variables. Received: {options.sharding!r:.200}. "
+            "Train on the devices of one machine by one process, with kerasdist.MirroredStrategy("
+            "sharding=...); or leave the argument out."
+        )
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:
@@ -110,11 +117,7 @@ def replicas_of_job(
     else:
         devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
-    chosen = {
-        "check": options.check,
-        "batch_norm": options.batch_norm,
-        "sharding": described(options.sharding),
-    }
+    chosen = {"check": options.check, "batch_norm": options.batch_norm}
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-import keras
-
+from kerasdist import keras_compat
 from kerasdist.backends.base import Backend
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.errors import UnsupportedError
@@ -18,22 +17,13 @@ ShardingOption = Any
 
 def options_with(sharding: ShardingOption, backend: Backend, **options: Any) -> ReplicaOptions:
     """Returns the options of a strategy with its argument `sharding`, checked."""
-    checked = checked_sharding(sharding, backend)
-    is_map = checked is not None and not isinstance(checked, Sharding)
-    per_replica = math.prod(checked.device_mesh.shape[1:]) if is_map else 1
+    checked: Any = checked_sharding(sharding, backend)
+    is_whole = checked is None or isinstance(checked, Sharding)
+    per_replica = 1 if is_whole else math.prod(checked.device_mesh.shape[1:])
     return ReplicaOptions(sharding=checked, devices_per_replica=per_replica, **options)
 
 
-def described(sharding: Any) -> str:
-    """Returns the argument as workers compare it."""
-    if sharding is None or isinstance(sharding, Sharding):
-        return repr(sharding)
-    mesh = sharding.device_mesh
-    layouts = {path: one.axes for path, one in sharding.items()}
-    return f"{dict(zip(mesh.axis_names, mesh.shape, strict=True))} {layouts}"
-
-
-def checked_sharding(sharding: Any, backend: Backend) -> Any:
+def checked_sharding(sharding: ShardingOption, backend: Backend) -> Any:
     """Returns a strategy's argument `sharding`, if it is valid and the backend can have it.
 
     Args:
@@ -46,7 +36,7 @@ def checked_sharding(sharding: Any, backend: Backend) -> Any:
     if sharding is None:
         return None
     choices = get_args(Divided)
-    is_map = isinstance(sharding, keras.distribution.LayoutMap)
+    is_map = keras_compat.is_layout_map(sharding)
     if not is_map and not isinstance(sharding, Sharding) and sharding not in choices:
         raise ValueError(
             f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "

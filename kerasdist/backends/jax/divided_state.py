@@ -112,7 +112,8 @@ class _Writes(keras.StatelessScope):
     """Keeps the variables that the code inside writes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # Else its end would initialize the other variables that wait, in the middle of a trace.
+        super().__init__(initialize_variables=False)
         self.written: dict[int, Any] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -143,7 +144,7 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     if in_program or not isinstance(value, jax.Array) or value.sharding.is_fully_replicated:
         return value
     place = _place_of(variable)
-    return value if place is None else place.gathered(value, variable.path)
+    return value if place is None else place.gathered(value)
 
 
 # Inside a step.

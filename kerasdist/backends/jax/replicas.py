@@ -14,14 +14,10 @@ from kerasdist.agreement import programs
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.jax import divided_state, scopes
 from kerasdist.backends.jax.batches import placed
+from kerasdist.backends.jax.central_placement import CentralPlacement
 from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import (
-    CentralPlacement,
-    MeshPlacement,
-    OneDevicePlacement,
-    Placement,
-)
+from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.jax.worker_placement import WorkerPlacement
 from kerasdist.backends.options import ReplicaOptions
