@@ -17,9 +17,9 @@ ShardingOption = Any
 
 def options_with(sharding: ShardingOption, backend: Backend, **options: Any) -> ReplicaOptions:
     """Returns the options of a strategy with its argument `sharding`, checked."""
-    checked: Any = checked_sharding(sharding, backend)
-    is_whole = checked is None or isinstance(checked, Sharding)
-    per_replica = 1 if is_whole else math.prod(checked.device_mesh.shape[1:])
+    checked = checked_sharding(sharding, backend)
+    is_map = keras_compat.is_layout_map(checked)
+    per_replica = _devices_per_replica(checked) if is_map else 1
     return ReplicaOptions(sharding=checked, devices_per_replica=per_replica, **options)
 
 
@@ -45,12 +45,17 @@ def checked_sharding(sharding: ShardingOption, backend: Backend) -> Any:
     if backend.sharding_refusal is not None:
         raise UnsupportedError(backend.sharding_refusal.format(f"sharding={sharding!r:.200}"))
     if is_map:
-        _check_mesh(sharding.device_mesh)
+        _check_mesh(sharding)
         return sharding
     return sharding if isinstance(sharding, Sharding) else Sharding(sharding)
 
 
-def _check_mesh(mesh: Any) -> None:
+def _devices_per_replica(layout_map: Any) -> int:
+    return math.prod(layout_map.device_mesh.shape[1:])
+
+
+def _check_mesh(layout_map: Any) -> None:
+    mesh = layout_map.device_mesh
     if mesh is None or len(mesh.shape) < 2:
         has = None if mesh is None else dict(zip(mesh.axis_names, mesh.shape, strict=True))
         raise ValueError(

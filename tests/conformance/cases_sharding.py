@@ -120,3 +120,31 @@ def wrong_values(lab):
         kd.Sharding("weights")
     with lab.raises(ValueError, "Expected min_size.*Received: min_size=0"):
         kd.Sharding("full", min_size=0)
+
+
+@case(TOPIC, backends=("jax",), replicas=(4,))
+def layout_map(lab):
+    """`sharding=` with a LayoutMap: tensor parallelism over a mesh with a data and a model axis."""
+    x, y = regression(9, outputs=4)
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), lab.devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*up/kernel"] = (None, "model")
+    layouts[".*up/bias"] = ("model",)
+    layouts[".*down/kernel"] = ("model", "batch")
+    strategy = lab.strategy(sharding=layouts)
+    lab.equal(2, strategy.num_replicas_in_sync)
+    actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+    model = lab.same(
+        even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="divided by a map"
+    )
+    lab.equal([0.5, 0.5, 0.25, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
+    slots = [part(one) for one in model.optimizer.variables if one.shape]
+    lab.equal([0.5] * 4 + [0.25] * 2 + [1.0] * 6, slots)
+    layouts[".*odd"] = ("model",)
+    with strategy.scope(), lab.raises(ValueError, "Expected an axis.*Received: layout=.*odd"):
+        keras.Variable("zeros", shape=(3,), name="odd")
+    flat = keras.distribution.DeviceMesh((4,), ("model",), lab.devices)
+    with lab.raises(ValueError, "first axis.*Received: sharding=LayoutMap"):
+        lab.strategy(sharding=keras.distribution.LayoutMap(flat))
+    with lab.raises(kd.errors.DeviceError, "the strategy's devices.*Received: sharding=LayoutMap"):
+        kd.MirroredStrategy(lab.devices[:2], sharding=layouts)
