@@ -30,7 +30,7 @@ def trained(strategy, units):
         model = keras.Sequential([keras.Input((units,)), *layers])
         model.compile(keras.optimizers.Adam(), "mse")
     x = np.random.default_rng(0).normal(size=(32, units)).astype("float32")
-    model.fit(x, x, batch_size=16, verbose=0)
+    model.fit(x, x, batch_size=16, verbose=0)  # type: ignore[arg-type]
     return model, x[:16]
 
 
