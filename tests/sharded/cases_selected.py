@@ -16,9 +16,11 @@ SELECTED = {
     "full": {
         "callbacks.callback_reads_and_writes",
         "losses.regularizers",
+        "models.sequential_built_by_data",
         "models.state_that_layers_write",
         "normalization.synchronised",
         "optimizers.accumulation",
+        "optimizers.adafactor",
         "optimizers.ema_overwrite",
         "optimizers.global_clipnorm_opposing",
         "optimizers.loss_scale_overflow",

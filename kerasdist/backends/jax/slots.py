@@ -31,10 +31,14 @@ def install() -> None:
 
 
 def _from_weight(
-    original: Callable[..., Any], optimizer: Any, weight: Any, *a: Any, **k: Any
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,  # Keras's name, by which some optimizers pass it
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    with _made_for(weight):
-        return original(optimizer, weight, *a, **k)
+    with _made_for(reference_variable):
+        return original(optimizer, reference_variable, *args, **kwargs)
 
 
 def _alone(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
