@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.conformance import lab as conformance
 from tests.conformance.lazy import kd
-from tests.conformance.registry import Item
+from tests.conformance.registry import KIND, Item
 from tests.facade import lab as facade
 
 
@@ -27,9 +27,11 @@ class ShardedFacade(facade.Lab):
         self._sharding = sharding_of(item.case.name)
 
     def strategy(self, replicas: int | None = None) -> Any:
-        if (replicas or self.replicas) == 1:
-            return super().strategy(replicas)
-        return kd.MirroredStrategy(self.devices[:replicas], sharding=self._sharding)
+        count = replicas or self.replicas
+        if count == 1:
+            return super().strategy(count)
+        devices = [f"{KIND}:{index}" for index in range(count)]
+        return kd.MirroredStrategy(devices, sharding=self._sharding)
 
 
 def sharding_of(name: str) -> Any:
