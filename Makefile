@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu ahead-of-time wheels docs pictures house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -81,6 +81,9 @@ keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.m
 
 gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (20 minutes)
 	KERASDIST_GPU_LIKE=all $(PYTEST) -q tests/gpu_like
+
+sharded: $(STAMP) ## the suites' cases on JAX with state that the replicas divide (20 minutes)
+	KERASDIST_SHARDED=all $(PYTEST) -q tests/sharded
 
 gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 	$(BIN)/python -m tests.accelerators.on_gpu

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kerasdist.partitions import DeviceAssignment
     from kerasdist.replica_context import ReplicaContext, global_batch
     from kerasdist.run_options import RunOptions
+    from kerasdist.sharding import Sharding
     from kerasdist.strategies.auto import auto
     from kerasdist.strategies.central_storage import CentralStorageStrategy
     from kerasdist.strategies.mirrored import MirroredStrategy
@@ -65,6 +66,7 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
+    "Sharding",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
@@ -111,6 +113,7 @@ _HOMES = {
     "ReduceOp": "kerasdist.collectives",
     "ReplicaContext": "kerasdist.replica_context",
     "RunOptions": "kerasdist.run_options",
+    "Sharding": "kerasdist.sharding",
     "Strategy": "kerasdist.strategy",
     "StrategyExtended": "kerasdist.extended",
     "ValueContext": "kerasdist.input.options",

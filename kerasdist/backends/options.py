@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from kerasdist.devices import Device
 
@@ -22,12 +22,14 @@ class ReplicaOptions:
         parameter_device: The device that holds the variables; None: every replica's device.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.
+        sharding: Which variables are divided: a `kerasdist.Sharding`, or a LayoutMap of Keras.
     """
 
     batch_norm: BatchNorm | None = None
     parameter_device: Device | None = None
     devices_per_replica: int = 1
     check: Check = "warn"
+    sharding: Any = None
 
 
 def checked_batch_norm(batch_norm: BatchNorm | None) -> BatchNorm | None:

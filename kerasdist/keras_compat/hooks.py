@@ -228,15 +228,33 @@ def install_scope_reads(hook: Callable[..., Any]) -> None:
     _put_in(keras.StatelessScope, "get_current_value", hook)
 
 
-def install_reads(notice: Callable[[Any], None]) -> None:
-    """Installs a function that is called with every variable that is read; not on PyTorch."""
-    value = keras.Variable.value.fget
+def install_reads(hook: Callable[..., Any]) -> None:
+    """Installs a hook in every read of a variable; not on PyTorch."""
+    value: Any = keras.Variable.value.fget
+    read = functools.partial(hook, value)
+    keras.Variable.value = property(read, doc=value.__doc__)
 
-    def noticed(variable: Any) -> Any:
-        notice(variable)
-        return value(variable)
 
-    keras.Variable.value = property(noticed, doc=value.__doc__)
+def install_initial_values(hook: Callable[..., Any]) -> None:
+    """Installs a hook where an initializer gives a variable its first value; on JAX only."""
+    _put_in(keras.Variable, "_initialize_with_initializer", hook)
+
+
+def install_stored_values(hook: Callable[..., Any]) -> None:
+    """Installs a hook where a variable stores a value that it is assigned; on JAX only."""
+    _put_in(keras.Variable, "_direct_assign", hook)
+
+
+def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any]) -> None:
+    """Installs hooks where an optimizer makes a variable, for a weight or not; on JAX only."""
+    _put_in(keras.optimizers.Optimizer, "add_variable_from_reference", from_weight)
+    _put_in(keras.optimizers.Optimizer, "add_variable", alone)
+
+
+def install_stateless_apply(hook: Callable[..., Any]) -> None:
+    """Installs a hook where an optimizer updates values that are passed to it; on JAX only."""
+    for owner in (BaseOptimizer, LossScaleOptimizer):
+        _put_in(owner, "stateless_apply", hook)
 
 
 def install_outside_replicas(

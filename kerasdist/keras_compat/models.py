@@ -41,6 +41,11 @@ TRAIN_BATCH_EVENTS = (
 BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
+def is_layout_map(value: Any) -> bool:
+    """Returns whether a value is a LayoutMap of Keras."""
+    return isinstance(value, keras.distribution.LayoutMap)
+
+
 def is_default(method: Any) -> bool:
     """Returns whether a callback's method is Keras's own, which does nothing."""
     return python_utils.is_default(method)

@@ -14,6 +14,7 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategies.multi_worker import replicas_of_job
+from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 from kerasdist.training.check_mode import check_mode
@@ -53,6 +54,7 @@ class MirroredStrategy(Strategy):
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
         launcher: processes.Launcher | None = None,
+        sharding: ShardingOption = None,
     ) -> None:
         """Makes the strategy.
 
@@ -76,15 +78,20 @@ class MirroredStrategy(Strategy):
             launcher: ``"processes"``: a process a device, on PyTorch alone, where it can also be
                 tried with CPU devices. ``"threads"``: one process for all devices. None: processes
                 on PyTorch with several GPUs in a script that no launcher has started, else threads.
+            sharding: Which variables the replicas divide among them, so that a larger model fits;
+                on JAX alone. None: each replica holds all. ``"optimizer"``: the optimizer's
+                variables are divided. ``"full"``: the weights too. Small variables stay whole, see
+                `kerasdist.Sharding`. Or a ``keras.distribution.LayoutMap``, over a mesh whose first
+                axis divides the batch, and whose other axes divide variables.
 
         Raises:
             JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
                 `kerasdist.launch` has started it; see `kerasdist.MultiWorkerMirroredStrategy`.
                 If the processes do not come together.
             DeviceError: If a device is unknown, named twice, or there is none.
-            UnsupportedError: If the backend cannot do `batch_norm` or `launcher`, if this process
-                cannot be started again, or if `cross_device_ops` is given.
-            ValueError: If `batch_norm`, `check` or `launcher` is none of its choices.
+            UnsupportedError: If the backend cannot do `batch_norm`, `launcher` or `sharding`, if
+                this process cannot be started again, or if `cross_device_ops` is given.
+            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its choices.
         """
         told = None if launcher == "threads" else processes.told_devices()
         if told is None:
@@ -95,8 +102,10 @@ class MirroredStrategy(Strategy):
                 f"NCCL between NVIDIA GPUs. Received: cross_device_ops={cross_device_ops!r:.200}. "
                 "Leave the argument out."
             )
-        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
         backend = registry.current()
+        options = options_with(
+            sharding, backend, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+        )
         launcher = processes.checked_launcher(launcher, backend)
         super().__init__(_replicas(backend, devices, options, launcher, told))
         hooks.install()

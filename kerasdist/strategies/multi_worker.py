@@ -15,10 +15,12 @@ from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
+from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
+from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
@@ -59,6 +61,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices: Sequence[str] | None = None,
         batch_norm: BatchNorm | None = None,
         check: Check | None = None,
+        sharding: ShardingOption = None,
     ) -> None:
         """Makes the strategy. All workers must call it.
 
@@ -71,6 +74,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
+            sharding: As in `MirroredStrategy`, in a job of one; with several workers it is refused.
 
         Raises:
             TypeError: If `communication_options` is something else.
@@ -81,9 +85,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             UnsupportedError: If the backend cannot have what is asked for.
         """
         communication = CommunicationOptions.of(communication_options)
-        options = ReplicaOptions(batch_norm=checked_batch_norm(batch_norm), check=check_mode(check))
-        self._resolver = cluster_resolver or detect()
         backend = registry.current()
+        options = options_with(
+            sharding, backend, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+        )
+        self._resolver = cluster_resolver or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:
             super().__init__(backend.replica_set(chosen_devices(backend, devices), options))
@@ -105,6 +111,13 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
+    if options.sharding is not None:
+        raise UnsupportedError(
+            f"[worker {place.rank}/{place.num_workers}] Expected sharding=None in a job of several "
+            f"workers, each of which holds all variables. Received: {options.sharding!r:.200}. "
+            "Train on the devices of one machine by one process, with kerasdist.MirroredStrategy("
+            "sharding=...); or leave the argument out."
+        )
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.partitions import DeviceAssignment
 from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.multi_worker import replicas_of_job
+from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
@@ -46,6 +48,8 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Any = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
+        *,
+        sharding: ShardingOption = None,
     ) -> None:
         """Makes the strategy.
 
@@ -56,18 +60,24 @@ class TPUStrategy(Strategy):
                 has. None: one replica on each device.
             experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it always
                 does.
+            sharding: As in `kerasdist.MirroredStrategy`; with replicas of one device each.
 
         Raises:
             ClusterError: If the environment contradicts itself.
             JobError: If the workers of a job do not come together.
             DeviceError: If there are not enough devices, or not as many as workers have.
             UnsupportedError: On TensorFlow and PyTorch; for replicas of several devices in a job of
-                several workers.
+                several workers, or with `sharding`.
+            ValueError: If `sharding` is none of its choices.
         """
         del experimental_spmd_xla_partitioning
         self._resolver = _resolver(tpu_cluster_resolver)
         place = None if self._resolver is None else self._resolver.membership()
-        super().__init__(_replicas(registry.current(), place, experimental_device_assignment))
+        backend = registry.current()
+        if backend.tpu_refusal is not None:
+            raise UnsupportedError(backend.tpu_refusal)
+        options = options_with(sharding, backend)
+        super().__init__(_replicas(backend, place, experimental_device_assignment, options))
         hooks.install()
 
     @property
@@ -165,13 +175,23 @@ def _resolver(given: Any) -> ClusterResolver | None:
 
 
 def _replicas(
-    backend: Backend, place: Membership | None, assignment: DeviceAssignment | None
+    backend: Backend,
+    place: Membership | None,
+    assignment: DeviceAssignment | None,
+    options: ReplicaOptions,
 ) -> ReplicaSet:
-    if backend.tpu_refusal is not None:
-        raise UnsupportedError(backend.tpu_refusal)
+    if options.sharding is not None and assignment is not None:
+        raise UnsupportedError(
+            "Expected one of sharding and experimental_device_assignment. Received: "
+            f"sharding={options.sharding!r:.200}, experimental_device_assignment={assignment}. "
+            "Leave one of them out: a keras.distribution.LayoutMap, passed as sharding, gives a "
+            "replica several devices."
+        )
     if place is not None and place.num_workers > 1:
-        return _of_all_workers(backend, place, assignment)
+        return _of_all_workers(backend, place, assignment, options)
     devices = chosen_devices(backend, None)
+    if options.devices_per_replica > 1:  # those of a LayoutMap's mesh
+        return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
     needed = assignment.num_replicas * per_replica
@@ -182,11 +202,15 @@ def _replicas(
             f"accelerators, call kerasdist.config.set_logical_cpu_devices({needed}) before JAX "
             "starts."
         )
-    return backend.replica_set(devices[:needed], ReplicaOptions(devices_per_replica=per_replica))
+    options = dataclasses.replace(options, devices_per_replica=per_replica)
+    return backend.replica_set(devices[:needed], options)
 
 
 def _of_all_workers(
-    backend: Backend, place: Membership, assignment: DeviceAssignment | None
+    backend: Backend,
+    place: Membership,
+    assignment: DeviceAssignment | None,
+    options: ReplicaOptions,
 ) -> ReplicaSet:
     who = f"[worker {place.rank}/{place.num_workers}]"
     if assignment is not None and assignment.num_cores_per_replica > 1:
@@ -195,7 +219,7 @@ def _of_all_workers(
             f"experimental_device_assignment={assignment}. Train on one host with it, or leave "
             "it out."
         )
-    replicas = replicas_of_job(backend, place, None, ReplicaOptions())
+    replicas = replicas_of_job(backend, place, None, options)
     if assignment is not None and assignment.num_replicas != replicas.num_replicas:
         raise DeviceError(
             f"{who} Expected a replica on each of the {replicas.num_replicas} devices of this "

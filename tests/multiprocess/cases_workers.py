@@ -155,6 +155,16 @@ def shapes_that_do_not_match(lab):
     lab.equal(strategy.reduce("SUM", whole, axis=None), total)
 
 
+@case("workers", backends=("jax",))
+def sharding_is_refused(lab):
+    """`sharding=` over several workers is refused."""
+    for sharding in ("optimizer", "full"):
+        with lab.raises(
+            kd.errors.UnsupportedError, r"worker \d/\d.*Expected sharding=None.*Received: Sharding"
+        ):
+            lab.strategy(sharding=sharding)
+
+
 @case("workers", backends=("tensorflow", "jax"))
 def options_of_communication(lab):
     """TensorFlow's gradients travel as the strategy says; what a backend lacks is refused."""

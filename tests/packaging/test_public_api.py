@@ -25,6 +25,7 @@ PUBLIC = [
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
+    "Sharding",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

@@ -91,7 +91,7 @@ except ValueError:
 # What one framework needs; put in last, since it stays.
 told, reads, scope_reads, applied = {}, [], [], []
 v = keras.Variable(3.0, name="v")
-keras_compat.install_reads(lambda variable: reads.append(variable.name))
+keras_compat.install_reads(lambda read, variable: reads.append(variable.name) or read(variable))
 told["read"] = [float(v.value), float(v + 1), float(keras.ops.add(v, 2))]
 told["reads"] = list(reads)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 from jax.experimental import topologies
 
-from kerasdist import keras_compat
 from kerasdist.backends.base import Backend
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.jax import slots
 from kerasdist.backends.jax.backend import BACKEND
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement
@@ -79,7 +79,7 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
         layout: The mesh, and how variables are cut over logical devices.
         steps: The number of steps in an execution.
     """
-    state = {name: _specs(*pair, layout) for name, pair in _variables(model).items()}
+    state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
     step = with_new_losses(model, model.train_step)
@@ -149,25 +149,19 @@ def examples_in(batch: Any) -> int:
     return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.ndim), default=1)
 
 
-def _variables(model: Any) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Returns the variables of each part of the state, and those whose sharding they take."""
-    optimizer = keras_compat.referenced_variables(model.optimizer, model.trainable_variables)
-    same = {
+def _variables(model: Any) -> dict[str, list[Any]]:
+    """Returns the variables of each part of the state."""
+    slots.note_all(model.optimizer, model.trainable_variables)
+    return {
         "trainable": list(model.trainable_variables),
         "non_trainable": list(model.non_trainable_variables),
+        "optimizer": list(model.optimizer.variables),
         "metrics": list(model.metrics_variables),
     }
-    trainable, others, metrics = ((each, each) for each in same.values())
-    return {
-        "trainable": trainable,
-        "non_trainable": others,
-        "optimizer": (list(model.optimizer.variables), optimizer),
-        "metrics": metrics,
-    }
 
 
-def _specs(variables: Sequence[Any], owners: Sequence[Any], layout: Layout) -> list[Any]:
-    pairs = zip(variables, layout.of_variables(owners), strict=True)
+def _specs(variables: Sequence[Any], layout: Layout) -> list[Any]:
+    pairs = zip(variables, layout.of_variables(variables), strict=True)
     return [jax.ShapeDtypeStruct(one.shape, _type(one), sharding=how) for one, how in pairs]
 
 
@@ -261,7 +255,9 @@ class PlanningBackend(Backend):
         here = jax.local_devices(backend="cpu")[:1]
         names = [Device("cpu", index) for index in range(len(self._described))]
         replicas = JaxReplicaSet(here, names, options)
-        replicas.logical_devices = Layout(self._described, options.devices_per_replica)
+        replicas.logical_devices = Layout(
+            self._described, options.devices_per_replica, options.sharding
+        )
         return replicas
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:

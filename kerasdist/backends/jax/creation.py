@@ -10,7 +10,7 @@ import jax.core
 import keras
 
 from kerasdist import context, keras_compat
-from kerasdist.backends.jax import donation, scopes
+from kerasdist.backends.jax import donation, scopes, slots
 from kerasdist.backends.variable_rules import is_sum_on_read
 
 
@@ -33,6 +33,7 @@ def _made(
     **kwargs: Any,
 ) -> None:
     """Allows a value, not only an initializer, for a variable that is made inside a program."""
+    slots.note_new(variable)
     if (
         scopes.current() is not None
         and not callable(initializer)

@@ -8,7 +8,7 @@ other array the program consumes a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import numpy as jnp
@@ -22,7 +22,12 @@ _unread: VariableTable[Any] = VariableTable()
 
 def install() -> None:
     """Installs the hook on reads of Keras variables."""
-    keras_compat.install_reads(mark_read)
+    keras_compat.install_reads(_read)
+
+
+def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+    mark_read(variable)
+    return original(variable)
 
 
 def mark_read(variable: Any) -> None:

@@ -169,7 +169,7 @@ def _compile(executable: Executable) -> Callable[..., Any]:
     place = executable.place
     if not isinstance(place, MeshPlacement):
         return jax.jit(program, donate_argnums=0)
-    variables = None if place.layout.splits.rules else place.whole  # None: as constrained
+    variables = None if place.layout.divides_state else place.whole  # None: as constrained
     shardings = variables, place.pieces, place.whole, place.pieces
     return jax.jit(program, donate_argnums=0, out_shardings=shardings)
 

@@ -11,7 +11,11 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from kerasdist.backends.jax import slots
+from kerasdist.backends.jax.state_rules import ByLayoutMap, OverReplicas, StateRule
+from kerasdist.errors import DeviceError
 from kerasdist.partitions import Splits, check_partition, mesh_axes, prime_factors
+from kerasdist.sharding import Sharding
 
 AXIS = "replica"
 
@@ -27,13 +31,23 @@ class Layout:
         local_replicas: The numbers of this process's replicas.
         spans_workers: Whether there are devices of other processes.
         splits: Which variables are cut over the logical devices.
+        rule: Which variables `sharding=` divides; None: it was not given.
         whole: The sharding of an array that every device holds.
+        gathered: The same, of a weight that a step has gathered from its parts.
         rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
     """
 
-    def __init__(self, devices: Sequence[Any], logical_devices: int = 1) -> None:
+    def __init__(
+        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None
+    ) -> None:
         self.replicas = len(devices) // logical_devices
         self._factors = prime_factors(logical_devices)
+        names = [f"logical_{axis}" for axis in range(len(self._factors))]
+        self.rule: StateRule | None = None
+        if isinstance(sharding, Sharding):
+            self.rule = OverReplicas(sharding, self.replicas, AXIS)
+        elif sharding is not None:
+            devices, self._factors, names, self.rule = _mapped(devices, sharding)
         grid = _grid(devices, (self.replicas, *self._factors))
         devices = list(grid.flat)
         here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
@@ -41,9 +55,11 @@ class Layout:
         self.spans_workers = len(here) < len(devices)
         self.local = tuple(devices[i] for i in here)
         self.splits = Splits(logical_devices)
-        self._logical = tuple(f"logical_{axis}" for axis in range(len(self._factors)))
+        self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
         self.whole = NamedSharding(self.mesh, PartitionSpec())
+        self.gathered = NamedSharding(self.mesh, PartitionSpec())
+        self._shardings = {self.whole.spec: self.whole}
         self.rows = tuple(
             NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
         )
@@ -55,11 +71,34 @@ class Layout:
         return self.rows[axis] if even else self.whole
 
     def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values."""
-        if not self.splits.rules:
+        """Returns the shardings of variables' values; None stands for one that is whole."""
+        if not self.divides_state:
             return [self.whole] * len(variables)
-        pieces = [self.splits.pieces_of(one.path, one.shape) for one in variables]
-        return [NamedSharding(self.mesh, self._spec(one, uncut=None)) for one in pieces]
+        return [self.whole if one is None else self.of_variable(one) for one in variables]
+
+    def of_variable(self, variable: Any) -> NamedSharding:
+        """Returns the sharding of a variable's value."""
+        if self.rule is not None:
+            spec = self.rule.spec(variable)
+        else:
+            owner = slots.weight_of(variable)
+            pieces = self.splits.pieces_of(owner.path, variable.shape)
+            spec = self._spec(pieces, uncut=None)
+        return self._named(spec)
+
+    def of_update(self, weight: Any) -> NamedSharding:
+        """Returns the sharding by which devices divide the update of a weight."""
+        return self.whole if self.rule is None else self._named(self.rule.update_spec(weight))
+
+    def _named(self, spec: PartitionSpec) -> NamedSharding:
+        if spec not in self._shardings:
+            self._shardings[spec] = NamedSharding(self.mesh, spec)
+        return self._shardings[spec]
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether there may be variables that are not whole on every device."""
+        return self.rule is not None or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
         """Adds rules for variables that are cut over logical devices (see `Splits.add`)."""
@@ -93,6 +132,27 @@ class Layout:
 
     def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
+
+
+def _mapped(
+    devices: Sequence[Any], layout_map: Any
+) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
+    """Returns what a LayoutMap's mesh says: devices in order, axes of a replica, and the rule."""
+    mesh = layout_map.device_mesh
+    known = {f"{one.platform}:{one.id}": one for one in devices}
+    wanted = [str(name) for name in np.ravel(mesh.devices)]
+    if sorted(wanted) != sorted(known):
+        raise DeviceError(
+            "Expected the mesh of the LayoutMap to have the strategy's devices. Received: "
+            f"sharding=LayoutMap over {wanted}, devices={list(known)}. Name the same devices."
+        )
+    data, *others = mesh.axis_names
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    # A name of the user's must not be the name of our axis.
+    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
+    rule = ByLayoutMap(layout_map, sizes, names)
+    shape = tuple(sizes[one] for one in others)
+    return [known[name] for name in wanted], shape, [names[one] for one in others], rule
 
 
 def _grid(devices: Sequence[Any], shape: tuple[int, ...]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax import normalization
+from kerasdist.backends.jax import divided_state, normalization
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
 
@@ -186,6 +186,14 @@ class MeshPlacement(Placement):
         """Converts a program's outputs to the form in which arrays are kept between programs."""
         return arrays
 
+    def scattered(self, array: Any, sharding: NamedSharding) -> Any:
+        """Divides a whole array; returns one that is divided so unchanged."""
+        return array if is_placed(array, sharding) else jax.device_put(array, sharding)
+
+    def gathered(self, array: Any) -> Any:
+        """Returns the whole value of a divided variable, on each device."""
+        return jax.device_put(array, self.whole)
+
     def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Constrains the shardings of variables' new values, inside a program."""
         constrain = jax.lax.with_sharding_constraint
@@ -227,6 +235,23 @@ class MeshPlacement(Placement):
         if all(is_placed(leaf, sharding) for leaf in leaves):
             return batch
         return jax.device_put(batch, sharding)
+
+    def eager(self, step: Step) -> Step:
+        """Returns a step that runs operation by operation, on state that is whole meanwhile."""
+        if self.layout.rule is None:
+            return step
+
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            outputs, new = step(jax.device_put(state, self.whole), batch)
+            return outputs, self._divided_as(state, new)
+
+        return run
+
+    def _divided_as(self, before: Any, after: Any) -> Any:
+        """Divides whole state as it was before a step."""
+        leaves, structure = jax.tree.flatten(after)
+        shardings = [leaf.sharding for leaf in jax.tree.leaves(before)]
+        return jax.tree.unflatten(structure, list(map(self.scattered, leaves, shardings)))
 
     def divided(self, batch: Any) -> Any:
         """Constrains the first axis to be divided over the replicas."""
@@ -286,7 +311,7 @@ class MeshPlacement(Placement):
 
     def _jitted(self, step: Step, held: Any, entry: Any) -> Any:
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            with normalization.divided_over(self.layout):
+            with normalization.divided_over(self.layout), divided_state.in_step(self.layout):
                 outputs, state = step(state, batch)
             return jax.tree.map(self._returned, outputs), state
 
@@ -305,7 +330,7 @@ class MeshPlacement(Placement):
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""
-        if not self.layout.splits.rules:
+        if not self.layout.divides_state:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -317,36 +342,6 @@ class MeshPlacement(Placement):
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         return self.layout.entry([leaf], axis=0)
-
-
-@final
-class CentralPlacement(MeshPlacement):
-    """Keeps variables on one device; every program copies them to the mesh, and back."""
-
-    rests_after_each_step = True
-
-    def __init__(self, layout: Layout, device: Any) -> None:
-        super().__init__(layout, device)
-        self._there = SingleDeviceSharding(device)
-
-    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Moves arrays to the device, except those that are already there."""
-        del variables
-        return self.from_program(arrays)
-
-    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Copies variables' values to every device of the mesh."""
-        return jax.device_put(arrays, self.layout.of_variables(variables))
-
-    def from_program(self, arrays: list[Any]) -> list[Any]:
-        """Moves arrays to the device; returns the same list if all are there."""
-        there = [one.committed and is_placed(one, self._there) for one in arrays]
-        if all(there):
-            return arrays
-        return [
-            one if placed else jax.device_put(one.addressable_data(0), self._there)
-            for one, placed in zip(arrays, there, strict=True)
-        ]
 
 
 def moved(arrays: list[Any], targets: Sequence[Sharding]) -> list[Any]:

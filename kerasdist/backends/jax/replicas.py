@@ -12,17 +12,13 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.jax import scopes
+from kerasdist.backends.jax import divided_state, scopes
 from kerasdist.backends.jax.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.batches import placed
+from kerasdist.backends.jax.central_placement import CentralPlacement
 from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import (
-    CentralPlacement,
-    MeshPlacement,
-    OneDevicePlacement,
-    Placement,
-)
+from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.jax.worker_placement import WorkerPlacement
 from kerasdist.backends.options import ReplicaOptions
@@ -59,6 +55,8 @@ class JaxReplicaSet(ReplicaSet):
         self.reads_ahead = jax.default_backend() != "cpu"
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
+            if self.arrays.layout.rule is not None:
+                divided_state.add(self, self.arrays)
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
         if job is not None:
@@ -121,7 +119,7 @@ def _in_order_of(
 def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:
     if len(devices) == 1:
         return OneDevicePlacement(devices)
-    layout = Layout(devices, options.devices_per_replica)
+    layout = Layout(devices, options.devices_per_replica, options.sharding)
     if layout.spans_workers:
         return WorkerPlacement(layout)
     home = options.parameter_device

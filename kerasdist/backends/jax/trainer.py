@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -10,6 +11,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends import metering
+from kerasdist.backends.jax import divided_state, slots
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import metrics_of, use_global_batch
@@ -115,28 +117,37 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
         self.replica_set.initial_broadcast.ensure()
-        values = super()._get_jax_state(**which)  # type: ignore[misc]
-        state = self.replica_set.arrays.state(values, self._state_variables(which))
+        variables = self._state_variables(which)
+        # Keras's own method reads variables as users do, who get whole values of divided ones.
+        values = tuple(map(keras_compat.stored_values, variables))
+        state = self.replica_set.arrays.state(values, variables)
         if purge_model_variables:
             self._purge_model_variables(**which)
         return state
 
-    def _state_variables(self, which: dict[str, bool]) -> tuple[Any, ...]:
-        """Returns the variables of the state, in Keras's order.
-
-        An optimizer's variable is replaced by the model's variable that it belongs to, if there is
-        one: both have the same sharding.
-        """
+    def _state_variables(self, which: dict[str, bool]) -> tuple[list[Any], ...]:
+        """Returns the variables of the state, in Keras's order."""
         model: Any = self
         lists = {
-            "trainable_variables": lambda: list(model.trainable_variables),
-            "non_trainable_variables": lambda: list(model.non_trainable_variables),
-            "optimizer_variables": lambda: keras_compat.referenced_variables(
-                model.optimizer, model.trainable_variables
-            ),
-            "metrics_variables": lambda: list(model.metrics_variables),
+            "trainable_variables": lambda: model.trainable_variables,
+            "non_trainable_variables": lambda: model.non_trainable_variables,
+            "optimizer_variables": self._optimizer_variables,
+            "metrics_variables": lambda: model.metrics_variables,
         }
-        return tuple(variables() for name, variables in lists.items() if which.get(name))
+        return tuple(list(variables()) for name, variables in lists.items() if which.get(name))
+
+    def _optimizer_variables(self) -> Any:
+        model: Any = self
+        slots.note_all(model.optimizer, model.trainable_variables)
+        return model.optimizer.variables
+
+    def compute_loss_and_updates(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
+        """Computes the loss; going backward, weights that are divided are gathered again."""
+        inherited: Any = super().compute_loss_and_updates  # type: ignore[misc]
+        compute = partial(inherited, training=training)
+        return (divided_state.forgetting_gathered(compute) if training else compute)(
+            *args, **kwargs
+        )
 
 
 def _metered(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -41,6 +41,10 @@ class TensorFlowBackend(Backend):
         "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
         "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
     )
+    sharding_refusal = (
+        "Expected sharding=None on TensorFlow, where each replica holds all variables. Received: "
+        "{}. Set KERAS_BACKEND=jax, on which kerasdist divides the state of a model."
+    )
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns the logical devices of one kind; starts TensorFlow's runtime."""

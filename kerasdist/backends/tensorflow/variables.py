@@ -93,6 +93,7 @@ def _install() -> None:
     keras_compat.install_reads(_tell_listeners)
 
 
-def _tell_listeners(variable: Any) -> None:
+def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
     for listener in _open.listeners:
         listener(variable)
+    return original(variable)

@@ -30,6 +30,11 @@ class TorchBackend(Backend):
         "would need torch_xla, and Keras does not run on it. Set KERAS_BACKEND=jax; on torch "
         "use kerasdist.MirroredStrategy on GPUs."
     )
+    sharding_refusal = (
+        "Expected sharding=None on PyTorch, where each replica holds all variables. Received: {}. "
+        "Set KERAS_BACKEND=jax, on which kerasdist divides the state of a model; or use "
+        "torch.distributed.fsdp.fully_shard in a loop of your own, without kerasdist."
+    )
 
     def __init__(self) -> None:
         creation.install()

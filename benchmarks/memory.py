@@ -1,0 +1,85 @@
+"""What state costs each device, by `sharding`, beside what ZeRO's formula says. On JAX.
+
+    python benchmarks/memory.py [--units 512] [--replicas 1 2 4]
+
+Parameters and the optimizer's variables are measured: the bytes of the arrays that the first device
+holds after a step of `fit`. Gradients are no arrays that outlive a step; that of them, activations
+and gathered weights together is what XLA has allotted for temporary values in the compiled step.
+Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
+"""
+
+import argparse
+import os
+import sys
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+import numpy as np
+
+import kerasdist as kd
+
+LIMIT = 1.1
+SHARDINGS = (None, "optimizer", "full")
+ROW = "{:10} {:>8} {:>12} {:>12} {:>12} {:>12} {:>12} {:>7}"
+
+
+def trained(strategy, units):
+    with strategy.scope():
+        layers = [keras.layers.Dense(units, activation="relu") for _ in range(4)]
+        model = keras.Sequential([keras.Input((units,)), *layers])
+        model.compile(keras.optimizers.Adam(), "mse")
+    x = np.random.default_rng(0).normal(size=(32, units)).astype("float32")
+    model.fit(x, x, batch_size=16, verbose=0)  # type: ignore[arg-type]
+    return model, x[:16]
+
+
+def held(variables):
+    """The bytes on the first device that holds a part of each."""
+    return sum(one._value.addressable_data(0).nbytes for one in variables)
+
+
+def temporary(model, batch):
+    """What XLA has allotted on a device, beside the state, in the compiled step."""
+    from kerasdist.backends.jax.steps import Execution, StepFunction
+
+    names = ("trainable", "non_trainable", "optimizer", "metrics")
+    state = model._get_jax_state(**{f"{name}_variables": True for name in names})
+    step = StepFunction(model.train_step, model.replica_set.arrays, Execution(True, 1))
+    data = (batch, batch, None)
+    compiled = step.program(state, data).lower(state, data).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def formula(elements, replicas, sharding):
+    """Bytes of parameters and of Adam's two slots, of a model in float32 (ZeRO, section 5)."""
+    weights = 4 * elements / (replicas if sharding == "full" else 1)
+    return weights, 8 * elements / (replicas if sharding else 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--units", type=int, default=512, help="width of four Dense layers")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
+    arguments = parser.parse_args()
+    kd.config.set_logical_cpu_devices(max(arguments.replicas))
+    head = ("sharding", "replicas", "parameters", "formula", "optimizer", "formula", "temporary")
+    print(ROW.format(*head, "ratio"))
+    worst = 0.0
+    for replicas in arguments.replicas:
+        devices = [f"cpu:{index}" for index in range(replicas)]
+        for sharding in SHARDINGS:
+            strategy = kd.MirroredStrategy(devices, sharding=sharding)
+            model, batch = trained(strategy, arguments.units)
+            expected = formula(model.count_params(), replicas, sharding)
+            found = held(model.weights), held(model.optimizer.variables)
+            ratio = max(one / other for one, other in zip(found, expected, strict=True))
+            worst = max(worst, ratio)
+            pairs = [n for pair in zip(found, expected, strict=True) for n in map(round, pair)]
+            temp = temporary(model, batch)
+            print(ROW.format(str(sharding), replicas, *pairs, temp, f"{ratio:.3f}"), flush=True)
+    sys.exit(0 if worst <= LIMIT else f"more than {LIMIT} of the formula")
+
+
+if __name__ == "__main__":
+    main()

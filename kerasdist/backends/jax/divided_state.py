@@ -1,0 +1,227 @@
+"""State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
+
+Between programs code reads whole values: each read of a divided variable gathers it. Inside a step
+of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is gathered
+where a layer reads it, once going forward and once going backward; the optimizer updates parts.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import keras
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+
+from kerasdist import context, keras_compat, ownership
+from kerasdist.backends.jax import slots
+from kerasdist.backends.jax.arrays import is_traced
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base import ReplicaSet
+    from kerasdist.backends.jax.layout import Layout
+    from kerasdist.backends.jax.placement import MeshPlacement
+
+_places: weakref.WeakKeyDictionary[ReplicaSet, MeshPlacement] = weakref.WeakKeyDictionary()
+
+_CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
+    keras.initializers.Zeros: lambda _: 0,
+    keras.initializers.Ones: lambda _: 1,
+    keras.initializers.Constant: lambda initializer: initializer.value,
+}
+
+
+@final
+class _Tracing(threading.local):
+    """The step that this thread traces: its layout, and whether the optimizer's code runs."""
+
+    layout: Layout | None = None
+    updates: bool = False
+
+
+_tracing = _Tracing()
+
+
+def add(replica_set: ReplicaSet, place: MeshPlacement) -> None:
+    """Lets the variables of a strategy be divided."""
+    _places[replica_set] = place
+    _install()
+
+
+@cache
+def _install() -> None:
+    slots.install()
+    keras_compat.install_initial_values(_initialize)
+    keras_compat.install_stored_values(_store)
+    keras_compat.install_reads(_read)
+    keras_compat.install_stateless_apply(_apply)
+
+
+def _place_of(variable: Any) -> MeshPlacement | None:
+    """Returns the placement that divides a variable, None if none does."""
+    weight = slots.weight_of(variable)
+    strategy = (
+        ownership.strategy_of(variable)
+        or ownership.strategy_of(weight)
+        or context.scoped_strategy()
+    )
+    if strategy is None or strategy.replica_set is None:
+        return None
+    place = _places.get(strategy.replica_set)
+    return None if place is None or place.layout.of_variable(variable) is place.whole else place
+
+
+# Between programs.
+
+
+def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
+    """Has each device draw its part of an initial value, which is nowhere whole."""
+    place = _place_of(variable)
+    if place is None:
+        original(variable, initializer)
+        return
+    shape, dtype = tuple(variable.shape), keras_compat.stored_dtype(variable)
+    sharding = place.layout.of_variable(variable)
+    constant = _CONSTANTS.get(type(initializer))
+    if constant is not None:
+        value = _filled(sharding, shape, dtype)(constant(initializer))
+        keras_compat.store_value(variable, value)
+        return
+    written: dict[int, Any] = {}
+
+    def drawn() -> tuple[Any, list[Any]]:
+        with _Writes() as scope:
+            value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
+        written.update(scope.written)
+        return value, [scope.state_mapping[key] for key in written]
+
+    value, states = jax.jit(drawn, out_shardings=(sharding, place.whole))()
+    keras_compat.store_value(variable, value)
+    # An initializer may draw by a generator of its own.
+    keras_compat.store_values(list(written.values()), place.from_program(states))
+
+
+@final
+class _Writes(keras.StatelessScope):
+    """Keeps the variables that the code inside writes."""
+
+    def __init__(self) -> None:
+        # Else its end would initialize the other variables that wait, in the middle of a trace.
+        super().__init__(initialize_variables=False)
+        self.written: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Notes a variable and its new value."""
+        self.written[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+@cache
+def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
+    return jax.jit(lambda value: jnp.full(shape, value, dtype), out_shardings=sharding)
+
+
+def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    """Divides a value that is assigned between programs, so that no two are whole at a time."""
+    place = None if is_traced(value) else _place_of(variable)
+    if place is not None:
+        value = place.scattered(value, place.layout.of_variable(variable))
+    original(variable, value)
+
+
+def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+    """Returns a variable's whole value."""
+    value = original(variable)
+    if is_traced(value):
+        return _gathered_in_step(variable, value)
+    in_program = keras_compat.stateless_scope() is not None or _tracing.layout is not None
+    if in_program or not isinstance(value, jax.Array) or value.sharding.is_fully_replicated:
+        return value
+    place = _place_of(variable)
+    return value if place is None else place.gathered(value)
+
+
+# Inside a step.
+
+
+@contextmanager
+def in_step(layout: Layout) -> Generator[None]:
+    """Lets code that is traced inside use state that a layout divides."""
+    before, _tracing.layout = _tracing.layout, layout if layout.rule is not None else None
+    try:
+        yield
+    finally:
+        _tracing.layout = before
+
+
+def _layout_of_step() -> Layout | None:
+    """Returns the layout of the step that is traced; None in the code of one replica."""
+    replica = context.replica()
+    in_run = replica is not None and replica.num_replicas_in_sync > 1
+    return None if in_run else _tracing.layout
+
+
+def _gathered_in_step(variable: Any, value: Any) -> Any:
+    layout = _layout_of_step()
+    if layout is None or _tracing.updates or layout.rule is None:
+        return value
+    if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
+        return value
+    return jax.lax.with_sharding_constraint(value, layout.gathered)
+
+
+def forgetting_gathered(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of which the backward pass gathers weights again.
+
+    Otherwise all of them would stay whole from their use going forward to that going backward.
+    """
+    layout = _layout_of_step()
+    if layout is None or layout.rule is None or not layout.rule.gathers_weights:
+        return forward
+
+    def is_kept(primitive: Any, *_: Any, **parameters: Any) -> bool:
+        return parameters.get("sharding") is not layout.gathered
+
+    return jax.checkpoint(forward, policy=is_kept)
+
+
+def _apply(
+    original: Callable[..., Any],
+    optimizer: Any,
+    optimizer_variables: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any],
+) -> Any:
+    """Lets each device update its part of the weights, by its part of the gradients."""
+    layout = _layout_of_step()
+    if layout is None or layout.rule is None:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    weights = keras_compat.optimized_variables(optimizer)
+    parts = [layout.of_update(weight) for weight in weights]
+    grads, values = (
+        [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
+        for given in (grads, trainable_variables)
+    )
+    before, _tracing.updates = _tracing.updates, True
+    try:
+        new, own = original(optimizer, optimizer_variables, grads, values)
+    finally:
+        _tracing.updates = before
+    at_rest = layout.of_variables(weights)
+    new = [
+        _constrained(_constrained(value, part), rest)
+        for value, part, rest in zip(new, parts, at_rest, strict=True)
+    ]
+    return new, own
+
+
+def _constrained(value: Any, sharding: NamedSharding) -> Any:
+    if not isinstance(value, jax.Array):
+        return value  # None: a weight without a gradient
+    return jax.lax.with_sharding_constraint(value, sharding)

@@ -1,0 +1,150 @@
+"""What only divided state has: the parts that devices hold, initial values, refusals."""
+
+import math
+
+import numpy as np
+
+from tests.conformance.actions import fit, predict
+from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lab import fresh
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import FEATURES, dense, regression
+from tests.conformance.registry import case
+
+TOPIC = "sharding"
+_ERROR = ("UnsupportedError", "Expected sharding=None.*Received: sharding=.*KERAS_BACKEND=jax")
+REFUSED = dict.fromkeys(("tensorflow", "torch"), _ERROR)
+
+
+def even():
+    """Every weight can be divided by 2 and by 4; Adam has two slots for each."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(8, activation="tanh", name="up"),
+            layers.Dense(4, activation="tanh", name="down"),
+            layers.Dense(4, name="last"),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def part(variable):
+    """How much of a variable a device holds."""
+    value = variable._value
+    return math.prod(value.sharding.shard_shape(value.shape)) / math.prod(value.shape)
+
+
+def parts(variables):
+    return {part(one) for one in variables if one.shape}
+
+
+@case(TOPIC, replicas=(2, 4), refused=REFUSED)
+def each_holds_its_part(lab):
+    """`sharding=`: from the first moment on, each device holds its part of weights and slots."""
+    x, y = regression(9, outputs=4)
+    own = 1 / lab.replicas
+    for state, of_weights in (("optimizer", 1.0), ("full", own)):
+        strategy = lab.strategy(sharding=kd.Sharding(state, min_size=1))
+        fresh()
+        with strategy.scope():
+            model = even()
+            model.optimizer.build(model.trainable_variables)
+        lab.equal({of_weights}, parts(model.weights))
+        lab.equal({own}, parts(model.optimizer.variables))
+        same = lab.same(
+            even,
+            fit(x, y, batch_size=4, epochs=2),
+            predict(x),
+            strategy=strategy,
+            tolerance=ADAPTIVE,
+            plain_key="divided",
+        )
+        lab.equal({of_weights}, parts(same.weights))
+        lab.equal({own}, parts(same.optimizer.variables))
+        same.set_weights(same.get_weights())
+        lab.equal({of_weights}, parts(same.weights))
+
+
+@case(TOPIC, replicas=(2,), refused=REFUSED)
+def small_variables_stay_whole(lab):
+    """`min_size`, and a dimension that the replicas can divide: others stay whole."""
+    strategy = lab.strategy(sharding=kd.Sharding("full", min_size=9))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        odd = keras.Variable(np.ones((5, 7)), name="odd")
+    lab.equal([0.5, 1.0, 0.5, 1.0], [part(one) for one in model.weights])
+    lab.equal(1.0, part(odd))
+    with lab.strategy(sharding="full").scope():
+        model = dense()
+    lab.equal({1.0}, parts(model.weights))
+
+
+@case(TOPIC, replicas=(2,), refused=REFUSED)
+def drawn_as_on_one_device(lab):
+    """Initial values are those of one device, also by an initializer with a generator."""
+    initializers = keras.initializers
+
+    def variables():
+        fresh()
+        generator = keras.random.SeedGenerator(3)
+        drawing = [
+            "glorot_uniform",
+            "orthogonal",
+            "zeros",
+            initializers.Constant(0.5),
+            initializers.RandomNormal(seed=generator),
+            initializers.TruncatedNormal(seed=generator),
+            lambda shape, dtype: np.arange(64, dtype=dtype).reshape(shape),
+        ]
+        made = [keras.Variable(one, shape=(8, 8), dtype="float32") for one in drawing]
+        return made, generator.state
+
+    expected, state = variables()
+    with lab.strategy(sharding=kd.Sharding("full", min_size=1)).scope():
+        actual, own_state = variables()
+    lab.equal({0.5}, parts(actual))
+    lab.equal([np.array(one) for one in expected], [np.array(one) for one in actual])
+    lab.equal(np.array(state), np.array(own_state))
+
+
+@case(TOPIC, replicas=(2,))
+def wrong_values(lab):
+    """Wrong values of `sharding=` are refused, with what was received."""
+    for wrong in ("zero", 3, {"full": 1}):
+        with lab.raises(ValueError, r"Expected sharding to be None.*Received: sharding="):
+            lab.strategy(sharding=wrong)
+    with lab.raises(ValueError, "Expected state.*Received: state='weights'"):
+        kd.Sharding("weights")
+    with lab.raises(ValueError, "Expected min_size.*Received: min_size=0"):
+        kd.Sharding("full", min_size=0)
+
+
+@case(TOPIC, backends=("jax",), replicas=(4,))
+def layout_map(lab):
+    """`sharding=` with a LayoutMap: tensor parallelism over a mesh with a data and a model axis."""
+    x, y = regression(9, outputs=4)
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), lab.devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*up/kernel"] = (None, "model")
+    layouts[".*up/bias"] = ("model",)
+    layouts[".*down/kernel"] = ("model", "batch")
+    strategy = lab.strategy(sharding=layouts)
+    lab.equal(2, strategy.num_replicas_in_sync)
+    actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+    model = lab.same(
+        even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="divided by a map"
+    )
+    lab.equal([0.5, 0.5, 0.25, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
+    slots = [part(one) for one in model.optimizer.variables if one.shape]
+    lab.equal([0.5] * 4 + [0.25] * 2 + [1.0] * 6, slots)
+    layouts[".*odd"] = ("model",)
+    with strategy.scope(), lab.raises(ValueError, "Expected an axis.*Received: layout=.*odd"):
+        keras.Variable("zeros", shape=(3,), name="odd")
+    flat = keras.distribution.DeviceMesh((4,), ("model",), lab.devices)
+    with lab.raises(ValueError, "first axis.*Received: sharding=LayoutMap"):
+        lab.strategy(sharding=keras.distribution.LayoutMap(flat))
+    with lab.raises(kd.errors.DeviceError, "the strategy's devices.*Received: sharding=LayoutMap"):
+        kd.MirroredStrategy(lab.devices[:2], sharding=layouts)

@@ -1,0 +1,1 @@
+"""The suites' cases on JAX, with state that the replicas divide (`sharding=`)."""

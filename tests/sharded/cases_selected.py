@@ -1,0 +1,65 @@
+"""Cases of the exactness suite and of the facade's, which run here once more.
+
+With ``KERASDIST_SHARDED=all`` every case in both ways, else a selection. The name of a case begins
+with what is divided: ``full.optimizers.accumulation``.
+"""
+
+import os
+from dataclasses import replace
+
+from tests.conformance import registry
+
+FACADE = "tests.facade"
+SUITE = "tests.sharded"
+# What reads or writes state by itself, and what goes over all weights at once.
+SELECTED = {
+    "full": {
+        "callbacks.callback_reads_and_writes",
+        "losses.regularizers",
+        "models.sequential_built_by_data",
+        "models.state_that_layers_write",
+        "normalization.synchronised",
+        "optimizers.accumulation",
+        "optimizers.adafactor",
+        "optimizers.ema_overwrite",
+        "optimizers.global_clipnorm_opposing",
+        "optimizers.loss_scale_overflow",
+        "random.dropout_in_a_cell",
+        "ragged.fewer_examples_than_replicas",
+        "steps.gradient_penalty",
+        "steps.two_optimizers",
+        "training.on_batch_methods",
+        "training.steps_per_execution_not_dividing",
+        "facade.functions.a_model_built_in_a_compiled_step",
+        "facade.training.adam_clipnorm",
+        "facade.training.embeddings",
+    },
+    "optimizer": {
+        "optimizers.accumulation",
+        "optimizers.global_clipnorm_opposing",
+        "optimizers.loss_scale_overflow",
+        "training.steps_per_execution_not_dividing",
+        "facade.training.adam_clipnorm",
+    },
+}
+
+
+def register() -> None:
+    everything = os.environ.get("KERASDIST_SHARDED") == "all"
+    known = set()
+    for suite, prefix in ((registry.CONFORMANCE, ""), (FACADE, "facade.")):
+        for case in registry.load(suite).values():
+            known.add(prefix + case.name)
+            for state, selected in SELECTED.items():
+                if everything or prefix + case.name in selected:
+                    name = f"{state}.{prefix}{case.name}"
+                    only = tuple(one for one in case.backends if one == "jax")
+                    counts = case.replicas if everything else case.replicas[:1]
+                    registry.CASES[SUITE, name] = replace(
+                        case, name=name, backends=only, replicas=counts
+                    )
+    if missing := set().union(*SELECTED.values()) - known:
+        raise ValueError(f"Expected names of cases. Received: {sorted(missing)}. Rename them here.")
+
+
+register()

@@ -1,0 +1,54 @@
+"""What a case works with: the lab of the suite that it is from, with state that is divided."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.conformance import lab as conformance
+from tests.conformance.lazy import kd
+from tests.conformance.registry import KIND, Item
+from tests.facade import lab as facade
+
+
+class ShardedLab(conformance.Lab):
+    @property
+    def sharding(self) -> Any:
+        return sharding_of(self.case.name)
+
+    def strategy(self, **options):
+        return super().strategy(**{"sharding": self.sharding, **options})
+
+    def with_replicas(self, replicas: int) -> "ShardedLab":
+        return ShardedLab(self.case, self.backend, replicas, self._plain, self._mirrored)
+
+
+class ShardedFacade(facade.Lab):
+    def __init__(self, item: Item):
+        super().__init__(item)
+        self._sharding = sharding_of(item.case.name)
+
+    def strategy(self, replicas: int | None = None) -> Any:
+        count = replicas or self.replicas
+        if count == 1:
+            return super().strategy(count)
+        devices = [f"{KIND}:{index}" for index in range(count)]
+        return kd.MirroredStrategy(devices, sharding=self._sharding)
+
+
+def sharding_of(name: str) -> Any:
+    """By the first part of a case's name; no variable is too small to be divided."""
+    return kd.Sharding("optimizer" if name.startswith("optimizer.") else "full", min_size=1)
+
+
+def labs(*, mirrored: bool) -> Callable[[Item], Any]:
+    """What makes the lab of an item."""
+    if not mirrored:
+        raise ValueError("Expected replicas, which divide the state. Drop --plain.")
+    plain = conformance.PlainOutcomes()
+
+    def lab(item: Item) -> Any:
+        if ".facade." in item.case.name:
+            facade.fresh()
+            return ShardedFacade(item)
+        return ShardedLab(item.case, item.backend, item.replicas, plain, mirrored)
+
+    return lab
