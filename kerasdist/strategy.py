@@ -71,7 +71,7 @@ class Strategy:
         Example::
 
             if strategy.is_chief:
-                Path("report.txt").write_text(f"{history.history['loss'][-1]}")
+                model.summary()
         """
         job = None if self._replica_set is None else self._replica_set.job
         return job is None or job.is_chief

@@ -22,6 +22,7 @@ _MARK = re.compile(r"\s*<!-- (not run|before not run|run on): (.+) -->\s*$")
 _EXAMPLE = re.compile(r"Example::\n\n((?:    .*\n?|\n)+)")
 _NOT_RUN = {
     "compare_with_one_device": "a model and a loss of the reader's; OneDeviceComparison's runs",
+    "chief_first": "downloads a file; tests/multiprocess/cases_chief.py calls it",
     "launch": "starts processes; tests/multiprocess/test_launch_function.py does",
     "Launcher": "starts processes; tests/multiprocess/test_launch.py does",
     "run_job": "starts processes; tests/multiprocess/test_launch.py does",
@@ -34,7 +35,7 @@ _NOT_RUN = {
     "value_and_grad": "a part of a step; docs/guides/custom-loops.md runs it",
 }
 _NO_PAGES = ("adr", "gallery")
-_ONLY_ON_JAX = ("DeviceAssignment", "TPUStrategy")
+_ONLY_ON_JAX = ("DeviceAssignment", "Sharding", "TPUStrategy")
 _FENCE = re.compile(r"(?P<indent>[ ]*)(?P<ticks>```+) ?(?P<language>[\w-]*).*$")
 
 
