@@ -92,10 +92,11 @@ class WorkerGroup(Group):
                 adapter,
                 lambda numbers: self._own_rows(numbers).rows,
                 lambda rows, numbers: self._own_rows(numbers)._replace(rows=rows),
-            )
+            ).prefetch(tf.data.AUTOTUNE)
         else:
-            own = adapter.get_tf_dataset().enumerate().map(self._rows_and_beginnings)
-        own = own.prefetch(tf.data.AUTOTUNE)
+            # What is read ahead are whole batches: a backup keeps them for all workers.
+            whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+            own = whole.enumerate().map(self._rows_and_beginnings)
         return self._iterated(own, own.element_spec.rows, None, is_of_arrays=is_array)
 
     def _own_rows(self, batch: Any) -> OwnRows:
