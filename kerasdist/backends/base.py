@@ -233,6 +233,11 @@ class ReplicaSet(abc.ABC):
             return None
         return self.devices[(replica - here.start) * self.options.devices_per_replica]
 
+    @property
+    def reads_need_all_workers(self) -> bool:
+        """Whether a worker may wait for the others when it reads a variable."""
+        return False
+
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.
 

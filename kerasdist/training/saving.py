@@ -7,6 +7,8 @@ has a path of its own, or one of them saves alone, each writes its own file. See
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
 
     if job.is_chief:
         _write_and_tell(write, path, job)
+    elif binding is not None and binding.replicas.reads_need_all_workers:
+        with tempfile.TemporaryDirectory() as folder:
+            # Reads what the chief reads; what it writes serves where the chief's file is not seen.
+            original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
+            if not _is_written_by_chief(path, job):
+                shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
     elif not _is_written_by_chief(path, job):
         write()
     return None

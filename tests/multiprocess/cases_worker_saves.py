@@ -89,3 +89,21 @@ def save_on_some_workers(lab):
         lab.everyone("saved")
         lab.equal(len(list(folder.glob("plain-*"))), lab.job.num_workers)
     lab.check(np.isfinite(expected[0]).all(), "weights")
+
+
+# The last one: the strategy of the other cases has run no custom loop.
+@case("workers")
+def save_after_a_custom_loop(lab):
+    """All workers save a model with moving statistics that a custom loop has updated."""
+    strategy = lab.strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    x, _ = regression(8)
+    for _ in range(2):
+        batches = strategy.distribute_dataset([(x,)])
+        strategy.run(lambda batch: model(batch[0], training=True), args=(next(iter(batches)),))
+    with lab.folder() as folder:
+        model.save(folder / "m.keras")
+        loaded = keras.models.load_model(folder / "m.keras")
+        lab.everyone("loaded")
+    lab.equal(loaded.get_weights(), model.get_weights())

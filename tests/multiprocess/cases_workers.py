@@ -317,6 +317,24 @@ def variables_that_add_up(lab):
     lab.equal(metric.result(), np.float32(2 * sum(range(1, lab.replicas + 1))))
 
 
+# PyTorch's workers are those of `test_checks`.
+@case("workers", backends=("tensorflow", "jax"))
+def of_kerasdist_test(lab):
+    """What `kerasdist test` finds is the same on every worker, and well."""
+    from kerasdist.checks import cluster_test_worker as worker
+
+    strategy = lab.strategy()
+    found = [
+        worker.devices(strategy, 0.0),
+        *worker.collectives(strategy),
+        *worker.equality(strategy),
+    ]
+    names = ["devices", "sum", "gather", "broadcast", "training", "workers"]
+    lab.equal([one.check for one in found], names)
+    lab.check({one.verdict for one in found} == {"ok"}, str(found))
+    lab.alike([(one.verdict, one.found) for one in found])
+
+
 @case("workers")
 def model_made_outside_of_the_scope(lab):
     """Training a model made outside is refused in a job, unless another was made in the scope."""
