@@ -26,6 +26,7 @@ _NOT_HERE = (
     "callbacks.tensorboard",
     "training.verbose",
     "reading.central_storage",
+    "telemetry.",  # on workers: `cases_worker_callbacks`
     "losses.added_losses_read_after_a_step",  # would take a collective a step on PyTorch
     "generated.",  # many cases in one
     "calls.",  # likewise
