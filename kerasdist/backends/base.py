@@ -164,6 +164,8 @@ class ReplicaSet(abc.ABC):
         job: The job whose workers hold the other replicas; None: there are no others.
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
+        reads_need_all_workers: Whether reading a variable may be a collective: after a custom loop,
+            on a backend whose steps do not combine what replicas have assigned.
         reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
         measures_data: Whether it is known how long training waits for batches.
         measures_collectives: Whether the host waits for the other workers in each collective, so
@@ -180,6 +182,7 @@ class ReplicaSet(abc.ABC):
 
     is_in_call = False
     batch_logs_matter = True
+    reads_need_all_workers = False
     reads_ahead = False
     measures_data = True
     measures_collectives = False
@@ -232,11 +235,6 @@ class ReplicaSet(abc.ABC):
         if replica not in here:
             return None
         return self.devices[(replica - here.start) * self.options.devices_per_replica]
-
-    @property
-    def reads_need_all_workers(self) -> bool:
-        """Whether a worker may wait for the others when it reads a variable."""
-        return False
 
     def begin_step(self) -> None:
         """Counts a step that needs all workers, and gives new variables the chief's values.

@@ -88,11 +88,6 @@ class TensorFlowReplicaSet(ReplicaSet):
         outside_replicas.serve(group.engine)
         vector_losses.install()
 
-    @property
-    def reads_need_all_workers(self) -> bool:
-        """True after a custom loop, whose replicas may have assigned other values than others."""
-        return self.job is not None and self.group.runs_loops
-
     @cached_property
     def runner(self) -> Runner:
         """The runner that runs user functions on the devices."""

@@ -58,7 +58,7 @@ class TensorFlowRunner(Runner):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls a function once per replica, each in a thread of ``tf.distribute``."""
-        self._group.runs_loops = True
+        self._group.runs_loops = self._replica_set.reads_need_all_workers = True
         args, kwargs = to_native(self._engine, tuple(args)), to_native(self._engine, dict(kwargs))
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             # Replicas cannot call collectives from separate graphs: compile one graph for all.
