@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -44,6 +45,7 @@ class AllReduce:
         self._key = key
         self._seconds_to_wait = seconds_to_wait
         self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
+        self._one_at_a_time = threading.Lock()
         self._in_one_call = tf.function(self._in_graph, reduce_retracing=True, autograph=False)
 
     def sums(self, columns: Sequence[Column], options: CommunicationOptions) -> list[Column]:
@@ -99,7 +101,8 @@ class AllReduce:
             # Eagerly, the first lane would wait for the second before that starts: a graph runs
             # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
-            return together(placed, hint, seconds)
+            with self._one_at_a_time:  # two threads' sums would meet in the devices
+                return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 
     def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
