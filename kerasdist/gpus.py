@@ -12,7 +12,7 @@ import importlib
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -126,6 +126,31 @@ def are_named(environ: Mapping[str, str]) -> bool:
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
+@contextlib.contextmanager
+def opened_nvml() -> Generator[Any]:
+    """Opens NVML; yields its module, None without a driver that works."""
+    nvml = _library()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        yield None
+        return
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
+    """Yields number and handle of each GPU, without those of other containers and jobs."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError:
+            continue
+        yield index, handle
+
+
 def driver_problem() -> str | None:
     """Returns why NVIDIA's driver does not work; None where it does, and where there is none."""
     nvml = _library()
@@ -227,20 +252,12 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
 
 def _nvidia() -> Iterator[tuple[Gpu, ...]]:
     """Yields each GPU that NVML shows, followed by the parts into which it is divided."""
-    nvml = _library()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:  # no driver, or one that does not work
-        return
-    try:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    with opened_nvml() as nvml:
+        if nvml is None:
+            return
+        for _, handle in handles(nvml):
+            with contextlib.suppress(nvml.NVMLError):
                 yield (_described(nvml, handle), *_parts(nvml, handle))
-            except nvml.NVMLError:  # counted, but of another container or job
-                continue
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _parts(nvml: Any, handle: Any) -> Iterator[Gpu]:

@@ -14,6 +14,7 @@ from kerasdist.backend_choice import backend_choice
 from kerasdist.checks import bench_report, jobs, links
 from kerasdist.checks.bench_report import Row, Scaling
 from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.job.results import BENCH
 from kerasdist.launch import environment, supervisor
 from kerasdist.launch.placement import place
 from kerasdist.launch.spec import JobSpec, python_command
@@ -21,7 +22,7 @@ from kerasdist.launch.worker_count import with_workers
 from kerasdist.plan.report import require_matplotlib
 
 _MODEL, _PINNED = "kerasdist.checks.bench_worker", "kerasdist.checks.pinned"
-_METERED = {"KERASDIST_BENCH": "1"}  # kerasdist.training.fit_meter.VARIABLE
+_METERED = {BENCH: "1"}
 _MOST_ON_CPU = 8
 _NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
 _BATCH = 256

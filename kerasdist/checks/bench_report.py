@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerasdist.checks.links import Reference
+from kerasdist.job.results import AllReduce
 from kerasdist.plan.report import milliseconds, size
 
 
@@ -53,10 +54,7 @@ class Row:
         """Bytes a second that each replica sends in an all-reduce of the gradients."""
         assert self.measured is not None
         found = self.measured["all_reduce"]
-        if found is None:
-            return None
-        count = found["replicas"]
-        return 2 * (count - 1) / count * found["bytes"] / found["seconds"]
+        return None if found is None else AllReduce(**found).bus_bandwidth
 
 
 @final

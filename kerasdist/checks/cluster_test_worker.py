@@ -12,6 +12,7 @@ import numpy as np
 
 from kerasdist.checks.findings import Finding, as_dicts
 from kerasdist.context import get_replica_context
+from kerasdist.job import results
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
 from kerasdist.replica_context import ReplicaContext
@@ -44,7 +45,7 @@ def main() -> None:
         *equality(strategy),
     ]
     if strategy.is_chief:
-        fit_meter.tell(as_dicts(findings))
+        results.tell(as_dicts(findings))
 
 
 def everyone(strategy: Strategy, label: str, value: Any) -> list[Any]:

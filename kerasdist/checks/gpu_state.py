@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -64,13 +63,9 @@ def _devices(seen: Sequence[gpus.Gpu]) -> Finding:
 
 
 def _nvidia() -> Iterator[Finding]:
-    nvml: Any = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    try:
+    with gpus.opened_nvml() as nvml:
         yield _driver(nvml)
         yield from _memory(nvml)
-    finally:
-        nvml.nvmlShutdown()
     yield from of_links(gpu_links())
 
 
@@ -85,11 +80,10 @@ def _driver(nvml: Any) -> Finding:
 
 def _memory(nvml: Any) -> Iterator[Finding]:
     busy: list[str] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for index, handle in gpus.handles(nvml):
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        except nvml.NVMLError:  # of another container, or where it is the machine's
+        except nvml.NVMLError:  # where it is the machine's
             continue
         if memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import shutil
 import tempfile
 import threading
@@ -16,12 +15,10 @@ from typing import Any, Literal, final
 from kerasdist import gpus
 from kerasdist.backend_choice import KNOWN, VARIABLE
 from kerasdist.errors import BackendError
+from kerasdist.job.results import told
 from kerasdist.launch.beginning import log_file
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec
-
-# `kerasdist.training.fit_meter.MARK`, which imports Keras.
-_MARK = "kerasdist-result: "
 
 _ON_CPU = {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
 
@@ -108,7 +105,7 @@ class Ran:
 def run(
     spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
 ) -> Ran:
-    """Runs a job whose chief tells results by `kerasdist.training.fit_meter.tell`.
+    """Runs a job whose chief tells results by `kerasdist.job.results.tell`.
 
     Args:
         spec: The job.
@@ -140,8 +137,7 @@ def run(
 def _results(folder: Path) -> list[Any]:
     file = log_file(folder, 0, 0)
     assert file is not None
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
+    return told(file.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
+from kerasdist import gpus
 from kerasdist.plan.hardware import CHIPS, Chip
 
 # Bytes a second of one lane and direction, by generation, after the line code.
@@ -61,23 +61,12 @@ class GpuLinks:
 
 def gpu_links() -> tuple[GpuLinks, ...]:
     """Returns how this machine's NVIDIA GPUs are connected; none without a driver."""
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
-    try:
-        return tuple(_each(nvml))
-    finally:
-        nvml.nvmlShutdown()
+    with gpus.opened_nvml() as nvml:
+        return () if nvml is None else tuple(_each(nvml))
 
 
 def _each(nvml: Any) -> Iterator[GpuLinks]:
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml.NVMLError:  # of another container or job
-            continue
+    for _, handle in gpus.handles(nvml):
 
         def ask(name: str, *arguments: Any, handle: Any = handle) -> int | None:
             try:

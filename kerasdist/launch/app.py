@@ -57,10 +57,7 @@ def kerasdist(
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGUMENTS", help="Passed to the script.", show_default=False),
-    ] = None,
+    arguments: check_commands.Arguments = None,
     *,
     workers: Annotated[
         str | None,
@@ -72,10 +69,7 @@ def run(
             "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
         ),
     ] = None,
-    devices_per_worker: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Number of CPU devices that each worker prepares."),
-    ] = None,
+    devices_per_worker: check_commands.Devices = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -170,7 +164,7 @@ def run(
 @app.command(short_help="Show the cluster that is detected, and what is installed.")
 def info(
     *,
-    json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
+    json: check_commands.AsJson = False,
 ) -> None:
     """Show which cluster is detected here, and why; and what is installed."""
     facts = information.gather()
@@ -216,7 +210,7 @@ def plan(
     largest_batch: Annotated[
         bool, typer.Option(help="Whether to look for the largest batch that fits.")
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
+    json: check_commands.AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the scaling, with matplotlib.")
     ] = None,

@@ -12,6 +12,10 @@ import typer
 from kerasdist.errors import KerasdistError
 from kerasdist.launch.help_text import PlainCommand
 
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGUMENTS", help="Passed to the script.", show_default=False),
+]
 Backends = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,10 +91,7 @@ def bench(
         str | None,
         typer.Argument(metavar="SCRIPT", help="A script (default: a model of kerasdist's own)."),
     ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGUMENTS", help="Passed to the script.", show_default=False),
-    ] = None,
+    arguments: Arguments = None,
     *,
     backend: Annotated[
         str | None,

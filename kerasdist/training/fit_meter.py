@@ -6,9 +6,7 @@ measured by epochs, so that no step waits for a measurement.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -20,44 +18,15 @@ from kerasdist import keras_compat
 from kerasdist.binding import Binding
 from kerasdist.context import get_replica_context
 from kerasdist.functions import function
+from kerasdist.job.results import BENCH, AllReduce, tell
 from kerasdist.keras_compat import ops
 from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
-VARIABLE = "KERASDIST_BENCH"
-"""Set in the workers of a benchmark."""
-
-MARK = "kerasdist-result: "
-"""The beginning of a line of a worker's output that a command of kerasdist reads."""
-
 _TRIES = 5
 _LEAST_BYTES = 1 << 20
-
-
-@final
-@dataclass(frozen=True)
-class AllReduce:
-    """A sum of one array over all replicas.
-
-    Attributes:
-        bytes: Its size.
-        seconds: How long a sum takes; the median of several.
-        replicas: How many replicas there are.
-    """
-
-    bytes: int
-    seconds: float
-    replicas: int
-
-    @property
-    def bus_bandwidth(self) -> float:
-        """Bytes a second that each device sends, as NCCL's tests count them.
-
-        In the best all-reduce each device sends ``2 (n - 1) / n`` of the array.
-        """
-        return 2 * (self.replicas - 1) / self.replicas * self.bytes / self.seconds
 
 
 @final
@@ -92,13 +61,7 @@ class Measured:
 
 def is_wanted() -> bool:
     """Returns whether this process is a worker of a benchmark."""
-    return bool(os.environ.get(VARIABLE))
-
-
-def tell(result: Any) -> None:
-    """Prints a result for the command that has started this worker."""
-    sys.stdout.write(f"\n{MARK}{json.dumps(result)}\n")
-    sys.stdout.flush()
+    return bool(os.environ.get(BENCH))
 
 
 @final
