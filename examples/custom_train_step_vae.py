@@ -91,7 +91,7 @@ else:
 
 
 def main() -> None:
-    """Train, and print the loss; with `--figure` draw digits that nobody has written."""
+    """Train, and print the loss; with `--figure` draw generated digits."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--figure", help="a PNG file to write")
