@@ -8,6 +8,7 @@ from tests.unit.backends.jax_cases import (  # noqa: F401  they register
     normalization,
     programs,
     training,
+    transposes,
     values,
 )
 from tests.unit.backends.jax_cases.case import CASES, REPLICAS
