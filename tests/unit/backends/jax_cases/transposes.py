@@ -58,14 +58,24 @@ def of_a_scan_and_of_a_compiled_function(strategy):
 
 @case
 def what_is_no_exchange_of_operands_stays(strategy):
-    check(lambda a, b: jnp.transpose(jnp.einsum("abc,cd->abd", a, b), (1, 0, 2)), 1, 1,
-          draw(2, 3, 4), draw(4, 5))  # fmt: skip
-    check(lambda a, b: ((a @ b).T, a @ b), 2, 0, draw(2, 3), draw(3, 4))
-    with_two_uses = lambda a, b: (lambda c: (c.T, c + 1))(a @ b)  # noqa: E731
-    check(with_two_uses, 1, 1, draw(2, 3), draw(3, 4))
-    check(lambda a, b: (lambda c: (c, c.T))(a @ b), 1, 1, draw(2, 3), draw(3, 4))
-    batches = lambda a, b: jnp.transpose(a @ b, (0, 2, 1))  # noqa: E731
+    def other_axes(a, b):
+        return jnp.transpose(jnp.einsum("abc,cd->abd", a, b), (1, 0, 2))
+
+    def batches(a, b):
+        return jnp.transpose(a @ b, (0, 2, 1))
+
+    def returned_too(a, b):
+        product = a @ b
+        return product, product.T
+
+    def read_twice(a, b):
+        product = a @ b
+        return product.T, product + 1
+
+    check(other_axes, 1, 1, draw(2, 3, 4), draw(4, 5))
     check(batches, 1, 1, draw(2, 3, 4), draw(2, 4, 5))
+    check(returned_too, 1, 1, draw(2, 3), draw(3, 4))
+    check(read_twice, 1, 1, draw(2, 3), draw(3, 4))
 
 
 @case
