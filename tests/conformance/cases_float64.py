@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.compare import ADAPTIVE
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
@@ -147,6 +148,37 @@ def convolutions(lab):
         evaluate(x, y, batch_size=BATCH),
         tolerance=FLOAT64,
     )
+
+
+@case("float64", backends=("jax",), replicas=EVERYWHERE)
+def float32_where_jax_has_64_bits(lab):
+    """A float32 model where `jax_enable_x64` is on for other code."""
+    import jax
+
+    x, y = regression(N)
+
+    def build():
+        layers = keras.layers
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(6, activation="tanh"),
+                layers.BatchNormalization(momentum=0.7),
+                layers.Dropout(0.0),
+                layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "huber", metrics=["mse"])
+        return model
+
+    with jax.enable_x64(True):
+        lab.same(
+            build,
+            fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, sample_weight=weights_for(N)),
+            evaluate(x, y, batch_size=BATCH),
+            predict(x, batch_size=BATCH),
+            tolerance=ADAPTIVE,
+        )
 
 
 @case("float64", replicas=EVERYWHERE)

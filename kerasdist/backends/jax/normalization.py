@@ -9,6 +9,7 @@ Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import jax
-import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -97,7 +97,7 @@ def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Ca
         mean, variance = both(inputs, weights)
         deviation = inputs - mean
         if weights is None:
-            count = np.prod([inputs.shape[axis] for axis in axes])
+            count = math.prod(inputs.shape[axis] for axis in axes)
         else:
             count = weights.sum(axes, keepdims=True)
             change, deviation = weights * change, weights * deviation
@@ -124,7 +124,7 @@ def _gathered(layout: Layout, inputs: Any, weights: Any, axes: tuple[int, ...]) 
     pieces = _pieces(layout, inputs, each)
     inner = tuple(axis + 1 for axis in axes)
     if weights is None:
-        count = np.prod([pieces.shape[axis] for axis in inner])
+        count = math.prod(pieces.shape[axis] for axis in inner)
         mean = pieces.mean(inner, keepdims=True)
         squares = jnp.square(pieces - mean).sum(inner, keepdims=True)
         means, squares = _everywhere(layout, mean, squares)
