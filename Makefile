@@ -19,7 +19,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -99,6 +99,9 @@ docs: $(STAMP) ## build the documentation into site/
 
 pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md (half a minute)
 	$(BIN)/python -m benchmarks.watch_pictures
+
+benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (an hour)
+	$(BIN)/python -m benchmarks.page
 
 house: $(STAMP) ## count the package: lines, the waist, circles of imports
 	$(BIN)/python -m tests.house

@@ -1,0 +1,92 @@
+"""Runs the benchmarks, and writes docs/benchmarks.md from what they print.
+
+    make benchmarks                                            # all of them (an hour on 2 cores)
+    python -m benchmarks.page --only memory --rounds 9         # a part; the rest stays as recorded
+
+What a benchmark prints is kept in benchmarks/recorded, with the machine, the versions and the day.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+RECORDED = FOLDER / "recorded"
+PAGE = FOLDER.parent / "docs" / "benchmarks.md"
+BENCHMARKS = {
+    "fit_overhead": "`fit` on several devices of one process",
+    "custom_loop": "A compiled step of a custom loop",
+    "multiworker": "Two workers",
+    "memory": "Memory of divided state",
+}
+WITHOUT_ROUNDS = ("memory",)
+PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
+INTRODUCTION = """# Benchmarks
+
+`make benchmarks` writes this page. Each table compares contenders that train the same Keras model
+on the same data, in turns, so that whatever else the machine does hits all alike: read the ratios,
+not the times. "÷" is a time divided by that of another contender: below 1 is faster. What the tasks
+are is in `benchmarks/networks.py`: `tiny`, whose step is all overhead, an MLP, a small ResNet
+(`cnn`) and a transformer.
+
+Nothing here was measured on GPUs or TPUs.
+"""
+
+
+def main() -> None:
+    """Runs the benchmarks that are named, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=list(BENCHMARKS), choices=BENCHMARKS)
+    parser.add_argument("--rounds", type=int, default=5, help="of each contender")
+    options = parser.parse_args()
+    RECORDED.mkdir(exist_ok=True)
+    for name in options.only:
+        rounds = [] if name in WITHOUT_ROUNDS else ["--rounds", str(options.rounds)]
+        (RECORDED / f"{name}.txt").write_text(f"{machine()}\n\n{output(name, rounds)}", "utf-8")
+    PAGE.write_text(page(), "utf-8")
+
+
+def output(name: str, arguments: list[str]) -> str:
+    """Runs a benchmark; returns what it prints."""
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments]
+    environment = {"COLUMNS": "110", **os.environ}
+    run = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=environment)
+    if run.returncode:
+        raise SystemExit(f"{name} has ended with {run.returncode}: {run.stdout}")
+    return "\n".join(line.rstrip() for line in run.stdout.strip("\n").splitlines()) + "\n"
+
+
+def machine() -> str:
+    """Returns the day, the machine and the versions, on a line."""
+    models = Path("/proc/cpuinfo")
+    lines = models.read_text("utf-8").splitlines() if models.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    cores = f"{os.cpu_count()} cores of {names[0] if names else platform.processor()}"
+    return f"{time.strftime('%Y-%m-%d')}, {cores}, {', '.join(versions)}"
+
+
+def page() -> str:
+    """Returns the page of what is recorded."""
+    parts = [INTRODUCTION]
+    for name, title in BENCHMARKS.items():
+        recorded = RECORDED / f"{name}.txt"
+        if not recorded.exists():
+            continue
+        where, _, printed = recorded.read_text("utf-8").partition("\n\n")
+        about = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+        first, *rest = about.split("\n\n")
+        prose = "\n\n".join([first, *(one for one in rest if not one.startswith(" "))])
+        command = f"    python benchmarks/{name}.py"
+        parts.append(f"## {title}\n\n{prose}\n\n{command}\n\n{where}:\n\n```text\n{printed}```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
