@@ -104,6 +104,13 @@ class JaxTrainer(ReplicatedTrainer):
 
         return function
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; Keras would look for variables in the state of every step."""
+        if name == "_jax_state":
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def jax_state_sync(self) -> None:
         """Writes the state of the last step into the variables."""
         state = vars(self).get("_jax_state")  # there is none before the first step
