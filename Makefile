@@ -97,8 +97,9 @@ wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md (half a minute)
+pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and, with Chromium, of a gallery page (a minute)
 	$(BIN)/python -m benchmarks.watch_pictures
+	$(BIN)/python -m benchmarks.site_picture
 
 benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (an hour)
 	$(BIN)/python -m benchmarks.page
