@@ -199,6 +199,12 @@ def plan(
             min=1, metavar="N", help="Examples on a device (default: the script's batch, divided)."
         ),
     ] = None,
+    sharding: Annotated[
+        Literal["optimizer", "full"] | None,
+        typer.Option(
+            help="What replicas divide among them (default: as the script's strategy has it).",
+        ),
+    ] = None,
     step_time: Annotated[
         float | None,
         typer.Option(
@@ -228,6 +234,7 @@ def plan(
         arguments=arguments or (),
         devices=devices,
         batch_per_device=batch_per_device,
+        sharding=sharding,
         step_time=step_time,
         largest_batch=largest_batch,
         as_json=json,

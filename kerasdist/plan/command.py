@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from kerasdist.backend_choice import VARIABLE
-from kerasdist.errors import BackendError
+from kerasdist.errors import BackendError, InputError
 from kerasdist.plan.hardware import Chip
 from kerasdist.plan.targets import parse_target
+from kerasdist.sharding import Divided, Sharding
 
 # What libraries say about GPUs, TPUs and hosts that they do not find here.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
@@ -31,6 +32,8 @@ class PlanOptions:
         arguments: The script's arguments.
         devices: The target's name.
         batch_per_device: Examples of a device; None: the script's batch, divided.
+        sharding: ``"optimizer"`` or ``"full"`` in place of the script's own; None: as the script
+            has it.
         step_time: The measured time of a step on one device, in milliseconds.
         largest_batch: Whether to look for the largest batch that fits.
         as_json: Whether to print JSON.
@@ -41,6 +44,7 @@ class PlanOptions:
     arguments: Sequence[str]
     devices: str
     batch_per_device: int | None = None
+    sharding: Divided | None = None
     step_time: float | None = None
     largest_batch: bool = True
     as_json: bool = False
@@ -66,14 +70,28 @@ def run(options: PlanOptions) -> bool:
         report.require_matplotlib()
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
-    described = ahead_of_time.PlanningBackend(compiling.devices_of(target))
+    asked = None if options.sharding is None else Sharding(options.sharding)
+    described = ahead_of_time.PlanningBackend(compiling.devices_of(target), asked)
     _say(f"running {options.script} up to its first training step ...")
     step = script.first_step(options.script, options.arguments, described)
+    if asked is not None and step.strategy is None:
+        raise InputError(
+            "Expected a model made in a strategy's scope, whose replicas divide its state. "
+            f"Received: --sharding {asked.state}, for a model made outside of any. Make it in "
+            "`with kd.MirroredStrategy().scope():`."
+        )
     examples = planning.examples_of(
         ahead_of_time.examples_in(step.batch), target, options.batch_per_device
     )
+    subject = planning.Subject(
+        script=options.script,
+        strategy=step.strategy,
+        parameters=step.model.count_params(),
+        examples=step.examples,
+        sharding=_name_of(compiling.sharding_of(step.model)),
+    )
     plan = planning.make_plan(
-        planning.Subject(options.script, step.strategy, step.model.count_params(), step.examples),
+        subject,
         examples,
         target,
         compiling.compiler(step.model, step.batch, _say),
@@ -88,6 +106,13 @@ def run(options: PlanOptions) -> bool:
         report.plot(plan, options.plot)
         _say(f"wrote {options.plot}")
     return plan.fits
+
+
+def _name_of(sharding: Any) -> str | None:
+    """Returns the name of a strategy's argument `sharding`."""
+    if sharding is None:
+        return None
+    return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__
 
 
 def _say(text: str) -> None:

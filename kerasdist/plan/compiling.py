@@ -26,6 +26,13 @@ def devices_of(target: Target) -> list[Any]:
     return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
 
 
+def sharding_of(model: Any) -> Any:
+    """Returns the argument `sharding` of the strategy that a model was made under."""
+    binding = binding_of(model)
+    layout = None if binding is None else binding.replicas.logical_devices
+    return None if layout is None else layout.sharding
+
+
 def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
     """Returns a function that compiles a model's training step, with batches like this one.
 
@@ -45,7 +52,7 @@ def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
-        layout = Layout(devices_of(target), logical)
+        layout = Layout(devices_of(target), logical, sharding_of(model))
         layout.split_variables({} if of_script is None else of_script.splits.rules)
         if binding is not None:
             binding.replicas.logical_devices = layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
@@ -16,10 +16,18 @@ _ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\](\{[^}]*\})?")
 _ON_CHIP = "S(1)"  # a layout's memory space: a TPU's vector memory, which the program manages
 _COLLECTIVE = re.compile(rf"({_KINDS})(-start)?")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")  # of some of its axes
+_MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
+_GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")  # the axis, or a part of so many devices
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # what libtpu writes where it does not know
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
+_FUSED = re.compile(r"calls=%?([\w.-]+)")
+# libtpu fuses a sum with the cut of each device's part, and a collective with the work beside it:
+# that is in all computations from the fusion of this name to that of the last one.
+_SUMS_PARTS = "all-reduce-scatter"
+_STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _NAME = re.compile(r"%([\w.-]+)")
 _FREE = {
@@ -117,24 +125,43 @@ def collectives(text: str) -> list[Collective]:
     Args:
         text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
     """
+    known = _read(text)[0]
+    fused = {
+        match[1]
+        for computation in known.values()
+        for each in computation.instructions
+        if each.operation == "fusion" and (match := _FUSED.search(each.rest))
+    }
     found: list[Collective] = []
-    for computation in _read(text)[0].values():
-        found += _collectives_in(computation.instructions)
+    for computation in known.values():
+        if computation.name not in fused:
+            found += _collectives_in(computation.instructions, known)
     return found
 
 
-def _collectives_in(instructions: Sequence[_Instruction]) -> list[Collective]:
+def _collectives_in(
+    instructions: Sequence[_Instruction], known: Mapping[str, _Computation]
+) -> list[Collective]:
     found: list[Collective] = []
-    work = [_weight(each) for each in instructions]
+    fused = [_fused_collective(each, known) for each in instructions]
+    work = [_weight(each, one) for each, one in zip(instructions, fused, strict=True)]
     ends = {
         name: place
         for place, each in enumerate(instructions)
         if each.operation.endswith("-done")
         for name in each.operands
     }
+    fused_ends = [n for n, each in enumerate(instructions) if each.name.startswith(_ENDS)]
     for place, each in enumerate(instructions):
         match = _COLLECTIVE.fullmatch(each.operation)
         if match is None:
+            one = fused[place]
+            if one is not None and each.name.startswith(_STARTS):
+                end = next((n for n in fused_ends if n > place), place)
+                hidden = sum(work[place + 1 : end]) / (sum(work) or 1)
+                found.append(replace(one, overlap=hidden))
+            elif one is not None and one.kind == "reduce-scatter":
+                found.append(one)
             continue
         between = sum(work[place + 1 : ends.get(each.name, place)]) if match[2] else 0
         size = _whole_size(match[1], each, asynchronous=bool(match[2]))
@@ -143,9 +170,26 @@ def _collectives_in(instructions: Sequence[_Instruction]) -> list[Collective]:
     return found
 
 
-def _weight(each: _Instruction) -> int:
+def _fused_collective(fusion: _Instruction, known: Mapping[str, _Computation]) -> Collective | None:
+    """Returns the collective of a fusion, as if nothing hid it; None if it has none."""
+    called = _FUSED.search(fusion.rest) if fusion.operation == "fusion" else None
+    inside = known.get(called[1]) if called else None
+    for each in inside.instructions if inside else ():
+        if each.operation == "all-reduce" and inside and inside.name.startswith(_SUMS_PARTS):
+            return Collective("reduce-scatter", size_of(each.shape), _group_size(each.rest), 0.0)
+        if match := _COLLECTIVE.fullmatch(each.operation):
+            size = _whole_size(match[1], each, asynchronous=False)
+            return Collective(match[1], size, _group_size(each.rest), 0.0)
+    return None
+
+
+def _weight(each: _Instruction, fused: Collective | None) -> int:
     if each.operation in _FREE or _COLLECTIVE.match(each.operation):
         return 0
+    if fused is not None and (
+        fused.kind == "reduce-scatter" or each.name.startswith((_STARTS, _ENDS))
+    ):
+        return 0  # nothing but the collective
     return each.cycles or size_of(each.shape)
 
 
@@ -258,6 +302,9 @@ def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
 
 
 def _group_size(rest: str) -> int:
+    if mesh := _MESH_GROUPS.search(rest):
+        sizes = dict(_MESH_AXIS.findall(mesh[1]))
+        return math.prod(int(part or sizes[axis]) for axis, part in _GROUP_AXIS.findall(mesh[2]))
     match = _GROUPS.search(rest)
     if match is None:
         return 0

@@ -64,12 +64,15 @@ class Subject:
         strategy: The strategy that the model was made under, None if there was none.
         parameters: How many numbers the model's variables hold.
         examples: How many examples the script's data have, None if not known.
+        sharding: What the replicas divide among them: ``"optimizer"``, ``"full"`` or
+            ``"LayoutMap"``; None: nothing.
     """
 
     script: str
     strategy: str | None
     parameters: int
     examples: int | None = None
+    sharding: str | None = None
 
 
 @final

@@ -133,8 +133,8 @@ def scaling(
 ) -> list[StepTime]:
     """Predicts the step for groups of other sizes, each device with the same batch.
 
-    Only sums over all replicas occur between them, so that the same collectives are needed in
-    groups of all sizes.
+    What the replicas exchange are sums of gradients, and gathered weights where they divide these:
+    the same collectives in groups of all sizes.
     """
     counts = sorted({*COUNTS, target.devices})
     groups = [target if n == target.devices else group_of(target.chip, n) for n in counts]

@@ -31,6 +31,8 @@ def show(plan: Plan, console: Console | None = None) -> None:
     console = console or Console()
     target, subject, each = plan.target, plan.subject, plan.compiled.batch
     made = f"under {subject.strategy}" if subject.strategy else "without a strategy"
+    if subject.sharding:
+        made += f" with sharding={subject.sharding!r}"
     console.print(
         f"{subject.script} on {target.devices} x {target.chip.title} ({target}), planned on JAX; "
         f"the model was made {made}, and has {subject.parameters:,} parameters. {each:,} examples "
@@ -135,6 +137,7 @@ def as_json(plan: Plan) -> str:
         "script": plan.subject.script,
         "backend": "jax",
         "strategy": plan.subject.strategy,
+        "sharding": plan.subject.sharding,
         "target": _target(plan.target),
         "parameters": plan.subject.parameters,
         "batch_per_device": compiled.batch,

@@ -75,6 +75,7 @@ class Program:
     policy: str = "float32"
     logical_devices: int = 1
     splits: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sharding: kd.Sharding | None = None
 
 
 PROGRAMS = {
@@ -83,6 +84,8 @@ PROGRAMS = {
     "mlp, 8 steps an execution": Program(steps=8),
     "mlp, clipnorm": Program(clipnorm=1.0),
     "mlp, 2 logical devices": Program(logical_devices=2, splits={r"dense.*/kernel": (1, 2)}),
+    "mlp, optimizer divided": Program(sharding=kd.Sharding("optimizer", min_size=1024)),
+    "mlp, all divided": Program(sharding=kd.Sharding("full", min_size=1024)),
     "convolutions with BatchNormalization": Program(convolutions),
     "transformer in bfloat16": Program(transformer, batch=32, policy="mixed_bfloat16"),
     "LSTM": Program(recurrent, batch=32),
@@ -102,7 +105,7 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
         y = np.zeros(program.batch, "int32")
         model._symbolic_build(data_batch=(x, y))
         optimizer.build(model.trainable_variables)
-    layout = Layout(devices, program.logical_devices)
+    layout = Layout(devices, program.logical_devices, program.sharding)
     layout.split_variables(program.splits)
     lead = (program.steps,) if program.steps > 1 else ()
     batch = tuple(jax.ShapeDtypeStruct((*lead, *one.shape), one.dtype) for one in (x, y))

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 
 from kerasdist.backends.base import Backend
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.jax import slots
+from kerasdist.backends.jax import divided_state, slots
 from kerasdist.backends.jax.backend import BACKEND
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.options import ReplicaOptions
     from kerasdist.collectives import CommunicationOptions
     from kerasdist.job.job import Job
+    from kerasdist.sharding import Sharding
 
 _NAMED_DEVICES = 1024  # how many names, such as gpu:3, a script may use
 
@@ -76,9 +77,11 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
     Args:
         model: A compiled and built Keras model.
         batch: The global batch, or its shapes; if there are several steps, a stack of them.
-        layout: The mesh, and how variables are cut over logical devices.
+        layout: The mesh, and how it divides variables.
         steps: The number of steps in an execution.
     """
+    if layout.rule is not None:
+        divided_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
@@ -219,13 +222,14 @@ class PlanningBackend(Backend):
     """JAX, with described devices in place of this machine's; models are made, and do not train.
 
     All device names are known, and a strategy has a replica on each of the described devices,
-    whichever it names.
+    whichever it names; it has the argument `sharding` that is given here, if one is.
     """
 
     name = "jax"
 
-    def __init__(self, devices: Sequence[Any]) -> None:
+    def __init__(self, devices: Sequence[Any], sharding: Sharding | None = None) -> None:
         self._described = list(devices)
+        self._sharding = sharding
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns the names that a script may use."""
@@ -256,7 +260,7 @@ class PlanningBackend(Backend):
         names = [Device("cpu", index) for index in range(len(self._described))]
         replicas = JaxReplicaSet(here, names, options)
         replicas.logical_devices = Layout(
-            self._described, options.devices_per_replica, options.sharding
+            self._described, options.devices_per_replica, self._sharding or options.sharding
         )
         return replicas
 

@@ -51,11 +51,12 @@ _tracing = _Tracing()
 def add(replica_set: ReplicaSet, place: MeshPlacement) -> None:
     """Lets the variables of a strategy be divided."""
     _places[replica_set] = place
-    _install()
+    install()
 
 
 @cache
-def _install() -> None:
+def install() -> None:
+    """Changes how Keras reads, writes and updates variables."""
     slots.install()
     keras_compat.install_initial_values(_initialize)
     keras_compat.install_stored_values(_store)

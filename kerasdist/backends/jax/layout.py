@@ -31,7 +31,8 @@ class Layout:
         local_replicas: The numbers of this process's replicas.
         spans_workers: Whether there are devices of other processes.
         splits: Which variables are cut over the logical devices.
-        rule: Which variables `sharding=` divides; None: it was not given.
+        sharding: The strategy's argument.
+        rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
         gathered: The same, of a weight that a step has gathered from its parts.
         rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
@@ -41,6 +42,7 @@ class Layout:
         self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None
     ) -> None:
         self.replicas = len(devices) // logical_devices
+        self.sharding = sharding
         self._factors = prime_factors(logical_devices)
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: StateRule | None = None

@@ -37,6 +37,51 @@ def test_kinds_sizes_groups_and_overlap():
     assert scattered == Collective("reduce-scatter", 2 * 2 * 8 * 64, 2, 0.0)
 
 
+# Shortened from a program for TPU v5e whose state the replicas divide.
+FUSED = """HloModule jit_program, is_scheduled=true
+
+%all-reduce-scatter.2 (a: f32[64,1024], b: f32[1024,1024]) -> (f32[64,256], f32[256,1024]) {
+  %a = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %b = f32[1024,1024]{1,0:T(8,128)} parameter(1)
+  %sum = (f32[64,1024]{1,0:T(8,128)}, f32[1024,1024]{1,0:T(8,128)}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %parts = (f32[64,256]{1,0:T(8,128)}, f32[256,1024]{1,0:T(8,128)}) custom-call(%sum)
+}
+
+%fused.1 (c: f32[256,1024]) -> (f32[256,1024], f32[1024,1024]) {
+  %c = f32[256,1024]{1,0:T(8,128)S(1)} parameter(0)
+  %all-gather.1 = f32[1024,1024]{1,0:T(8,128)} all-gather(%c), channel_id=8, replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  ROOT %begun = (f32[256,1024]{1,0:T(8,128)S(1)}, f32[1024,1024]{1,0:T(8,128)S(1)}) custom-call(%c, %all-gather.1)
+}
+
+%async_collective_fusion.2 (d: f32[256,1024]) -> f32[100] {
+  %d = f32[256,1024]{1,0:T(8,128)S(1)} parameter(0)
+  %all-gather.2 = f32[1024,1024]{1,0:T(8,128)} all-gather(%d), channel_id=8, replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+  ROOT %other = f32[100]{0:T(128)} custom-call(%all-gather.2)
+}
+
+%fused.3 (e: f32[256,1024]) -> f32[1024,1024] {
+  %e = f32[256,1024]{1,0:T(8,128)S(1)} parameter(0)
+  ROOT %all-gather.3 = f32[1024,1024]{1,0:T(8,128)} all-gather(%e), channel_id=8, replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, dimensions={0}
+}
+
+ENTRY %main (x: f32[64,1024], y: f32[1024,1024]) -> f32[1024,1024] {
+  %x = f32[64,1024]{1,0:T(8,128)} parameter(0)
+  %y = f32[1024,1024]{1,0:T(8,128)} parameter(1)
+  %scattered = (f32[64,256]{1,0:T(8,128)}, f32[256,1024]{1,0:T(8,128)}) fusion(%x, %y), kind=kCustom, calls=%all-reduce-scatter.2
+  %part = f32[300]{0:T(128)} fusion(%scattered), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"100"}
+  %async-collective-start = (f32[256,1024]{1,0:T(8,128)S(1)}, f32[1024,1024]{1,0:T(8,128)S(1)}) fusion(%part), kind=kCustom, calls=%fused.1, backend_config={"estimated_cycles":"50"}
+  %fusion.49 = f32[100]{0:T(128)} fusion(%async-collective-start), kind=kOutput, calls=%async_collective_fusion.2, backend_config={"estimated_cycles":"200"}
+  ROOT %async-collective-done = f32[1024,1024]{1,0:T(8,128)S(1)} fusion(%fusion.49), kind=kCustom, calls=%fused.3, backend_config={"estimated_cycles":"50"}
+}
+"""  # noqa: E501
+
+
+def test_collectives_that_a_tpu_fuses_with_other_work():
+    scattered, gathered = collectives(FUSED)
+    assert scattered == Collective("reduce-scatter", 4 * (64 + 1024) * 1024, 4, 0.0)
+    assert gathered == Collective("all-gather", 4 * 1024 * 1024, 4, 200 / 300)
+
+
 # Shortened from a program for TPU v5e; a loop of 12 steps reads rows of a stacked array.
 TPU = """HloModule jit_program, is_scheduled=true
 

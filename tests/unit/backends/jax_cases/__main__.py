@@ -6,6 +6,7 @@ import traceback
 import kerasdist as kd
 from tests.unit.backends.jax_cases import (  # noqa: F401  they register
     normalization,
+    planned,
     programs,
     training,
     transposes,
