@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import kerasdist as kd
 
-BASE_BATCH, BASE_RATE = 32, 0.02
+BASE_BATCH, BASE_RATE = 32, 0.005
 WARMUP_EPOCHS = 2
 
 
@@ -43,7 +43,7 @@ def build_model(rate: float) -> keras.Model:
 def main() -> None:
     """Train with each batch size and rule; print a table of test accuracies."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512])
     parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()

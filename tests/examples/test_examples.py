@@ -32,7 +32,7 @@ SHORT = {
     "digits_gan": ("--epochs 3", 0, 2e-3),
     "gpt_char_lm": ("--epochs 2 --pieces 512", 1, 40),
     "input_pipelines": ("--patches 1024", 0.45, 1),
-    "large_batch_scaling": ("--epochs 2 --batches 128", 0.5, 1),
+    "large_batch_scaling": ("--epochs 4 --batches 128", 0.5, 1),
     "model_parallel": ("--epochs 1", 0, 1e-3),
     "multi_worker_fit": ("--epochs 3", 0.7, 1),
     "survive_preemption": ("--epochs 2", 0, 0),

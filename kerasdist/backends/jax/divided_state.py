@@ -2,7 +2,7 @@
 
 Between programs code reads whole values: each read of a divided variable gathers it. Inside a step
 of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is gathered
-where a layer reads it, once going forward and once going backward; the optimizer updates parts.
+where a layer reads it; the optimizer updates parts.
 """
 
 from __future__ import annotations
@@ -175,21 +175,6 @@ def _gathered_in_step(variable: Any, value: Any) -> Any:
     if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
         return value
     return jax.lax.with_sharding_constraint(value, layout.gathered)
-
-
-def forgetting_gathered(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of which the backward pass gathers weights again.
-
-    Otherwise all of them would stay whole from their use going forward to that going backward.
-    """
-    layout = _layout_of_step()
-    if layout is None or layout.rule is None or not layout.rule.gathers_weights:
-        return forward
-
-    def is_kept(primitive: Any, *_: Any, **parameters: Any) -> bool:
-        return parameters.get("sharding") is not layout.gathered
-
-    return jax.checkpoint(forward, policy=is_kept)
 
 
 def _apply(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -11,7 +10,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends import metering
-from kerasdist.backends.jax import divided_state, slots
+from kerasdist.backends.jax import slots
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import metrics_of, use_global_batch
@@ -147,14 +146,6 @@ class JaxTrainer(ReplicatedTrainer):
         model: Any = self
         slots.note_all(model.optimizer, model.trainable_variables)
         return model.optimizer.variables
-
-    def compute_loss_and_updates(self, *args: Any, training: bool = False, **kwargs: Any) -> Any:
-        """Computes the loss; going backward, weights that are divided are gathered again."""
-        inherited: Any = super().compute_loss_and_updates  # type: ignore[misc]
-        compute = partial(inherited, training=training)
-        return (divided_state.forgetting_gathered(compute) if training else compute)(
-            *args, **kwargs
-        )
 
 
 def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
