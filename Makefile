@@ -101,7 +101,7 @@ pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and, with 
 	$(BIN)/python -m benchmarks.watch_pictures
 	$(BIN)/python -m benchmarks.site_picture
 
-benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (an hour)
+benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (two hours)
 	$(BIN)/python -m benchmarks.page
 
 house: $(STAMP) ## count the package: lines, the waist, circles of imports

@@ -1,9 +1,10 @@
 """Runs the benchmarks, and writes docs/benchmarks.md from what they print.
 
-    make benchmarks                                            # all of them (an hour on 2 cores)
-    python -m benchmarks.page --only memory --rounds 9         # a part; the rest stays as recorded
+    make benchmarks                                            # all of them (two hours on 2 cores)
+    python -m benchmarks.page --only multiworker --backends jax --tasks tiny mlp  # a part
 
-What a benchmark prints is kept in benchmarks/recorded, with the machine, the versions and the day.
+What a benchmark prints on a backend is kept in benchmarks/recorded, with the machine, the versions
+and the day. What is not run again stays as it was recorded.
 """
 
 import argparse
@@ -25,7 +26,8 @@ BENCHMARKS = {
     "multiworker": "Two workers",
     "memory": "Memory of divided state",
 }
-WITHOUT_ROUNDS = ("memory",)
+BACKENDS = ("tensorflow", "jax", "torch")
+ON_JAX_ALONE = ("memory",)  # these have no options
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
 INTRODUCTION = """# Benchmarks
 
@@ -43,13 +45,28 @@ def main() -> None:
     """Runs the benchmarks that are named, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=list(BENCHMARKS), choices=BENCHMARKS)
+    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
     parser.add_argument("--rounds", type=int, default=5, help="of each contender")
+    parser.add_argument("--tasks", nargs="+", help="all of the benchmark's without it")
     options = parser.parse_args()
     RECORDED.mkdir(exist_ok=True)
+    common = [
+        "--rounds",
+        str(options.rounds),
+        *(("--tasks", *options.tasks) if options.tasks else ()),
+    ]
     for name in options.only:
-        rounds = [] if name in WITHOUT_ROUNDS else ["--rounds", str(options.rounds)]
-        (RECORDED / f"{name}.txt").write_text(f"{machine()}\n\n{output(name, rounds)}", "utf-8")
-    PAGE.write_text(page(), "utf-8")
+        for backend in options.backends:
+            alone = name in ON_JAX_ALONE
+            if not alone or backend == "jax":
+                printed = output(name, [] if alone else [*common, "--backends", backend])
+                record(name, backend).write_text(f"{machine()}\n\n{printed}", "utf-8")
+                PAGE.write_text(page(), "utf-8")
+
+
+def record(name: str, backend: str) -> Path:
+    """Returns the file of what a benchmark has printed on a backend."""
+    return RECORDED / f"{name}-{backend}.txt"
 
 
 def output(name: str, arguments: list[str]) -> str:
@@ -76,15 +93,17 @@ def page() -> str:
     """Returns the page of what is recorded."""
     parts = [INTRODUCTION]
     for name, title in BENCHMARKS.items():
-        recorded = RECORDED / f"{name}.txt"
-        if not recorded.exists():
+        files = [path for path in (record(name, one) for one in BACKENDS) if path.exists()]
+        if not files:
             continue
-        where, _, printed = recorded.read_text("utf-8").partition("\n\n")
         about = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
         first, *rest = about.split("\n\n")
         prose = "\n\n".join([first, *(one for one in rest if not one.startswith(" "))])
         command = f"    python benchmarks/{name}.py"
-        parts.append(f"## {title}\n\n{prose}\n\n{command}\n\n{where}:\n\n```text\n{printed}```\n")
+        parts.append(f"## {title}\n\n{prose}\n\n{command}\n")
+        for path in files:
+            where, _, printed = path.read_text("utf-8").partition("\n\n")
+            parts.append(f"{where}:\n\n```text\n{printed}```\n")
     return "\n".join(parts)
 
 
