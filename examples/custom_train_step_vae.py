@@ -111,7 +111,7 @@ def main() -> None:
 
         codes = np.random.default_rng(0).normal(size=(12, 8)).astype("float32")
         made = np.asarray(model.decoder.predict(codes, verbose=0)).reshape(12, 8, 8)
-        imsave(options.figure, np.hstack(list(made)), cmap="gray")
+        imsave(options.figure, np.kron(np.hstack(list(made)), np.ones((8, 8))), cmap="gray")
     replicas = strategy.num_replicas_in_sync
     print(f"{replicas} replicas: loss {losses[-1]:.4f}; in the first epoch it was {losses[0]:.4f}")
 

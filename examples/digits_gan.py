@@ -106,7 +106,7 @@ def main() -> None:
         import matplotlib.pyplot as plt
 
         made = np.asarray(trainer.generator.predict(noise[:12], verbose=0)).reshape(12, 8, 8)
-        plt.imsave(options.figure, np.hstack(list(made)), cmap="gray")
+        plt.imsave(options.figure, np.kron(np.hstack(list(made)), np.ones((8, 8))), cmap="gray")
 
     print("once more, on one device")
     one = kd.OneDeviceStrategy(strategy.extended.worker_devices[0])
