@@ -37,7 +37,7 @@ not the times. "÷" is a time divided by that of another contender: below 1 is f
 are is in `benchmarks/networks.py`: `tiny`, whose step is all overhead, an MLP, a small ResNet
 (`cnn`) and a transformer.
 
-Nothing here was measured on GPUs or TPUs.
+Nothing here was measured on GPUs or TPUs. What is not shown has not been recorded yet.
 """
 
 
