@@ -28,9 +28,14 @@ def devices_of(target: Target) -> list[Any]:
 
 def sharding_of(model: Any) -> Any:
     """Returns the argument `sharding` of the strategy that a model was made under."""
-    binding = binding_of(model)
-    layout = None if binding is None else binding.replicas.logical_devices
+    layout = _layout_of(model)
     return None if layout is None else layout.sharding
+
+
+def _layout_of(model: Any) -> Any:
+    """Returns the layout of the strategy that a model was made under."""
+    binding = binding_of(model)
+    return None if binding is None else binding.replicas.logical_devices
 
 
 def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
@@ -42,7 +47,7 @@ def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
         report: Is told what happens.
     """
     binding = binding_of(model)
-    of_script = None if binding is None else binding.replicas.logical_devices
+    of_script, sharding = _layout_of(model), sharding_of(model)
     logical = 1 if of_script is None else of_script.splits.logical_devices
 
     def compile_step(target: Target, examples: int) -> Compilation:
@@ -52,7 +57,7 @@ def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
-        layout = Layout(devices_of(target), logical, sharding_of(model))
+        layout = Layout(devices_of(target), logical, sharding)
         layout.split_variables({} if of_script is None else of_script.splits.rules)
         if binding is not None:
             binding.replicas.logical_devices = layout

@@ -126,12 +126,7 @@ def collectives(text: str) -> list[Collective]:
         text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
     """
     known = _read(text)[0]
-    fused = {
-        match[1]
-        for computation in known.values()
-        for each in computation.instructions
-        if each.operation == "fusion" and (match := _FUSED.search(each.rest))
-    }
+    fused = {_fused_by(each) for one in known.values() for each in one.instructions}
     found: list[Collective] = []
     for computation in known.values():
         if computation.name not in fused:
@@ -172,15 +167,19 @@ def _collectives_in(
 
 def _fused_collective(fusion: _Instruction, known: Mapping[str, _Computation]) -> Collective | None:
     """Returns the collective of a fusion, as if nothing hid it; None if it has none."""
-    called = _FUSED.search(fusion.rest) if fusion.operation == "fusion" else None
-    inside = known.get(called[1]) if called else None
-    for each in inside.instructions if inside else ():
-        if each.operation == "all-reduce" and inside and inside.name.startswith(_SUMS_PARTS):
-            return Collective("reduce-scatter", size_of(each.shape), _group_size(each.rest), 0.0)
+    name = _fused_by(fusion)
+    for each in known[name].instructions if name in known else ():
         if match := _COLLECTIVE.fullmatch(each.operation):
             size = _whole_size(match[1], each, asynchronous=False)
-            return Collective(match[1], size, _group_size(each.rest), 0.0)
+            kind = "reduce-scatter" if name.startswith(_SUMS_PARTS) else match[1]
+            return Collective(kind, size, _group_size(each.rest), 0.0)
     return None
+
+
+def _fused_by(each: _Instruction) -> str:
+    """Returns the name of the computation that a fusion runs; empty of another instruction."""
+    match = _FUSED.search(each.rest) if each.operation == "fusion" else None
+    return match[1] if match else ""
 
 
 def _weight(each: _Instruction, fused: Collective | None) -> int:

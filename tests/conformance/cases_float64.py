@@ -29,13 +29,13 @@ def doubles(n, outputs=1):
     return tuple(np.float64(part) for part in regression(n, outputs))
 
 
-def train_and_test(lab, build, x, y, **options):
+def train_and_test(lab, build, x, y, tolerance=FLOAT64, **options):
     lab.same(
         build,
         fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, **options),
         evaluate(x, y, batch_size=BATCH, **options),
         predict(x, batch_size=BATCH),
-        tolerance=FLOAT64,
+        tolerance=tolerance,
     )
 
 
@@ -172,13 +172,7 @@ def float32_where_jax_has_64_bits(lab):
         return model
 
     with jax.enable_x64(True):
-        lab.same(
-            build,
-            fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, sample_weight=weights_for(N)),
-            evaluate(x, y, batch_size=BATCH),
-            predict(x, batch_size=BATCH),
-            tolerance=ADAPTIVE,
-        )
+        train_and_test(lab, build, x, y, ADAPTIVE, sample_weight=weights_for(N))
 
 
 @case("float64", replicas=EVERYWHERE)
