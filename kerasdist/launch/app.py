@@ -202,6 +202,7 @@ def plan(
     sharding: Annotated[
         Literal["optimizer", "full"] | None,
         typer.Option(
+            metavar="optimizer|full",
             help="What replicas divide among them (default: as the script's strategy has it).",
         ),
     ] = None,
