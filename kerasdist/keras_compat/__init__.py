@@ -54,6 +54,8 @@ from kerasdist.keras_compat.hooks import (
     install_stored_values,
     install_to_numpy,
     install_torch_adam,
+    install_tracked_parameters,
+    install_updates,
 )
 from kerasdist.keras_compat.models import (
     BATCH_EVENTS,
@@ -72,6 +74,7 @@ from kerasdist.keras_compat.models import (
     is_default_name,
     is_functional,
     is_layout_map,
+    is_symbolic,
     is_wired,
     model_of,
     ops,
@@ -91,9 +94,11 @@ from kerasdist.keras_compat.optimizers import (
     apply_scaled_gradients,
     belongs_to,
     index_variables,
+    is_elementwise,
     move_optimizer,
     optimized_variables,
     referenced_variables,
+    updating,
 )
 from kerasdist.keras_compat.randomness import (
     global_seed,
@@ -130,6 +135,7 @@ from kerasdist.keras_compat.trials import (
     whole_batch,
 )
 from kerasdist.keras_compat.variables import (
+    autocast,
     change_aggregation,
     initialize_waiting_variable,
     initialize_waiting_variables,
@@ -138,6 +144,7 @@ from kerasdist.keras_compat.variables import (
     reinitialize,
     set_replication,
     stateless_scope,
+    store_shape,
     store_value,
     store_values,
     stored_dtype,

@@ -229,7 +229,7 @@ def install_scope_reads(hook: Callable[..., Any]) -> None:
 
 
 def install_reads(hook: Callable[..., Any]) -> None:
-    """Installs a hook in every read of a variable; not on PyTorch."""
+    """Installs a hook in every read of a variable."""
     value: Any = keras.Variable.value.fget
     read = functools.partial(hook, value)
     keras.Variable.value = property(read, doc=value.__doc__)
@@ -241,14 +241,30 @@ def install_initial_values(hook: Callable[..., Any]) -> None:
 
 
 def install_stored_values(hook: Callable[..., Any]) -> None:
-    """Installs a hook where a variable stores a value that it is assigned; on JAX only."""
+    """Installs a hook where a variable stores a value that it is assigned; not on TensorFlow."""
     _put_in(keras.Variable, "_direct_assign", hook)
 
 
-def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any]) -> None:
-    """Installs hooks where an optimizer makes a variable, for a weight or not; on JAX only."""
+def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any] | None = None) -> None:
+    """Installs hooks where an optimizer makes a variable, for a weight or not."""
     _put_in(keras.optimizers.Optimizer, "add_variable_from_reference", from_weight)
-    _put_in(keras.optimizers.Optimizer, "add_variable", alone)
+    if alone is not None:
+        _put_in(keras.optimizers.Optimizer, "add_variable", alone)
+
+
+def install_updates(
+    update: Callable[..., Any], clip: Callable[..., Any], check_finite: Callable[..., Any]
+) -> None:
+    """Installs hooks where an optimizer uses gradients; on PyTorch only."""
+    _put_in(BaseOptimizer, "_backend_apply_gradients", update)
+    _put_in(BaseOptimizer, "_clip_gradients", clip)
+    _put_in(LossScaleOptimizer, "check_finite", check_finite)
+
+
+def install_tracked_parameters(hook: Callable[..., Any]) -> None:
+    """Installs a hook where a layer registers its variables as parameters; on PyTorch only."""
+    for name in ("_track_variables", "_post_track_variable"):
+        _put_in(Layer, name, hook)
 
 
 def install_stateless_apply(hook: Callable[..., Any]) -> None:

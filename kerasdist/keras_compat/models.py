@@ -123,6 +123,11 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     ]
 
 
+def is_symbolic() -> bool:
+    """Returns whether this thread computes shapes alone; on PyTorch only."""
+    return global_state.get_global_attribute("torch_device") == "meta"
+
+
 def backend_name() -> str:
     """Returns the name of the framework that Keras runs on."""
     return keras.config.backend()

@@ -9,7 +9,33 @@ import keras
 from keras.src import backend
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from kerasdist.keras_compat.models import is_builtin
+
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
+
+
+# Their updates of an element depend on nothing but that element of the weight and its slots.
+_ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,  # and AdamW
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Lion,
+    keras.optimizers.Ftrl,
+)
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Returns whether Keras's own code updates each element of a weight by itself."""
+    return isinstance(optimizer, _ELEMENTWISE) and is_builtin(type(optimizer))
+
+
+def updating(optimizer: Any) -> Any:
+    """Returns the optimizer that updates weights: the one that a LossScaleOptimizer wraps."""
+    return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
 def optimized_variables(optimizer: Any) -> list[Any]:

@@ -95,3 +95,13 @@ def multiply_initializer(variable: Any, factor: int) -> None:
 def stored_dtype(variable: Any) -> str:
     """Returns the type in which a variable is stored, whatever type autocast reads it in."""
     return variable._dtype
+
+
+def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
+    """Sets the shape that a variable has for Keras."""
+    variable._shape = shape
+
+
+def autocast(variable: Any, value: Any) -> Any:
+    """Returns a value of a variable in the type in which the layer that runs reads it."""
+    return variable._maybe_autocast(value)

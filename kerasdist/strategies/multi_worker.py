@@ -15,7 +15,6 @@ from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
@@ -111,13 +110,6 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
-    if options.sharding is not None:
-        raise UnsupportedError(
-            f"[worker {place.rank}/{place.num_workers}] Expected sharding=None in a job of several "
-            f"workers, each of which holds all variables. Received: {options.sharding!r:.200}. "
-            "Train on the devices of one machine by one process, with kerasdist.MirroredStrategy("
-            "sharding=...); or leave the argument out."
-        )
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:

@@ -63,12 +63,18 @@ class WorkersLab(Lab):
             return self._main
         # A case before may have asked for more devices.
         devices = [f"cpu:{index}" for index in range(self._layout.devices)]
-        return kd.MultiWorkerMirroredStrategy(**{"devices": devices, **options})
+        given = {"devices": devices, "sharding": sharding_of(self._layout), **options}
+        return kd.MultiWorkerMirroredStrategy(**given)
 
     def with_replicas(self, replicas: int) -> "WorkersLab":
         """The same lab: the number of workers is what it is."""
         del replicas
         return self
+
+
+def sharding_of(layout: Layout) -> Any:
+    """The strategy's argument `sharding`; no variable is too small to be divided."""
+    return None if layout.sharding is None else kd.Sharding(layout.sharding, min_size=1)
 
 
 def labs(strategy: Any, layout: Layout) -> Callable[[Item], WorkersLab]:

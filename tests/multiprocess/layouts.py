@@ -37,27 +37,37 @@ _NOT_HERE = (
 )
 
 
-_LIKE_GPUS = "-like-gpus"
+_LIKE_GPUS = "like-gpus"
 
 
 @dataclass(frozen=True)
 class Layout:
     workers: int
     devices: int
-    # Whether the devices behave as accelerators do (`tests.gpu_like.emulation`).
-    like_gpus: bool = False
+    # What is special: that devices behave as accelerators do (`tests.gpu_like.emulation`), or what
+    # the workers divide (`kerasdist.Sharding.state`).
+    special: str = ""
 
     @property
     def replicas(self) -> int:
         return self.workers * self.devices
 
+    @property
+    def like_gpus(self) -> bool:
+        return self.special == _LIKE_GPUS
+
+    @property
+    def sharding(self) -> str | None:
+        return None if self.like_gpus else self.special or None
+
     def __str__(self) -> str:
-        return f"{self.workers}x{self.devices}{_LIKE_GPUS if self.like_gpus else ''}"
+        return "-".join(filter(None, [f"{self.workers}x{self.devices}", self.special]))
 
     @classmethod
     def of(cls, text: str) -> "Layout":
-        workers, _, devices = text.removesuffix(_LIKE_GPUS).partition("x")
-        return cls(int(workers), int(devices), text.endswith(_LIKE_GPUS))
+        counts, _, special = text.partition("-")
+        workers, _, devices = counts.partition("x")
+        return cls(int(workers), int(devices), special)
 
 
 PAIR = Layout(2, 1)
@@ -93,7 +103,7 @@ _ON_LARGER = (
 )
 
 # What differs where the devices of a worker share no memory, in a run of the tests.
-GPUS = {"tensorflow": (Layout(2, 2, like_gpus=True),), "jax": (), "torch": ()}
+GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
 _ON_GPUS = ("training.steps_per_execution_not_dividing", "optimizers.global_clipnorm_opposing")
 
 OWN = "tests.multiprocess"
@@ -117,7 +127,7 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if layout.like_gpus:
             if everything() or case.name in _ON_GPUS:
                 yield case.name
-        elif layout == PAIR or case.name.startswith(_ON_LARGER):
+        elif layout.sharding or layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
 
 

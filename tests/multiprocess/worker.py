@@ -12,6 +12,7 @@ import sys
 from tests.conformance import registry
 from tests.conformance.worker import collect, prepare, reset, run_item
 from tests.gpu_like import emulation
+from tests.multiprocess.lab import labs, sharding_of
 from tests.multiprocess.layouts import Layout, cases
 
 
@@ -36,13 +37,13 @@ def main():
 
     if arguments.layout.like_gpus:
         emulation.install(arguments.backend)
-    strategy = kd.MultiWorkerMirroredStrategy()  # before anything starts the framework
+    # Before anything starts the framework.
+    strategy = kd.MultiWorkerMirroredStrategy(sharding=sharding_of(arguments.layout))
     if strategy.num_replicas_in_sync != arguments.layout.replicas:
         raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")
     import keras
 
     from kerasdist.job import current
-    from tests.multiprocess.lab import labs
 
     job = current.current()
     lab_of = labs(strategy, arguments.layout)

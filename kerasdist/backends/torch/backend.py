@@ -18,6 +18,7 @@ from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
+from kerasdist.sharding import Sharding
 
 
 @final
@@ -29,11 +30,6 @@ class TorchBackend(Backend):
         "Expected TensorFlow or JAX, which compute on TPUs. Received: the backend torch, which "
         "would need torch_xla, and Keras does not run on it. Set KERAS_BACKEND=jax; on torch "
         "use kerasdist.MirroredStrategy on GPUs."
-    )
-    sharding_refusal = (
-        "Expected sharding=None on PyTorch, where each replica holds all variables. Received: {}. "
-        "Set KERAS_BACKEND=jax, on which kerasdist divides the state of a model; or use "
-        "torch.distributed.fsdp.fully_shard in a loop of your own, without kerasdist."
     )
 
     def __init__(self) -> None:
@@ -76,6 +72,8 @@ class TorchBackend(Backend):
                 f"{1 if job is None else job.num_workers} workers. Name one device, "
                 f"{str(devices[0])!r}, with one worker; or set KERASDIST_CPU_DEVICES."
             )
+        if options.sharding is not None:
+            _check_sharding(options.sharding, devices, job)
         return TorchReplicaSet(devices, options, job, communication)
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
@@ -98,6 +96,21 @@ class TorchBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Returns a function's result and its gradients with respect to variables."""
         return functions.value_and_grad(function, variables, has_aux)
+
+
+def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:
+    if not isinstance(sharding, Sharding):
+        raise UnsupportedError(
+            "Expected sharding to be None, 'optimizer', 'full' or a kerasdist.Sharding on PyTorch. "
+            f"Received: {sharding!r:.200}. Set KERAS_BACKEND=jax for a LayoutMap."
+        )
+    if job is None and len(devices) > 1:
+        raise UnsupportedError(
+            "Expected one device per process, to divide state on PyTorch: the replicas of one "
+            f"process share one optimizer. Received: {sharding}, with devices="
+            f"{[str(device) for device in devices]} in one process. Start a worker for each "
+            f"device: kerasdist run --workers {len(devices)} script.py."
+        )
 
 
 def _count(kind: str) -> int:

@@ -1,4 +1,4 @@
-"""Buckets of gradients, each summed over the workers by one all-reduce."""
+"""Buckets of gradients, each summed over the workers by one collective."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from kerasdist import keras_compat
 from kerasdist.backends import metering
 from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.backends.torch.gradients import Gradients
+from kerasdist.backends.torch.group import ALL_WHOLE
+from kerasdist.backends.torch.shards import Shard, padded
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.process_group import ProcessGroup, Waitable
@@ -35,6 +37,82 @@ class Bucket:
         self.missing = len(like)
         self.work: Waitable | None = None
 
+    def clear(self) -> None:
+        """Empties the bucket."""
+        self.missing = len(self.gradients)
+        self.work = None
+
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+        """Copies a weighted gradient into the bucket; returns its place there."""
+        kept = self.gradients[place]
+        if gradient is None:
+            kept.zero_()
+        else:
+            torch.mul(gradient, weight, out=kept)
+        self.missing -= 1
+        return kept
+
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+        """Starts the sum."""
+        self.work = group.start_sum(self.numbers, channel)
+
+    def wait(self) -> None:
+        """Waits for the sum."""
+        assert self.work is not None
+        with metering.waiting_for_workers():
+            self.work.wait()
+
+    def total(self, place: int) -> torch.Tensor:
+        """Returns the sum of a gradient."""
+        return self.gradients[place]
+
+
+@final
+class DividedBucket:
+    """The gradient of one divided weight, of whose sum each worker gets its part."""
+
+    def __init__(self, like: torch.Tensor, shard: Shard) -> None:
+        """Makes a bucket for a gradient of this type."""
+        self._like = like.detach()
+        self._shard = shard
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the bucket."""
+        self.missing = 1
+        self._numbers: torch.Tensor | None = None
+        self._work: Waitable | None = None
+        self._part: torch.Tensor | None = None
+
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+        """Takes a weighted gradient; returns None, since none is kept whole."""
+        del place
+        shard = self._shard
+        if gradient is None:
+            self._numbers = self._like.new_zeros(shard.padded_size)
+        else:
+            self._numbers = padded(gradient.detach().reshape(-1) * weight, shard.padded_size)
+        self.missing = 0
+        return None
+
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+        """Starts the sum."""
+        assert self._numbers is not None
+        self._work, self._part = group.start_sum_of_parts(self._numbers, channel)
+
+    def wait(self) -> None:
+        """Waits for the sum, and frees the whole gradient."""
+        assert self._work is not None
+        with metering.waiting_for_workers():
+            self._work.wait()
+        self._numbers = None
+
+    def total(self, place: int) -> torch.Tensor:
+        """Returns this worker's part of the sum."""
+        del place
+        assert self._part is not None
+        return self._part[: self._shard.end - self._shard.begin]
+
 
 class Buckets:
     """The buckets of some variables, the last variables first. All workers must make the same.
@@ -51,52 +129,60 @@ class Buckets:
         group: ProcessGroup,
         channel: dist.ProcessGroup | None = None,
         *,
+        shards: Mapping[int, Shard] = ALL_WHOLE,
         last_bytes: int | None = None,
     ) -> None:
-        """Makes buckets for those of `count` variables whose index is in `like`."""
+        """Makes buckets for those of `count` variables whose index is in `like`.
+
+        Those that are in `shards` are divided: their sums are this worker's parts.
+        """
         self._group = group
         self._channel = channel
-        self._buckets: list[Bucket] = []
-        self._places: dict[int, tuple[Bucket, torch.Tensor]] = {}
-        last_first = _in_buckets(like, group.bytes_per_pack, last_bytes) or [[]]
-        for number, members in reversed([*enumerate(last_first)]):
-            indices = members[::-1]
-            presence = 0 if number else count
-            bucket = Bucket([like[index] for index in indices], presence, group.device)
-            self._buckets.append(bucket)
-            for index, place in zip(indices, bucket.gradients, strict=True):
-                self._places[index] = (bucket, place)
+        summed_whole = {index: one for index, one in like.items() if index not in shards}
+        first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
+        divided = [[index] for index in like if index in shards]
+        self._last = Bucket([like[index] for index in first[::-1]], count, group.device)
+        self._buckets: list[Bucket | DividedBucket] = []
+        self._places: dict[int, tuple[Bucket | DividedBucket, int]] = {}
+        for members in sorted([*others, *divided], reverse=True):
+            self._add(
+                DividedBucket(like[members[0]], shards[members[0]])
+                if members[0] in shards
+                else Bucket([like[index] for index in members[::-1]], 0, group.device),
+                members[::-1],
+            )
+        self._add(self._last, first[::-1])
         self._arrived: set[int] = set()
         self._started = 0
+
+    def _add(self, bucket: Bucket | DividedBucket, indices: Sequence[int]) -> None:
+        self._buckets.append(bucket)
+        for place, index in enumerate(indices):
+            self._places[index] = (bucket, place)
 
     def clear(self) -> None:
         """Empties the buckets."""
         self._arrived.clear()
         self._started = 0
         for bucket in self._buckets:
-            bucket.missing = len(bucket.gradients)
-            bucket.work = None
+            bucket.clear()
 
     @torch.no_grad()
-    def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor:
+    def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Copies a weighted gradient into its bucket, and starts the sums of full buckets.
 
-        Returns the gradient's place in the bucket.
+        Returns the gradient's place in the bucket; None for one of which a part is left.
         """
         bucket, place = self._places[index]
-        if gradient is None:
-            place.zero_()
-        else:
-            torch.mul(gradient, weight, out=place)
+        kept = bucket.put(place, gradient, weight)
         self._arrived.add(index)
-        bucket.missing -= 1
         self._start(len(self._buckets) - 1)
-        return place
+        return kept
 
     @torch.no_grad()
     def start_last(self) -> None:
         """Starts the sum of the last bucket. This worker has all gradients."""
-        self._buckets[-1].presence.fill_(1)
+        self._last.presence.fill_(1)
         self._start(len(self._buckets))
 
     def finish(
@@ -106,11 +192,14 @@ class Buckets:
 
         Returns the sums, and which variables have a gradient on any worker.
         """
+        present = [
+            gradient is not None or index in self._arrived
+            for index, gradient in enumerate(gradients)
+        ]
         for index in self._places:
             if index not in self._arrived:
                 self.put(index, gradients[index], weight)
-        present = [gradient is not None for gradient in gradients]
-        last = self._buckets[-1].presence
+        last = self._last.presence
         if self._started < len(self._buckets):
             if all(present):
                 self.start_last()
@@ -118,20 +207,17 @@ class Buckets:
                 last.copy_(torch.tensor(present, dtype=last.dtype))
                 self._start(len(self._buckets))
         for bucket in self._buckets:
-            assert bucket.work is not None
-            with metering.waiting_for_workers():
-                bucket.work.wait()
+            bucket.wait()
         if not all(present):
             present = [count > 0 for count in last.tolist()]
         totals: list[torch.Tensor | None] = [None] * len(gradients)
-        for index, (_, place) in self._places.items():
-            totals[index] = place if present[index] else None
+        for index, (bucket, place) in self._places.items():
+            totals[index] = bucket.total(place) if present[index] else None
         return totals, present
 
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:
-            bucket = self._buckets[self._started]
-            bucket.work = self._group.start_sum(bucket.numbers, self._channel)
+            self._buckets[self._started].start(self._group, self._channel)
             self._started += 1
 
 
@@ -149,8 +235,13 @@ class GradientSum:
         self._agreed: set[tuple[int, ...]] = set()
 
     @torch.no_grad()
-    def __call__(self, gradients: Gradients, variables: Sequence[Any]) -> list[torch.Tensor | None]:
-        """Returns the sum of the workers' gradients; None where no worker has one."""
+    def __call__(
+        self, gradients: Gradients, variables: Sequence[Any], shards: Mapping[int, Shard]
+    ) -> list[torch.Tensor | None]:
+        """Returns the sum of the workers' gradients; None where no worker has one.
+
+        Of those whose index is in `shards` it returns this worker's part.
+        """
         self._agree(variables, len(gradients))
         like = [
             keras_compat.stored_value(variable).detach() if gradient is None else gradient
@@ -158,7 +249,8 @@ class GradientSum:
         ]
         overwriting = [i for i, one in enumerate(variables) if one.overwrite_with_gradient]
         summed = {index: one for index, one in enumerate(like) if index not in overwriting}
-        totals, somewhere = Buckets(summed, len(like), self._group).finish(gradients)
+        buckets = Buckets(summed, len(like), self._group, shards=shards)
+        totals, somewhere = buckets.finish(gradients)
         for index in overwriting:  # its gradient is its next value: take the maximum
             own = gradients[index]
             own = torch.zeros_like(like[index]) if own is None else own

@@ -16,7 +16,7 @@ import torch
 
 from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
-from kerasdist.backends.torch import batch_norm, graph_ops
+from kerasdist.backends.torch import batch_norm, graph_ops, shard_updates
 from kerasdist.backends.torch.autograd_collectives import (
     GlobalGather,
     GlobalSum,
@@ -186,16 +186,17 @@ class TorchCollectives(Collectives):
             check_same(all_gradients, all_variables)
             known = variables or keras_compat.optimized_variables(optimizer)
             rules = self.scope.rules
+            if not optimizer.built and variables is not None:
+                with self.no_replica(), keras.name_scope(optimizer.name):
+                    optimizer.build(variables)
             if rules.reducer is None:
                 own = weighted_sum(all_gradients, weights, known)
-                reduced = self._group.sum_gradients(own, known)
+                divided = shard_updates.of_gradients(optimizer, known)
+                reduced = self._group.sum_gradients(own, known, divided)
             else:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
             with self.no_replica():
                 committed = rules.commit(self._scopes[: self._count], sums=False)
-                if not optimizer.built and variables is not None:
-                    with keras.name_scope(optimizer.name):
-                        optimizer.build(variables)
                 keras_compat.apply_combined_gradients(optimizer, reduced, variables)
             return committed
 

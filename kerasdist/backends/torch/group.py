@@ -6,10 +6,16 @@ The replicas of one process are threads, whose values are combined at the rendez
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.shards import Shard
+
+ALL_WHOLE: Mapping[int, Shard] = {}
+"""No variable is divided."""
 
 
 class Group:
@@ -37,10 +43,16 @@ class Group:
         return list(tensors)
 
     def sum_gradients(
-        self, gradients: Sequence[torch.Tensor | None], variables: Sequence[Any]
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        variables: Sequence[Any],
+        shards: Mapping[int, Shard] = ALL_WHOLE,
     ) -> list[torch.Tensor | None]:
-        """Returns gradients summed over the processes; None where no process has one."""
-        del variables
+        """Returns gradients summed over the processes; None where no process has one.
+
+        Of those whose index is in `shards`, this process's parts of the sums.
+        """
+        del variables, shards
         return list(gradients)
 
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

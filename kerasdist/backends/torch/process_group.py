@@ -7,7 +7,7 @@ a few numbers. Tensors to be summed are packed by type; tensors to be copied are
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -18,12 +18,13 @@ import torch.distributed as dist
 from kerasdist.backends import metering
 from kerasdist.backends.checks import check_shapes
 from kerasdist.backends.torch.buckets import GradientSum
-from kerasdist.backends.torch.group import Group
+from kerasdist.backends.torch.group import ALL_WHOLE, Group
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import network, threads
 
 if TYPE_CHECKING:
+    from kerasdist.backends.torch.shards import Shard
     from kerasdist.job.job import Job
 
 # The types in which gradients are sent, by the name of the compression.
@@ -36,6 +37,7 @@ _SUMMED_AS = {
 }
 # Newer versions of torch have another name for it.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # A type's number in the header of a message is its index here.
 _TYPES = (
     torch.float32,
@@ -150,10 +152,13 @@ class ProcessGroup(Group):
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
     def sum_gradients(
-        self, gradients: Sequence[torch.Tensor | None], variables: Sequence[Any]
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        variables: Sequence[Any],
+        shards: Mapping[int, Shard] = ALL_WHOLE,
     ) -> list[torch.Tensor | None]:
         """Returns gradients summed over the workers; None where no worker has one."""
-        return self._gradient_sum(gradients, variables)
+        return self._gradient_sum(gradients, variables, shards)
 
     def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
@@ -161,6 +166,30 @@ class ProcessGroup(Group):
             return _all_reduce(flat, group)
         small = flat.to(self._compressed)
         return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
+
+    def start_sum_of_parts(
+        self, flat: torch.Tensor, group: dist.ProcessGroup | None = None
+    ) -> tuple[Waitable, torch.Tensor]:
+        """Starts a reduce-scatter of a tensor of equal parts; returns it, and this worker's part.
+
+        The tensor must be kept until the collective is done.
+        """
+        small = flat
+        if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
+            small = flat.to(self._compressed)
+        own = small.new_empty(len(flat) // self.size)
+        work = _scatter_sum(own, small, group=group, async_op=True)
+        if small is flat:
+            return work, own
+        part = flat.new_empty(own.shape)
+        return work.get_future().then(lambda _: (part.copy_(own), small)), part
+
+    def start_gather_of_parts(
+        self, part: torch.Tensor, group: dist.ProcessGroup | None = None
+    ) -> tuple[Waitable, torch.Tensor]:
+        """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
+        whole = part.new_empty(self.size * len(part))
+        return _gather_into(whole, part, group=group, async_op=True), whole
 
     @cached_property
     def of_buckets(self) -> dist.ProcessGroup:

@@ -13,17 +13,21 @@ The first step shows which parameters have a gradient on any worker; the buckets
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import shard_updates
 from kerasdist.backends.torch.buckets import Buckets
 from kerasdist.backends.torch.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.training import numerics
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.shards import Shard
 
 # How often to make buckets for a model whose steps keep using different parameters.
 _MOST_BUCKETS = 10
@@ -57,26 +61,35 @@ class GradientReducer:
         variables: Sequence[Any],
         scope: ReplicaScope,
     ) -> list[torch.Tensor | None]:
-        """Returns the weighted sum of the workers' gradients; None where no worker has one."""
+        """Returns the weighted sum of the workers' gradients; None where no worker has one.
+
+        Of divided ones it returns this worker's parts of the sums.
+        """
+        shards = shard_updates.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._model.optimizer else None
         if buckets is None:
             totals = self._group.sum_gradients(
-                weighted_sum([gradients], [weight], variables), variables
+                weighted_sum([gradients], [weight], variables), variables, shards
             )
             if optimizer is self._model.optimizer:
-                self._buckets = self._new_buckets(totals, variables, scope)
+                self._buckets = self._new_buckets(totals, variables, scope, shards)
             return totals
         totals, unserved = buckets.sums(gradients)
         if unserved:
             own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
-            rest = self._group.sum_gradients(weighted_sum([own], [weight], theirs), theirs)
+            divided = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
+            rest = self._group.sum_gradients(weighted_sum([own], [weight], theirs), theirs, divided)
             for index, total in zip(unserved, rest, strict=True):
                 totals[index] = total
             self._drop()  # the next step makes new ones
         return totals
 
     def _new_buckets(
-        self, totals: Gradients, variables: Sequence[Any], scope: ReplicaScope
+        self,
+        totals: Gradients,
+        variables: Sequence[Any],
+        scope: ReplicaScope,
+        shards: Mapping[int, Shard],
     ) -> HookedBuckets | None:
         """Returns buckets for the variables with a dense sum; None without any, or at the limit."""
         served = [
@@ -89,7 +102,7 @@ class GradientReducer:
         if not any(served) or self._made == _MOST_BUCKETS:
             return None
         self._made += 1
-        return HookedBuckets(variables, served, self._group, scope)
+        return HookedBuckets(variables, served, self._group, scope, shards)
 
     def _drop(self) -> None:
         if self._buckets is not None:
@@ -107,6 +120,7 @@ class HookedBuckets(Buckets):
         served: Sequence[bool],
         group: ProcessGroup,
         scope: ReplicaScope,
+        shards: Mapping[int, Shard],
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter that is served."""
         self._variables = list(variables)  # `begin` checks whether a parameter was replaced
@@ -116,7 +130,12 @@ class HookedBuckets(Buckets):
             if is_served
         }
         super().__init__(
-            self._parameters, len(served), group, group.of_buckets, last_bytes=_LAST_BYTES
+            self._parameters,
+            len(served),
+            group,
+            group.of_buckets,
+            shards=shards,
+            last_bytes=_LAST_BYTES,
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
         self._weight = 1.0
@@ -152,7 +171,8 @@ class HookedBuckets(Buckets):
                 f"variable={self._variables[index].path!r}. Write a `train_step` of your own for "
                 "several passes."
             )
-        parameter.grad = self.put(index, parameter.grad, self._weight)  # frees torch's own gradient
+        # Frees torch's own gradient; of a divided one nothing is left at the parameter.
+        parameter.grad = self.put(index, parameter.grad, self._weight)
         if len(self._arrived) == len(self._parameters) and not self._unserved:
             self.start_last()
 

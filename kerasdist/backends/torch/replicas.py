@@ -37,6 +37,8 @@ from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.placing import computing_on, torch_device
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
+from kerasdist.backends.torch.shard_updates import ShardRules
+from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.steps import Steps
 from kerasdist.backends.torch.thread_pool import ThreadPool
 from kerasdist.backends.torch.thread_settings import ThreadSettings
@@ -67,6 +69,7 @@ class TorchReplicaSet(ReplicaSet):
         torch_devices: The devices, as torch knows them.
         components: The components of variables on the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
+        shard_rules: Which variables the workers divide; None: none.
     """
 
     trainer_class = TorchTrainer
@@ -99,6 +102,10 @@ class TorchReplicaSet(ReplicaSet):
             self.group = ProcessGroup(job, device, communication)
         self.gradients_travel_as = self.group.gradients_travel_as
         self.measures_collectives = job is not None and self.on_cpu  # NCCL's run beside the host
+        self.shard_rules: ShardRules | None = None
+        if isinstance(self.group, ProcessGroup) and options.sharding is not None:
+            self.shard_rules = ShardRules(options.sharding, self.group)
+            self.reads_need_all_workers = True
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
@@ -158,8 +165,9 @@ class TorchReplicaSet(ReplicaSet):
         return computing_on(self.variable_devices[0])
 
     def equalize(self, variables: Sequence[Any]) -> None:
-        """Gives variables the values that they have on the chief."""
-        own = [keras_compat.stored_value(variable).detach() for variable in variables]
+        """Gives variables the values that they have on the chief; divided ones keep theirs."""
+        whole = [variable for variable in variables if shard_of(variable) is None]
+        own = [keras_compat.stored_value(variable).detach() for variable in whole]
         for some in in_packs(own):  # a message holds copies of its tensors
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
                 # Writing an equal value would needlessly invalidate the variable's components.
@@ -167,8 +175,14 @@ class TorchReplicaSet(ReplicaSet):
                     mine.copy_(chiefs)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
-        """Returns a checksum of each variable's value on this worker, computed on its device."""
-        values = [keras_compat.stored_value(variable).detach() for variable in variables]
+        """Returns a checksum of each variable's value on this worker, computed on its device.
+
+        Workers hold different parts of a divided variable, whose checksum is that of no value.
+        """
+        values = [
+            (one if shard_of(variable) is None else one[:0]).detach()
+            for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
+        ]
         bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
         if self.on_cpu:
             return [checksums.of_array(one.numpy()) for one in bits]

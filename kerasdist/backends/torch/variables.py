@@ -21,6 +21,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.placing import moved_together
+from kerasdist.backends.torch.shards import shard_of
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.compiled import CompiledCalls
@@ -256,6 +257,9 @@ class ReplicaScope(keras.StatelessScope):
     def leaf(self, variable: Any) -> torch.Tensor:
         """Returns the autograd leaf of a variable in the replica's graphs."""
         source = keras_compat.stored_value(variable)
+        shard = shard_of(variable)
+        if shard is not None:
+            return shard.whole(source).requires_grad_(source.requires_grad)
         if self.is_only:
             return source
         key = id(variable)

@@ -1,0 +1,226 @@
+"""Optimizers whose state the workers divide: each updates its own parts of the weights.
+
+The workers' gradients of such a weight arrive as this worker's part of their sum. For the time of
+the update the optimizer sees parts in the place of weights and slots, so that Keras's own code
+updates them. Weights that are whole at rest are then gathered.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist import keras_compat, ownership
+from kerasdist.backends.torch import shards
+from kerasdist.backends.torch.group import ALL_WHOLE
+from kerasdist.backends.torch.shards import Shard, padded
+from kerasdist.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.process_group import ProcessGroup
+    from kerasdist.sharding import Sharding
+
+_divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictionary()
+
+# The division whose update runs.
+_running: list[DividedState] = []
+
+
+@final
+class DividedState:
+    """The divided slots of one optimizer, and the weights that it updates in parts."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        """Starts without slots."""
+        self.group = group
+        self._weights: dict[int, tuple[Any, Shard]] = {}
+        self._slots: list[tuple[Any, Shard]] = []
+        # Which gradients of the running update are parts.
+        self.are_parts: list[bool] = []
+
+    def add(self, weight: Any, slot: Any) -> None:
+        """Divides a slot of a weight."""
+        shard = shards.divide(slot, self.group)
+        self._slots.append((slot, shard))
+        if id(weight) not in self._weights:
+            own = shards.shard_of(weight) or Shard(shard.shape, self.group)
+            self._weights[id(weight)] = weight, own
+
+    def of_gradients(self, variables: Sequence[Any]) -> dict[int, Shard]:
+        """Returns how the gradients of weights are divided, by their index; whole ones have none.
+
+        The optimizer updates parts of these weights.
+        """
+        return {
+            index: self._weights[id(variable)][1]
+            for index, variable in enumerate(variables)
+            if id(variable) in self._weights
+        }
+
+    def parts(
+        self, gradients: Sequence[torch.Tensor], variables: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Returns this worker's parts of those gradients that are divided and still whole."""
+        divided = self.of_gradients(variables)
+        self.are_parts = [index in divided for index in range(len(gradients))]
+        return [
+            divided[index].part(one)
+            if index in divided and one.numel() == divided[index].size
+            else one
+            for index, one in enumerate(gradients)
+        ]
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Lets the optimizer see parts, then gathers the weights that are whole at rest."""
+        whole: list[tuple[torch.Tensor, Shard]] = []
+        with ExitStack() as stack:
+            stack.callback(_running.remove, self)
+            _running.append(self)
+            for slot, shard in self._slots:
+                stack.enter_context(shards.shown(slot, shard, keras_compat.stored_value(slot)))
+            for weight, shard in self._weights.values():
+                value = keras_compat.stored_value(weight).detach()
+                if shards.shard_of(weight) is None:
+                    whole.append((value, shard))
+                    value = shard.part(value)
+                stack.enter_context(shards.shown(weight, shard, value))
+            yield
+        self._gather(whole)
+
+    @torch.no_grad()
+    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard]]) -> None:
+        """Fills in the parts of weights that other workers have updated."""
+        started = [
+            self.group.start_gather_of_parts(padded(shard.part(whole), shard.length))
+            for whole, shard in weights
+        ]
+        for (whole, shard), (work, gathered) in zip(weights, started, strict=True):
+            work.wait()
+            whole.view(-1).copy_(gathered[: shard.size])
+
+    def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns the sum of the squares of each gradient, over all parts."""
+        own = torch.stack([one.square().sum() for one in gradients])
+        are_parts = torch.tensor(self.are_parts, device=own.device)
+        [total] = self.group.sums([torch.where(are_parts, own, 0)])
+        return torch.where(are_parts, total, own)
+
+
+def of_optimizer(optimizer: Any) -> DividedState | None:
+    """Returns the divided state of an optimizer, or of the one that it wraps; None without any."""
+    return _divisions.get(keras_compat.updating(optimizer))
+
+
+def of_gradients(optimizer: Any, variables: Sequence[Any]) -> Mapping[int, Shard]:
+    """Returns how the gradients that an optimizer applies are divided, by their index."""
+    state = of_optimizer(optimizer)
+    return ALL_WHOLE if state is None else state.of_gradients(variables)
+
+
+@cache
+def install() -> None:
+    """Changes how Keras's optimizers make slots and use gradients, once per process."""
+    keras_compat.install_slots(_make_slot)
+    keras_compat.install_updates(_update, _clip, _check_finite)
+
+
+def _make_slot(
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,  # Keras's name, by which some optimizers pass it
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    slot = original(optimizer, reference_variable, *args, **kwargs)
+    strategy = ownership.strategy_of(reference_variable)
+    rules = None if strategy is None else strategy.replica_set.shard_rules
+    if rules is not None and rules.divides_update(optimizer, reference_variable):
+        _divisions.setdefault(optimizer, DividedState(rules.group)).add(reference_variable, slot)
+    return slot
+
+
+def _update(
+    original: Callable[..., None],
+    optimizer: Any,
+    grads: Sequence[torch.Tensor],
+    trainable_variables: Sequence[Any],
+) -> None:
+    state = _divisions.get(optimizer)
+    if state is None:
+        original(optimizer, grads, trainable_variables)
+        return
+    parts = state.parts(grads, trainable_variables)
+    with state.shown():
+        original(optimizer, parts, trainable_variables)
+
+
+def _clip(original: Callable[..., Any], optimizer: Any, grads: Sequence[torch.Tensor]) -> Any:
+    """Clips by norms over all parts, as Keras does by norms of whole gradients."""
+    state = _running[-1] if _running else None
+    if state is None or not grads:
+        return original(optimizer, grads)
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        norms = state.squares(grads).sqrt().unbind()
+        limit = optimizer.clipnorm
+        return [one * limit / norm.clamp(min=limit) for one, norm in zip(grads, norms, strict=True)]
+    if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        norm, limit = state.squares(grads).sum().sqrt(), optimizer.global_clipnorm
+        # As in Keras, a norm that is not finite makes all gradients NaN.
+        scale = limit * torch.minimum(1.0 / norm, norm.new_tensor(1.0 / limit)) + (norm - norm)
+        return [one * scale for one in grads]
+    return original(optimizer, grads)
+
+
+def _check_finite(original: Callable[..., Any], optimizer: Any, grads: Collection[Any]) -> Any:
+    """Looks for infinite gradients in the parts of all workers."""
+    finite = original(optimizer, grads)
+    state = of_optimizer(optimizer)
+    if state is None:
+        return finite
+    [missing] = state.group.sums([(~finite).to(torch.int32)])
+    return missing == 0
+
+
+@final
+class ShardRules:
+    """Which variables of a strategy its workers divide."""
+
+    def __init__(self, sharding: Sharding, group: ProcessGroup) -> None:
+        """Takes what the user has asked for."""
+        install()
+        self.group = group
+        self._min_size = sharding.min_size
+        self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def divides(self, variable: Any) -> bool:
+        """Returns whether a variable is a weight that is large enough."""
+        stored = keras_compat.stored_value(variable)
+        return (
+            stored is not None
+            and stored.is_floating_point()
+            and math.prod(variable.shape) >= self._min_size
+            and variable.trainable
+            and not variable.overwrite_with_gradient
+        )
+
+    def divides_update(self, optimizer: Any, weight: Any) -> bool:
+        """Returns whether an optimizer updates a weight in parts."""
+        if not self.divides(weight):
+            return False
+        if keras_compat.is_elementwise(optimizer):
+            return True
+        if optimizer not in self._warned:
+            self._warned.add(optimizer)
+            warn_user(
+                f"The workers do not divide the state of {type(optimizer).__name__}: what it does "
+                "to an element of a weight may depend on the others. Each worker holds all of it. "
+                "Adam, AdamW and SGD, among others, are divided."
+            )
+        return False

@@ -1,0 +1,133 @@
+"""Variables that the workers of a job divide (`sharding=`): each worker holds a part of the values.
+
+A part is a run of a variable's flattened values, so that any shape and any number of workers fit.
+Outside of steps code reads whole values: a read of a divided variable is a collective, and what is
+assigned is cut at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends import metering
+from kerasdist.variable_table import VariableTable
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.process_group import ProcessGroup
+
+_shards: VariableTable[Shard] = VariableTable()
+
+
+@final
+class Shard:
+    """How the workers divide one variable.
+
+    Attributes:
+        shape: The variable's shape.
+        begin: Where this worker's part begins in the flattened values.
+        end: Where it ends; the last workers' parts may be shorter, or empty.
+        length: How long the first worker's part is, and so each part in a message.
+        shows_part: Whether Keras sees the part in place of the variable, as in an update.
+    """
+
+    def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
+        """Divides a shape over the workers of a group."""
+        size = math.prod(shape)
+        self.shape = shape
+        self.length = -(-size // group.size)
+        self.begin = min(size, group.rank * self.length)
+        self.end = min(size, self.begin + self.length)
+        self.shows_part = False
+        self._group = group
+
+    @property
+    def size(self) -> int:
+        """How many elements the variable has."""
+        return math.prod(self.shape)
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's part of a whole value, as a view where torch can."""
+        return whole.detach().reshape(-1)[self.begin : self.end]
+
+    @property
+    def padded_size(self) -> int:
+        """How many elements a message of all parts has."""
+        return self.length * self._group.size
+
+    @torch.no_grad()
+    def whole(self, part: torch.Tensor) -> torch.Tensor:
+        """Returns the value whose parts the workers hold. All workers must call it."""
+        work, gathered = self._group.start_gather_of_parts(padded(part.detach(), self.length))
+        with metering.waiting_for_workers():
+            work.wait()
+        return gathered[: self.size].view(self.shape)
+
+
+def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
+    """Returns flattened values, with zeros behind them up to a length."""
+    return flat if len(flat) == length else torch.nn.functional.pad(flat, (0, length - len(flat)))
+
+
+def shard_of(variable: Any) -> Shard | None:
+    """Returns how the workers divide a variable, None if each holds it whole."""
+    return _shards.get(variable)
+
+
+@torch.no_grad()
+def divide(variable: Any, group: ProcessGroup) -> Shard:
+    """Keeps only this worker's part of a variable."""
+    install()
+    shard = Shard(tuple(variable.shape), group)
+    stored = keras_compat.stored_value(variable)
+    part = torch.nn.Parameter(shard.part(stored).clone(), requires_grad=stored.requires_grad)
+    keras_compat.store_value(variable, part)
+    _shards.put(variable, shard)
+    return shard
+
+
+@contextmanager
+def shown(variable: Any, shard: Shard, part: torch.Tensor) -> Generator[None]:
+    """Lets Keras see a part of a variable in its place."""
+    before = keras_compat.stored_value(variable)
+    keras_compat.store_value(variable, part)
+    keras_compat.store_shape(variable, tuple(part.shape))
+    shard.shows_part = True
+    try:
+        yield
+    finally:
+        keras_compat.store_value(variable, before)
+        keras_compat.store_shape(variable, shard.shape)
+        shard.shows_part = False
+
+
+@cache
+def install() -> None:
+    """Changes how Keras reads and writes variables, once per process."""
+    keras_compat.install_reads(_read)
+    keras_compat.install_stored_values(_store)
+
+
+def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+    shard = _shards.get(variable)
+    if shard is None or shard.shows_part or keras_compat.is_symbolic():
+        return original(variable)
+    scope = keras_compat.stateless_scope()
+    if scope is not None and scope.get_current_value(variable) is not None:
+        return original(variable)
+    return keras_compat.autocast(variable, shard.whole(keras_compat.stored_value(variable)))
+
+
+@torch.no_grad()
+def _store(original: Callable[..., None], variable: Any, value: torch.Tensor) -> None:
+    shard = _shards.get(variable)
+    if shard is None or shard.shows_part:
+        original(variable, value)
+    else:
+        keras_compat.stored_value(variable).copy_(shard.part(value))
