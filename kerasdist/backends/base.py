@@ -216,6 +216,11 @@ class ReplicaSet(abc.ABC):
         return workers * self._replicas_here
 
     @property
+    def divides_state(self) -> bool:
+        """Whether the workers of a job may each hold a part of a variable."""
+        return self.job is not None and self.options.sharding is not None
+
+    @property
     def local_replicas(self) -> range:
         """The numbers of the replicas in this process."""
         first = 0 if self.job is None else self.job.rank * self._replicas_here

@@ -10,6 +10,7 @@ import numpy as np
 
 from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import dtype_of
+from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
 
 
@@ -44,8 +45,20 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Sends the variables. All workers must call it."""
+        """Sends the variables. All workers must call it.
+
+        Raises:
+            UnsupportedError: If the workers divide the model's state (``sharding=``).
+        """
         del logs
+        binding = binding_of(self.model)
+        if binding is not None and binding.replicas.divides_state:
+            raise UnsupportedError(
+                "Expected a strategy whose workers hold all variables. Received: "
+                "BroadcastGlobalVariables, with sharding="
+                f"{binding.replicas.options.sharding!r:.200}. The chief has no other worker's part "
+                "of a variable: load the weights on all workers."
+            )
         broadcast(self.model)
 
 
@@ -58,6 +71,23 @@ def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
+
+
+def restore(model: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Gives every worker the values that the chief has for a model's variables, its optimizer's too.
+
+    All workers must call it; the others pass no arrays.
+    """
+    binding = binding_of(model)
+    if binding is None or not binding.replicas.divides_state:
+        for variable, value in zip(variables, arrays, strict=False):
+            variable.assign(value)
+        broadcast(model, model.metrics_variables)
+        return
+    for number, variable in enumerate(variables):  # one at a time is whole
+        form = [variable.dtype, variable.shape]
+        [value] = broadcast_arrays(model, arrays[number : number + 1], [form])
+        variable.assign(value)
 
 
 def broadcast_arrays(

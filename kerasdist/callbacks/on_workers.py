@@ -6,6 +6,7 @@ alike. ``stop_training``, which a worker may set by itself, is voted on.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -27,6 +28,7 @@ from kerasdist.callbacks.progress import Progress
 from kerasdist.callbacks.telemetry import Telemetry
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
+from kerasdist.errors import UnsupportedError
 from kerasdist.job import profiling, status
 from kerasdist.job.job import Job
 
@@ -50,7 +52,7 @@ _WRITERS = (
 
 def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
     """Returns the callbacks of a call of `fit`, wrapped for this worker."""
-    listed = _ordered(_of_call(given), replicas.job)
+    listed = _ordered(_of_call(given), replicas)
     channel = status.channel()
     if meter is not None and channel is not None:
         listed.insert(0, Progress(meter, channel, replicas))
@@ -100,13 +102,14 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     return position
 
 
-def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:
+def _ordered(given: Sequence[Any], replicas: ReplicaSet) -> list[Any]:
+    job = replicas.job
     backups = [one for one in given if isinstance(one, BackupAndRestore)]
     others = [one for one in given if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
         # Keras would add its History after the backups, which would then lack the last epoch.
         others = [*others, keras.callbacks.History()]
-    listed = others if job is None else [_on_worker(one, job) for one in others]
+    listed = others if job is None else [_on_worker(one, replicas, job) for one in others]
     for backup in backups:
         backup.beside(others, listed)
     if job is None:
@@ -114,26 +117,46 @@ def _ordered(given: Sequence[Any], job: Job | None) -> list[Any]:
     return [*listed, InSync(), *backups, Vote(job, others, backups)]
 
 
-def _on_worker(callback: Any, job: Job) -> Any:
+def _on_worker(callback: Any, replicas: ReplicaSet, job: Job) -> Any:
+    if replicas.divides_state:
+        _require_no_read_by_chief_alone(callback)
     if isinstance(callback, _WRITERS):
         return ChiefOnly(callback)
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return _SavesOnChief(callback, job)
+        return _SavesOnChief(callback, replicas)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return _RestoresAll(callback, job)
     return callback
+
+
+def _require_no_read_by_chief_alone(callback: Any) -> None:
+    """Refuses a callback that reads weights on the chief, which has a part of each alone."""
+    instead = None
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        instead = "kerasdist.callbacks.BackupAndRestore"
+    elif isinstance(callback, keras.callbacks.TensorBoard) and (
+        callback.histogram_freq or callback.embeddings_freq
+    ):
+        instead = "TensorBoard with histogram_freq=0 and embeddings_freq=0"
+    if instead is not None:
+        raise UnsupportedError(
+            "Expected a callback that does not read weights on the chief alone, as the workers "
+            f"divide them (sharding=). Received: {type(callback).__name__}. Use {instead}."
+        )
 
 
 @final
 class _SavesOnChief(DelegatingCallback):
     """Lets ModelCheckpoint decide on every worker, and write on the chief alone."""
 
-    def __init__(self, inner: Any, job: Job) -> None:
+    def __init__(self, inner: Any, replicas: ReplicaSet) -> None:
         super().__init__(inner)
-        self._job = job
+        self._replicas = replicas
 
     def model_for(self, model: Any) -> Any:
-        return _Saving(model, _replacing if self._job.is_chief else _not)
+        if self._replicas.job is None or self._replicas.job.is_chief:
+            return _Saving(model, _replacing)
+        return _Saving(model, _aside if self._replicas.divides_state else _not)
 
 
 @final
@@ -157,6 +180,12 @@ class _Saving:
 def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
     with whole_files.replacing(Path(filepath)) as unfinished:
         save(unfinished, *args, **kwargs)
+
+
+def _aside(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """Takes part in the chief's reads of a model, and keeps nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 
 
 def _not(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:

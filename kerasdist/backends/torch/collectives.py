@@ -202,6 +202,8 @@ class TorchCollectives(Collectives):
 
         brought = (self.weight, gradients, variables)
         self.scope.refresh(self._meet(self.label(f"{optimizer.name}.apply"), brought, update))
+        if self.scope.weights is not None:
+            self.scope.weights.release()
 
     def differentiated_loss(
         self, optimizer: Any, loss: torch.Tensor, *, is_weighted: bool

@@ -23,6 +23,7 @@ from kerasdist.backends.torch import shard_updates
 from kerasdist.backends.torch.buckets import Buckets
 from kerasdist.backends.torch.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.process_group import ProcessGroup
+from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.training import numerics
 
@@ -50,6 +51,11 @@ class GradientReducer:
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; drops buckets that no longer fit."""
         weight = numerics.weight_of_gradients(self._model.optimizer, scope.weight)
+        if self._buckets is None and scope.weights is not None:
+            variables = self._model.trainable_weights
+            if any(shard_of(variable) is not None for variable in variables):
+                # Not even in the first step shall all gradients be whole on each worker.
+                self._buckets = self._new_buckets(variables, variables, scope)
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()
 
@@ -72,7 +78,7 @@ class GradientReducer:
                 weighted_sum([gradients], [weight], variables), variables, shards
             )
             if optimizer is self._model.optimizer:
-                self._buckets = self._new_buckets(totals, variables, scope, shards)
+                self._buckets = self._new_buckets(totals, variables, scope)
             return totals
         totals, unserved = buckets.sums(gradients)
         if unserved:
@@ -85,16 +91,12 @@ class GradientReducer:
         return totals
 
     def _new_buckets(
-        self,
-        totals: Gradients,
-        variables: Sequence[Any],
-        scope: ReplicaScope,
-        shards: Mapping[int, Shard],
+        self, totals: Sequence[Any], variables: Sequence[Any], scope: ReplicaScope
     ) -> HookedBuckets | None:
         """Returns buckets for the variables with a dense sum; None without any, or at the limit."""
         served = [
             total is not None
-            and total.layout is torch.strided
+            and not (isinstance(total, torch.Tensor) and total.layout is not torch.strided)
             and not variable.overwrite_with_gradient
             and keras_compat.stored_value(variable).requires_grad
             for total, variable in zip(totals, variables, strict=True)
@@ -102,6 +104,7 @@ class GradientReducer:
         if not any(served) or self._made == _MOST_BUCKETS:
             return None
         self._made += 1
+        shards = shard_updates.of_gradients(self._model.optimizer, variables)
         return HookedBuckets(variables, served, self._group, scope, shards)
 
     def _drop(self) -> None:
@@ -138,6 +141,7 @@ class HookedBuckets(Buckets):
             last_bytes=_LAST_BYTES,
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
+        self._weights = scope.weights
         self._weight = 1.0
         self._is_open = False
         itself: weakref.ref[HookedBuckets] = weakref.ref(self)
@@ -170,6 +174,12 @@ class HookedBuckets(Buckets):
                 "Expected one backward pass in a training step. Received: a second gradient of "
                 f"variable={self._variables[index].path!r}. Write a `train_step` of your own for "
                 "several passes."
+            )
+        if self._weights is not None and not self._arrived:
+            # After the backward pass Keras's step reads gradients alone.
+            weights = self._weights
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: setattr(weights, "are_differentiated", True)
             )
         # Frees torch's own gradient; of a divided one nothing is left at the parameter.
         parameter.grad = self.put(index, parameter.grad, self._weight)

@@ -95,17 +95,17 @@ class TorchReplicaSet(ReplicaSet):
         self._threads: ReplicaThreads | None = None
         self._one_step = threading.Lock()
         self.group = Group()
+        self.shard_rules: ShardRules | None = None
         if job is not None:
             [device] = self.torch_devices
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             self.group = ProcessGroup(job, device, communication)
+            if self.divides_state:
+                self.shard_rules = ShardRules(options.sharding, self.group, job)
+                self.reads_need_all_workers = True
         self.gradients_travel_as = self.group.gradients_travel_as
         self.measures_collectives = job is not None and self.on_cpu  # NCCL's run beside the host
-        self.shard_rules: ShardRules | None = None
-        if isinstance(self.group, ProcessGroup) and options.sharding is not None:
-            self.shard_rules = ShardRules(options.sharding, self.group)
-            self.reads_need_all_workers = True
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
@@ -234,6 +234,8 @@ class ReplicaThreads:
         home = replica_set.variable_devices[0]
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
+        rules = replica_set.shard_rules
+        self._weights = None if rules is None else rules.weights
         self._draws = StepDraws(replica_set.num_replicas)
         self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
         self._scopes = [
@@ -242,6 +244,7 @@ class ReplicaThreads:
                 device,
                 copies=device != torch_device(home),
                 is_only=len(devices) == 1,
+                weights=self._weights,
             )
             for rank, device in zip(
                 replica_set.local_replicas, replica_set.torch_devices, strict=True
@@ -283,7 +286,13 @@ class ReplicaThreads:
             )
             part_from_other_gpus(scope.rank, scope.device)
             with settings.applied() if settings and index else contextlib.nullcontext():
-                with computing_on(self._devices[index]), context.replica_scope(told), scope:
+                gathering = self._weights.in_step() if self._weights else contextlib.nullcontext()
+                with (
+                    computing_on(self._devices[index]),
+                    context.replica_scope(told),
+                    scope,
+                    gathering,
+                ):
                     result = step(part.argument)
                 if not rules.is_fit:
                     keras_compat.initialize_waiting_variables()

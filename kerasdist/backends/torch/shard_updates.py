@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from kerasdist import keras_compat, ownership
+from kerasdist import context, keras_compat, ownership
+from kerasdist.backends import metering
+from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.backends.torch import shards
+from kerasdist.backends.torch.gathered import GatheredWeights
 from kerasdist.backends.torch.group import ALL_WHOLE
 from kerasdist.backends.torch.shards import Shard, padded
 from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.process_group import ProcessGroup
+    from kerasdist.job.job import Job
     from kerasdist.sharding import Sharding
+    from kerasdist.strategy import Strategy
 
 _divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictionary()
 
@@ -34,41 +39,44 @@ _running: list[DividedState] = []
 
 @final
 class DividedState:
-    """The divided slots of one optimizer, and the weights that it updates in parts."""
+    """What the workers divide of one optimizer's state, and of the weights that it updates."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, optimizer: Any, group: ProcessGroup) -> None:
         """Starts without slots."""
         self.group = group
-        self._weights: dict[int, tuple[Any, Shard]] = {}
+        self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[tuple[Any, Shard]] = []
+        self._weights: dict[int, Shard] = {}  # those with divided slots
         # Which gradients of the running update are parts.
-        self.are_parts: list[bool] = []
+        self._are_parts: list[bool] = []
 
     def add(self, weight: Any, slot: Any) -> None:
         """Divides a slot of a weight."""
         shard = shards.divide(slot, self.group)
         self._slots.append((slot, shard))
-        if id(weight) not in self._weights:
-            own = shards.shard_of(weight) or Shard(shard.shape, self.group)
-            self._weights[id(weight)] = weight, own
+        self._weights.setdefault(id(weight), Shard(shard.shape, self.group))
+
+    def updates_part(self, weight: Any) -> Shard | None:
+        """Returns how a weight is divided that the optimizer updates in parts, else None."""
+        at_rest = shards.shard_of(weight)
+        if at_rest is None:
+            return self._weights.get(id(weight))
+        return at_rest if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[Any]) -> dict[int, Shard]:
         """Returns how the gradients of weights are divided, by their index; whole ones have none.
 
         The optimizer updates parts of these weights.
         """
-        return {
-            index: self._weights[id(variable)][1]
-            for index, variable in enumerate(variables)
-            if id(variable) in self._weights
-        }
+        found = {index: self.updates_part(one) for index, one in enumerate(variables)}
+        return {index: shard for index, shard in found.items() if shard is not None}
 
     def parts(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[Any]
     ) -> list[torch.Tensor]:
         """Returns this worker's parts of those gradients that are divided and still whole."""
         divided = self.of_gradients(variables)
-        self.are_parts = [index in divided for index in range(len(gradients))]
+        self._are_parts = [index in divided for index in range(len(gradients))]
         return [
             divided[index].part(one)
             if index in divided and one.numel() == divided[index].size
@@ -77,22 +85,28 @@ class DividedState:
         ]
 
     @contextmanager
-    def shown(self) -> Generator[None]:
-        """Lets the optimizer see parts, then gathers the weights that are whole at rest."""
-        whole: list[tuple[torch.Tensor, Shard]] = []
+    def shown(self, weights: Sequence[Any]) -> Generator[None]:
+        """Lets the optimizer see what it updates: parts of most weights and slots.
+
+        Afterwards weights that are whole at rest are gathered.
+        """
+        gathered: list[tuple[torch.Tensor, Shard]] = []
         with ExitStack() as stack:
             stack.callback(_running.remove, self)
             _running.append(self)
             for slot, shard in self._slots:
                 stack.enter_context(shards.shown(slot, shard, keras_compat.stored_value(slot)))
-            for weight, shard in self._weights.values():
-                value = keras_compat.stored_value(weight).detach()
-                if shards.shard_of(weight) is None:
-                    whole.append((value, shard))
-                    value = shard.part(value)
-                stack.enter_context(shards.shown(weight, shard, value))
+            for weight in weights:
+                shard, value = self.updates_part(weight), keras_compat.stored_value(weight)
+                if shard is None:
+                    stack.enter_context(shards.whole([weight]))
+                elif shards.shard_of(weight) is not None:
+                    stack.enter_context(shards.shown(weight, shard, value))
+                else:
+                    gathered.append((value.detach(), shard))
+                    stack.enter_context(shards.shown(weight, shard, shard.part(value)))
             yield
-        self._gather(whole)
+        self._gather(gathered)
 
     @torch.no_grad()
     def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard]]) -> None:
@@ -102,33 +116,56 @@ class DividedState:
             for whole, shard in weights
         ]
         for (whole, shard), (work, gathered) in zip(weights, started, strict=True):
-            work.wait()
+            with metering.waiting_for_workers():
+                work.wait()
             whole.view(-1).copy_(gathered[: shard.size])
 
     def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the sum of the squares of each gradient, over all parts."""
         own = torch.stack([one.square().sum() for one in gradients])
-        are_parts = torch.tensor(self.are_parts, device=own.device)
+        are_parts = torch.tensor(self._are_parts, device=own.device)
         [total] = self.group.sums([torch.where(are_parts, own, 0)])
         return torch.where(are_parts, total, own)
 
 
-def of_optimizer(optimizer: Any) -> DividedState | None:
-    """Returns the divided state of an optimizer, or of the one that it wraps; None without any."""
-    return _divisions.get(keras_compat.updating(optimizer))
+def _state_of(optimizer: Any, weights: Sequence[Any]) -> DividedState | None:
+    """Returns what is divided of an optimizer, or of the one that it wraps; None: nothing."""
+    updating = keras_compat.updating(optimizer)
+    state = _divisions.get(updating)
+    if state is None:
+        divided = next(filter(None, map(shards.shard_of, weights)), None)
+        if divided is not None:
+            state = _divisions[updating] = DividedState(updating, divided.group)
+    return state
 
 
 def of_gradients(optimizer: Any, variables: Sequence[Any]) -> Mapping[int, Shard]:
     """Returns how the gradients that an optimizer applies are divided, by their index."""
-    state = of_optimizer(optimizer)
+    state = _state_of(optimizer, variables)
     return ALL_WHOLE if state is None else state.of_gradients(variables)
 
 
 @cache
 def install() -> None:
     """Changes how Keras's optimizers make slots and use gradients, once per process."""
+    shards.install()
+    keras_compat.install_initial_values(_initialize)
     keras_compat.install_slots(_make_slot)
     keras_compat.install_updates(_update, _clip, _check_finite)
+
+
+def _initialize(original: Callable[..., None], variable: Any, initializer: Any) -> None:
+    """Divides a new weight at once, so that a worker never holds more than one whole."""
+    original(variable, initializer)
+    strategy = ownership.strategy_of(variable) or context.scoped_strategy()
+    rules = _rules_of(strategy)
+    if rules is not None and rules.divides_weights and rules.divides(variable):
+        rules.divide_weight(variable)
+
+
+def _rules_of(strategy: Strategy | None) -> ShardRules | None:
+    replicas: Any = None if strategy is None else strategy.replica_set
+    return None if replicas is None else replicas.shard_rules
 
 
 def _make_slot(
@@ -140,9 +177,11 @@ def _make_slot(
 ) -> Any:
     slot = original(optimizer, reference_variable, *args, **kwargs)
     strategy = ownership.strategy_of(reference_variable)
-    rules = None if strategy is None else strategy.replica_set.shard_rules
+    rules = _rules_of(strategy)
     if rules is not None and rules.divides_update(optimizer, reference_variable):
-        _divisions.setdefault(optimizer, DividedState(rules.group)).add(reference_variable, slot)
+        if optimizer not in _divisions:
+            _divisions[optimizer] = DividedState(optimizer, rules.group)
+        _divisions[optimizer].add(reference_variable, slot)
     return slot
 
 
@@ -152,12 +191,13 @@ def _update(
     grads: Sequence[torch.Tensor],
     trainable_variables: Sequence[Any],
 ) -> None:
-    state = _divisions.get(optimizer)
+    weights = keras_compat.optimized_variables(optimizer)
+    state = _state_of(optimizer, weights)
     if state is None:
         original(optimizer, grads, trainable_variables)
         return
     parts = state.parts(grads, trainable_variables)
-    with state.shown():
+    with state.shown(weights):
         original(optimizer, parts, trainable_variables)
 
 
@@ -181,7 +221,7 @@ def _clip(original: Callable[..., Any], optimizer: Any, grads: Sequence[torch.Te
 def _check_finite(original: Callable[..., Any], optimizer: Any, grads: Collection[Any]) -> Any:
     """Looks for infinite gradients in the parts of all workers."""
     finite = original(optimizer, grads)
-    state = of_optimizer(optimizer)
+    state = _state_of(optimizer, ())
     if state is None:
         return finite
     [missing] = state.group.sums([(~finite).to(torch.int32)])
@@ -190,12 +230,21 @@ def _check_finite(original: Callable[..., Any], optimizer: Any, grads: Collectio
 
 @final
 class ShardRules:
-    """Which variables of a strategy its workers divide."""
+    """Which variables of a strategy its workers divide.
 
-    def __init__(self, sharding: Sharding, group: ProcessGroup) -> None:
+    Attributes:
+        group: The workers.
+        divides_weights: Whether they divide weights too, not the optimizer's slots alone.
+        weights: The divided weights, as steps see them.
+    """
+
+    def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
         """Takes what the user has asked for."""
         install()
         self.group = group
+        self.divides_weights = sharding.state == "full"
+        self.weights = GatheredWeights()
+        self._job = job
         self._min_size = sharding.min_size
         self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -209,6 +258,14 @@ class ShardRules:
             and variable.trainable
             and not variable.overwrite_with_gradient
         )
+
+    def divide_weight(self, variable: Any) -> None:
+        """Gives each worker its part of the chief's initial value. All workers must call it."""
+        made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
+        self._job.assert_equal("divided variables", {"new variable": made})
+        stored = keras_compat.stored_value(variable).detach()
+        stored.copy_(self.group.from_chief([stored])[0])
+        shards.divide(variable, self.group)
 
     def divides_update(self, optimizer: Any, weight: Any) -> bool:
         """Returns whether an optimizer updates a weight in parts."""

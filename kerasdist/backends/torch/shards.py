@@ -8,7 +8,7 @@ assigned is cut at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
@@ -34,6 +34,7 @@ class Shard:
         begin: Where this worker's part begins in the flattened values.
         end: Where it ends; the last workers' parts may be shorter, or empty.
         length: How long the first worker's part is, and so each part in a message.
+        group: The workers.
         shows_part: Whether Keras sees the part in place of the variable, as in an update.
     """
 
@@ -45,7 +46,7 @@ class Shard:
         self.begin = min(size, group.rank * self.length)
         self.end = min(size, self.begin + self.length)
         self.shows_part = False
-        self._group = group
+        self.group = group
 
     @property
     def size(self) -> int:
@@ -59,12 +60,12 @@ class Shard:
     @property
     def padded_size(self) -> int:
         """How many elements a message of all parts has."""
-        return self.length * self._group.size
+        return self.length * self.group.size
 
     @torch.no_grad()
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """Returns the value whose parts the workers hold. All workers must call it."""
-        work, gathered = self._group.start_gather_of_parts(padded(part.detach(), self.length))
+        work, gathered = self.group.start_gather_of_parts(padded(part.detach(), self.length))
         with metering.waiting_for_workers():
             work.wait()
         return gathered[: self.size].view(self.shape)
@@ -83,13 +84,34 @@ def shard_of(variable: Any) -> Shard | None:
 @torch.no_grad()
 def divide(variable: Any, group: ProcessGroup) -> Shard:
     """Keeps only this worker's part of a variable."""
-    install()
     shard = Shard(tuple(variable.shape), group)
     stored = keras_compat.stored_value(variable)
     part = torch.nn.Parameter(shard.part(stored).clone(), requires_grad=stored.requires_grad)
     keras_compat.store_value(variable, part)
     _shards.put(variable, shard)
     return shard
+
+
+@contextmanager
+def whole(variables: Iterable[Any]) -> Generator[None]:
+    """Lets each worker hold variables whole for a while. All workers must enter it."""
+    before = [
+        (variable, shard, keras_compat.stored_value(variable))
+        for variable in variables
+        if (shard := _shards.get(variable)) is not None
+    ]
+    for variable, shard, part in before:
+        value = torch.nn.Parameter(shard.whole(part), requires_grad=part.requires_grad)
+        keras_compat.store_value(variable, value)
+        _shards.discard(variable)
+    try:
+        yield
+    finally:
+        for variable, shard, part in before:
+            with torch.no_grad():
+                part.copy_(shard.part(keras_compat.stored_value(variable)))
+            keras_compat.store_value(variable, part)
+            _shards.put(variable, shard)
 
 
 @contextmanager
@@ -107,16 +129,33 @@ def shown(variable: Any, shard: Shard, part: torch.Tensor) -> Generator[None]:
         shard.shows_part = False
 
 
+@final
+class _Reading:
+    """Whether code now reads this worker's parts in place of values."""
+
+    parts = False
+
+
 @cache
 def install() -> None:
     """Changes how Keras reads and writes variables, once per process."""
     keras_compat.install_reads(_read)
     keras_compat.install_stored_values(_store)
+    keras_compat.install_tracked_parameters(_track)
+
+
+def _track(original: Callable[..., None], *args: Any) -> None:
+    """Lets a layer register parts as its parameters."""
+    before, _Reading.parts = _Reading.parts, True
+    try:
+        original(*args)
+    finally:
+        _Reading.parts = before
 
 
 def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     shard = _shards.get(variable)
-    if shard is None or shard.shows_part or keras_compat.is_symbolic():
+    if shard is None or shard.shows_part or _Reading.parts or keras_compat.is_symbolic():
         return original(variable)
     scope = keras_compat.stateless_scope()
     if scope is not None and scope.get_current_value(variable) is not None:

@@ -10,6 +10,7 @@ import torch
 
 from kerasdist import context, keras_compat
 from kerasdist.backends import metering
+from kerasdist.backends.torch import shards
 from kerasdist.backends.torch.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.compiled import CompiledCalls
 from kerasdist.backends.torch.fit_rules import FitRules
@@ -88,7 +89,7 @@ class Steps:
                 parts = self._parts(batch)
                 if parts is None:
                     self.end()
-                    logs = alone(batch)
+                    logs = self._alone(alone, batch)
                 else:
                     reports = self._replicas.run(model.bound_strategy, replica_step, parts, rules)
                     logs = self._logs(reports, parts, rules, is_last=not left)
@@ -125,13 +126,20 @@ class Steps:
             batch = self._shared_out(given)
             parts = self._parts(batch)
             if parts is None:
-                return alone(batch)
+                return self._alone(alone, batch)
             _ensure_built(model, parts[0].argument)
             own = _joined(self._replicas.run(model.bound_strategy, step, parts, rules))
             rules.exchange()
             return of_all(self._group, own, "predict")
 
         return lambda batches: _joined([predictions(batch) for batch in batches])
+
+    def _alone(self, step: Step, batch: Any) -> Any:
+        """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
+        if not self._replicas.divides_state:
+            return step(batch)
+        with shards.whole(self._model.variables):
+            return step(batch)
 
     def end(self) -> bool:
         """Sums the metrics over the workers if that was postponed; returns whether it was."""

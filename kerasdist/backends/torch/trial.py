@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import states
+from kerasdist.backends.torch import shards, states
 from kerasdist.backends.torch.steps import of_all
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
 from kerasdist.input import sharding
@@ -76,6 +76,8 @@ class TorchTrial(Trial):
         self._open.callback(setattr, replicas, "batch_history", replicas.batch_history)
         self._open.callback(setattr, replicas, "batch_logs_matter", replicas.batch_logs_matter)
         replicas.batch_history, replicas.batch_logs_matter = BatchHistory(), True
+        if replicas.divides_state:
+            self._open.enter_context(shards.whole(self._model.variables))
         for buffer in self._model.buffers():
             self._keep(buffer)
         for parameter in self._model.parameters():

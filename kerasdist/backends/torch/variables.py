@@ -22,9 +22,11 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch.placing import moved_together
 from kerasdist.backends.torch.shards import shard_of
+from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.compiled import CompiledCalls
+    from kerasdist.backends.torch.gathered import GatheredWeights
     from kerasdist.backends.torch.reducer import GradientReducer
 
 
@@ -133,9 +135,16 @@ class ReplicaScope(keras.StatelessScope):
     """The scope through which one replica reads and writes variables, entered for each step."""
 
     def __init__(
-        self, rank: int, device: torch.device, *, copies: bool, is_only: bool = False
+        self,
+        rank: int,
+        device: torch.device,
+        *,
+        copies: bool,
+        is_only: bool = False,
+        weights: GatheredWeights | None = None,
     ) -> None:
         super().__init__(initialize_variables=False)
+        self.weights = weights  # those that workers divide; None: they divide no variable
         self.rank = rank
         self.device = device
         self.is_only = is_only  # whether it is the only replica of its process
@@ -169,6 +178,10 @@ class ReplicaScope(keras.StatelessScope):
 
     def get_current_value(self, variable: Any) -> torch.Tensor:
         """Returns the replica's value of a variable."""
+        if self.weights is not None:
+            gathered = self.weights.read(variable)
+            if gathered is not None:
+                return gathered
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self.state_mapping[id(variable)] = self._first_read(variable)
@@ -177,6 +190,12 @@ class ReplicaScope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
         """Keeps what the replica assigns to a variable."""
         variable, value = update
+        if self.weights is not None and shard_of(variable) is not None:
+            raise UnsupportedError(
+                "Expected only the optimizer to change a divided variable in a step. Received: an "
+                f"assignment to variable={variable.path!r}. Raise min_size of kerasdist.Sharding, "
+                "so that it stays whole on each worker."
+            )
         if self.rules.assign_together(self, variable, value):
             return
         # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
@@ -230,9 +249,8 @@ class ReplicaScope(keras.StatelessScope):
             own = self.state_mapping.get(id(variable))
             if own is not None:
                 own.grad = None
-            stored = keras_compat.stored_value(variable) if self.is_only else None
-            if stored is not None:
-                stored.grad = None
+            if self.is_only and keras_compat.stored_value(variable) is not None:
+                self.leaf(variable).grad = None
 
     def refresh(self, committed: Iterable[int]) -> None:
         """Makes the replica read committed variables again at their next use."""
@@ -257,9 +275,10 @@ class ReplicaScope(keras.StatelessScope):
     def leaf(self, variable: Any) -> torch.Tensor:
         """Returns the autograd leaf of a variable in the replica's graphs."""
         source = keras_compat.stored_value(variable)
-        shard = shard_of(variable)
-        if shard is not None:
-            return shard.whole(source).requires_grad_(source.requires_grad)
+        if self.weights is not None:
+            shard = shard_of(variable)
+            if shard is not None:
+                return self.weights.leaf(variable, shard).tensor
         if self.is_only:
             return source
         key = id(variable)
