@@ -74,7 +74,7 @@ def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
 
 
 def restore(model: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Gives every worker the values that the chief has for a model's variables, its optimizer's too.
+    """Gives variables of a model and its optimizer the chief's values on every worker.
 
     All workers must call it; the others pass no arrays.
     """

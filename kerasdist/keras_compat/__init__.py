@@ -73,6 +73,7 @@ from kerasdist.keras_compat.models import (
     is_complete,
     is_default_name,
     is_functional,
+    is_in_layer,
     is_layout_map,
     is_symbolic,
     is_wired,

@@ -123,6 +123,11 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     ]
 
 
+def is_in_layer() -> bool:
+    """Returns whether this thread is in the call of a layer, or of a model."""
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
 def is_symbolic() -> bool:
     """Returns whether this thread computes shapes alone; on PyTorch only."""
     return global_state.get_global_attribute("torch_device") == "meta"

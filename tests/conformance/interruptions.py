@@ -108,13 +108,14 @@ def same(one, other):
 
 @contextlib.contextmanager
 def telling(lab, lost):
-    """One warning names all that is lost, and there is none otherwise."""
+    """One warning, on one worker, names all that is lost, and there is none otherwise."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
             yield
         finally:
             messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
+    messages = [one for theirs in lab.everyone(messages) for one in theirs]
     lab.check(len(messages) == bool(lost), f"{messages}")
     for part in lost:
         lab.check(part in messages[0], f"{part} is not in {messages[0]}")

@@ -1,10 +1,11 @@
 """Divided weights in a step: gathered where a layer reads them, once more in the backward pass.
 
-The graph of a step has one leaf per weight, of the weight's shape. The leaf holds the values of the
-weights that were read last; of the others it holds nothing. Autograd would keep each weight that an
-operation saves for the backward pass; it is given a note in its place, by which the weight is
-gathered again (``torch.autograd.graph.saved_tensors_hooks``). Code that still uses a weight's
-tensor, or a view of it, keeps its memory alive, as with any tensor.
+The graph of a step has one leaf per weight, of the weight's shape, which holds values only while
+its weight is among those that were read last. A layer that reads a weight gets a view of the leaf,
+which keeps the values alive as long as the layer uses it. Code outside of layers gets the leaf
+itself, at which it finds the gradient; its values stay until the step ends. Autograd would keep
+each weight that an operation saves for the backward pass; it is given a note in its place, by which
+the weight is gathered again (``torch.autograd.graph.saved_tensors_hooks``).
 
 The gathers are collectives: all workers must read the same weights in the same order.
 """
@@ -43,7 +44,8 @@ class Leaf:
         self._nothing = self._stored.new_full((), torch.nan).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
         self.address = 0
-        self.stays = False
+        # Whether it stays gathered until the end of the step: in this step, in each one.
+        self.is_used_itself = self.stays = False
 
     def serves(self, stored: torch.Tensor) -> bool:
         """Returns whether the variable's part is still the one of this leaf."""
@@ -59,6 +61,7 @@ class Leaf:
         """Drops the values."""
         self.tensor.data = self._nothing
         self.address = 0
+        self.is_used_itself = False
 
 
 @final
@@ -103,8 +106,12 @@ class GatheredWeights:
         if shard is None:
             return None
         leaf = self.leaf(variable, shard)
-        if not self.are_differentiated:
-            self._gather(leaf)
+        if self.are_differentiated:
+            return leaf.tensor
+        self._gather(leaf)
+        if keras_compat.is_in_layer():
+            return leaf.tensor.view_as(leaf.tensor)
+        leaf.is_used_itself = True
         return leaf.tensor
 
     @contextmanager
@@ -135,7 +142,7 @@ class GatheredWeights:
             self._counts[leaf] += 1
             self._by_address[leaf.address] = leaf
         self._gathered.append(leaf)
-        passing = [one for one in self._gathered if not one.stays]
+        passing = [one for one in self._gathered if not (one.stays or one.is_used_itself)]
         for one in passing[:-_KEPT]:
             self._gathered.remove(one)
             del self._by_address[one.address]

@@ -9,6 +9,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import shards
 from kerasdist.errors import ScopeError
 
 
@@ -82,7 +83,11 @@ class ReadRecorder(keras.StatelessScope):
         if value is not None:
             return value
         keras_compat.initialize_waiting_variable(variable)
-        return keras_compat.stored_value(variable)
+        known = self._read.get(id(variable))
+        if known is not None and shards.shard_of(variable) is not None:
+            return known  # each read would gather another tensor
+        stored = keras_compat.stored_value(variable)
+        return shards.whole_value(variable).requires_grad_(stored.requires_grad)
 
     def _differentiable(self, variable: Any) -> torch.Tensor:
         value = self._outer_value(variable)

@@ -11,6 +11,7 @@ import torch
 from kerasdist import keras_compat, ownership
 from kerasdist.backends.checks import check_shapes, checked_axis
 from kerasdist.backends.runner import Runner
+from kerasdist.backends.torch import shards
 from kerasdist.backends.torch.autograd_collectives import check_summable
 from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.functions import current_step
@@ -162,7 +163,7 @@ class TorchRunner(Runner):
     def read(self, variable: Any) -> torch.Tensor:
         """Returns the value of a variable, which is the aggregate if it has components."""
         require_aggregate(variable)
-        return keras_compat.stored_value(variable).detach().clone()
+        return shards.whole_value(variable).detach().clone()
 
     def created(self, variable: Any) -> bool:
         """Returns whether a variable was made in the scope of a strategy over these replicas."""
@@ -176,7 +177,7 @@ class TorchRunner(Runner):
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)
         ]
         return tuple(
-            (keras_compat.stored_value(variable) if one is None else one).detach().to(device)
+            (shards.whole_value(variable) if one is None else one).detach().to(device)
             for one, device in zip(found, self._devices, strict=True)
         )
 

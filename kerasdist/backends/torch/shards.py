@@ -81,6 +81,12 @@ def shard_of(variable: Any) -> Shard | None:
     return _shards.get(variable)
 
 
+def whole_value(variable: Any) -> torch.Tensor:
+    """Returns a variable's value. All workers must call it if they divide the variable."""
+    stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
+    return stored if shard is None else shard.whole(stored)
+
+
 @torch.no_grad()
 def divide(variable: Any, group: ProcessGroup) -> Shard:
     """Keeps only this worker's part of a variable."""
@@ -160,7 +166,7 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     scope = keras_compat.stateless_scope()
     if scope is not None and scope.get_current_value(variable) is not None:
         return original(variable)
-    return keras_compat.autocast(variable, shard.whole(keras_compat.stored_value(variable)))
+    return keras_compat.autocast(variable, whole_value(variable))
 
 
 @torch.no_grad()
