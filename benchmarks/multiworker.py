@@ -1,6 +1,7 @@
 """Samples a second of two workers of one thread each, against the frameworks' own loops by hand.
 
     python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 5]
+    python benchmarks/multiworker.py --sharding full --backends torch --tasks mlp
 
 Every contender is two processes, which train together, with default settings; the contenders take
 turns, a round each, so that noise hits all alike (see alternating.py). All have the
@@ -39,6 +40,23 @@ CONTENDERS = {
         BY_HAND: "with_torch.keras_module",
         "Keras's optimizer": "with_torch.keras_optimizer",
         PLAIN_TORCH: "with_torch.plain_module",
+    },
+}
+
+# With divided state, by the argument `sharding` of the strategy.
+DIVIDED = {
+    "optimizer": {
+        "torch": {
+            FIT: "with_kerasdist.fit_divided_optimizer",
+            BY_HAND: "with_torch.divided_optimizer",
+        },
+    },
+    "full": {
+        "torch": {
+            FIT: "with_kerasdist.fit_fully_divided",
+            BY_HAND: "with_torch.divided_keras_module",
+            PLAIN_TORCH: "with_torch.divided_plain_module",
+        },
     },
 }
 
@@ -81,10 +99,10 @@ def _work(task: str, loop: str):
     return getattr(importlib.import_module(f"loops.{module}"), function)(TASKS[task], place)
 
 
-def contenders_of(backend: str, task: str) -> dict[str, Team]:
+def contenders_of(backend: str, task: str, sharding: str | None = None) -> dict[str, Team]:
     """Starts the contenders, by name."""
-    loops = dict(CONTENDERS[backend])
-    if task in NORMALIZED and backend != "jax":
+    loops = dict(CONTENDERS[backend] if sharding is None else DIVIDED[sharding][backend])
+    if sharding is None and task in NORMALIZED and backend != "jax":
         loops = {**PER_REPLICA, **loops}
     return {label: team(backend, task, loop) for label, loop in loops.items()}
 
@@ -95,6 +113,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each (at least 5)")
+    parser.add_argument("--sharding", choices=DIVIDED, help="let the workers divide state")
     options = parser.parse_args()
     console = Console(width=110)
     for backend in options.backends:
@@ -105,7 +124,7 @@ def main() -> None:
             table.add_column(column, justify="right")
         for name in options.tasks:
             task = TASKS[name]
-            figures = measure(contenders_of(backend, name), options.rounds)
+            figures = measure(contenders_of(backend, name, options.sharding), options.rounds)
             plain = figures.get(PLAIN_TORCH)
             for label, seconds in figures.items():
                 step = median(seconds) / task.steps

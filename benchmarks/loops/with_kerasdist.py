@@ -32,6 +32,16 @@ def fit_per_replica(task: Task, place: Place):
     return fit(task, place, batch_norm="per_replica")
 
 
+def fit_divided_optimizer(task: Task, place: Place):
+    """`sharding="optimizer"`."""
+    return fit(task, place, sharding="optimizer")
+
+
+def fit_fully_divided(task: Task, place: Place):
+    """`sharding="full"`."""
+    return fit(task, place, sharding="full")
+
+
 def loop(task: Task, place: Place):
     del place
     strategy = _strategy()

@@ -1,6 +1,7 @@
 """By hand on PyTorch: DistributedDataParallel around the Keras model, and around an equal module.
 
-Loss and optimizer are PyTorch's, as in https://keras.io/guides/distributed_training_with_torch/.
+For divided state ZeroRedundancyOptimizer beside it, or FSDP2 (``fully_shard``) in its place. Loss
+and optimizer are PyTorch's, as in https://keras.io/guides/distributed_training_with_torch/.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import networks
 import torch
 from networks import BLOCKS, CLASSES, DROPOUT, HEADS, SEQUENCE, STAGES, VOCABULARY, WIDTH, Task
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from loops import Place
 
@@ -20,8 +25,8 @@ from loops import Place
 def keras_module(task: Task, place: Place):
     """The Keras model under DDP, with PyTorch's optimizer."""
     module = task.model()
-    optimizer = torch.optim.Adam(module.parameters())
-    return _loop(task, place, module, optimizer.step, training=True)
+    update = torch.optim.Adam(module.parameters()).step
+    return _loop(task, place, _replicated(module, place), update, training=True)
 
 
 def keras_optimizer(task: Task, place: Place):
@@ -37,26 +42,77 @@ def keras_optimizer(task: Task, place: Place):
     def step():
         optimizer.apply([variable.value.grad for variable in variables], variables)
 
-    return _loop(task, place, module, step, training=True)
+    return _loop(task, place, _replicated(module, place), step, training=True)
 
 
 def plain_module(task: Task, place: Place):
     """An equal module of PyTorch's under DDP."""
     module = MODULES[task.name]()
+    update = torch.optim.Adam(module.parameters()).step
+    return _loop(task, place, _replicated(module, place), update)
+
+
+def divided_optimizer(task: Task, place: Place):
+    """The Keras model under DDP, with an optimizer whose state the workers divide."""
+    module = task.model()
+    replicated = _replicated(module, place)
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam)
+    return _loop(task, place, replicated, optimizer.step, training=True)
+
+
+def divided_keras_module(task: Task, place: Place):
+    """The layers of a Keras model, a Sequential one, under FSDP2."""
+    layers = nn.Sequential(*map(_Layer, task.model().layers))
+    return _fully_sharded(task, place, layers)
+
+
+def divided_plain_module(task: Task, place: Place):
+    """An equal module of PyTorch's under FSDP2."""
+    return _fully_sharded(task, place, MODULES[task.name]())
+
+
+class _Layer(nn.Module):
+    """A Keras layer whose variables take the tensors that FSDP2 gathers."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.parameters_of_layer = layer.torch_params
+
+    def forward(self, *args: Any) -> Any:
+        for variable in self.layer.variables:
+            variable._value = self.parameters_of_layer[variable.path]
+        return self.layer(*args)
+
+
+def _fully_sharded(task: Task, place: Place, module: nn.Module):
+    _connect(place)
+    mesh = init_device_mesh("cpu", (place.workers,))
+    for block in module.children():
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     return _loop(task, place, module, torch.optim.Adam(module.parameters()).step)
 
 
-def _loop(task: Task, place: Place, module: nn.Module, update: Callable[[], None], **call: bool):
+def _replicated(module: nn.Module, place: Place) -> nn.Module:
+    _connect(place)
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def _connect(place: Place) -> None:
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"tcp://localhost:{place.ports[0]}",
         rank=place.rank,
         world_size=place.workers,
     )
-    model = nn.parallel.DistributedDataParallel(module)
+
+
+def _loop(task: Task, place: Place, model: nn.Module, update: Callable[[], None], **call: bool):
     loss_of = nn.MSELoss() if task.is_regression else _entropy
     x, y = map(torch.from_numpy, task.data())
-    if isinstance(module, Cnn):
+    if isinstance(getattr(model, "module", None), Cnn):
         x = x.permute(0, 3, 1, 2).contiguous()
     if not task.is_regression:
         y = y.long()

@@ -102,6 +102,29 @@ _ON_LARGER = (
     "shards.data_policy",
 )
 
+# With divided state, in a run of the tests. All cases: KERASDIST_MULTIPROCESS_FULL=1.
+DIVIDED = {"torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"))}
+_DIVIDED = (
+    "losses.regularizers",
+    "optimizers.accumulation",
+    "optimizers.adafactor",
+    "optimizers.ema_overwrite",
+    "optimizers.global_clipnorm_opposing",
+    "optimizers.loss_scale_overflow",
+    "ragged.fewer_examples_than_replicas",
+    "steps.gradient_penalty",
+    "steps.two_optimizers",
+    "worker_checks.error_on_one",
+    "workers.custom_loop",
+)
+# What workers with parts cannot have: their values compared, or read by the chief alone.
+_NOT_DIVIDED = (
+    "callbacks.backup_and_restore",
+    "disagreements.on_a_weight",
+    "worker_callbacks.broadcast_of_variables",
+    "worker_callbacks.kerass_own_backups",
+)
+
 # What differs where the devices of a worker share no memory, in a run of the tests.
 GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
 _ON_GPUS = ("training.steps_per_execution_not_dividing", "optimizers.global_clipnorm_opposing")
@@ -127,7 +150,10 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if layout.like_gpus:
             if everything() or case.name in _ON_GPUS:
                 yield case.name
-        elif layout.sharding or layout == PAIR or case.name.startswith(_ON_LARGER):
+        elif layout.sharding:
+            if (everything() and not case.name.startswith(_NOT_DIVIDED)) or case.name in _DIVIDED:
+                yield case.name
+        elif layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
 
 
@@ -139,7 +165,7 @@ def everything() -> bool:
 def layouts(backend: str) -> tuple[Layout, ...]:
     """The layouts of a run of the tests."""
     larger = LARGER[backend] if everything() else LARGER[backend][:1]
-    return (PAIR, *larger, *GPUS[backend])
+    return (PAIR, *larger, *GPUS[backend], *DIVIDED.get(backend, ()))
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:

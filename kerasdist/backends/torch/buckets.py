@@ -244,7 +244,7 @@ class GradientSum:
         """
         self._agree(variables, len(gradients))
         like = [
-            keras_compat.stored_value(variable).detach() if gradient is None else gradient
+            _shape_of(variable) if gradient is None else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         overwriting = [i for i, one in enumerate(variables) if one.overwrite_with_gradient]
@@ -265,6 +265,12 @@ class GradientSum:
         paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
         self._job.assert_equal("gradients", {"number of gradients": gradients, **paths})
         self._agreed.add(key)
+
+
+def _shape_of(variable: Any) -> torch.Tensor:
+    """Returns a tensor of a variable's shape and type, without memory of its own."""
+    stored = keras_compat.stored_value(variable).detach()
+    return stored.new_zeros(()).expand(tuple(variable.shape))
 
 
 def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

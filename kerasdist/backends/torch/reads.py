@@ -10,6 +10,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import shards
+from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.errors import ScopeError
 
 
@@ -48,6 +49,12 @@ class ReadRecorder(keras.StatelessScope):
             outer = outer.original_scope
         return outer is not None
 
+    def _replica_scope(self) -> ReplicaScope | None:
+        outer = self.original_scope
+        while isinstance(outer, ReadRecorder):
+            outer = outer.original_scope
+        return outer if isinstance(outer, ReplicaScope) else None
+
     def get_current_value(self, variable: Any) -> torch.Tensor:
         """Returns the variable's value in the enclosing scope, and records that it was read."""
         key = id(variable)
@@ -72,6 +79,11 @@ class ReadRecorder(keras.StatelessScope):
 
     def target(self, variable: Any) -> torch.Tensor:
         """Returns the tensor of a variable to differentiate by: the one that was read."""
+        scope = self._replica_scope()
+        if scope is not None and shards.shard_of(variable) is not None:
+            leaf = scope.leaf(variable)  # each read got another view of it
+            if leaf.requires_grad:
+                return leaf
         read = self._read.get(id(variable))
         # torch's own modules read their parameters without this scope, which cannot record that.
         return self._outer_value(variable) if read is None else read

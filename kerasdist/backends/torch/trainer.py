@@ -20,6 +20,19 @@ from kerasdist.user_warnings import warn_user
 if TYPE_CHECKING:
     from kerasdist.backends.torch.replicas import TorchReplicaSet
 
+_UNCOMPILED = (
+    "jit_compile=True has no effect here on PyTorch: the model runs uncompiled, and its numbers "
+    "are the same. "
+)
+_IN_THREADS = (
+    "torch.compile knows one replica's variables, not those of each thread for several replicas in "
+    "one process. A process per device compiles: `kerasdist run --workers gpu script.py`."
+)
+_GATHERS = (
+    'With sharding="full" weights are gathered while the model runs, which torch.compile cannot '
+    'follow. sharding="optimizer" compiles.'
+)
+
 # The name under which a model keeps its `Steps`.
 _STEPS = "_kerasdist_steps"
 
@@ -104,19 +117,19 @@ class TorchTrainer(ReplicatedTrainer):
         if self.replica_set.is_plain:
             return torch.compile(step)
         if not self.compiles_in_replicas:
-            warn_user(
-                "jit_compile=True has no effect on several replicas in one process on PyTorch: "
-                "torch.compile knows one replica's variables, not each thread's own. The model "
-                "runs uncompiled; its numbers are the same. A process a device compiles it: "
-                "`kerasdist run --workers gpu script.py`."
-            )
+            warn_user(_UNCOMPILED + (_GATHERS if self._gathers_weights else _IN_THREADS))
         return step
 
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether the model is compiled where it is called in a step of a replica."""
         is_only = len(self.replica_set.devices) == 1 and not self.replica_set.is_plain
-        return is_only and self._should_torch_compile()  # type: ignore[attr-defined]
+        return is_only and not self._gathers_weights and self._should_torch_compile()  # type: ignore[attr-defined]
+
+    @property
+    def _gathers_weights(self) -> bool:
+        rules = self.replica_set.shard_rules
+        return rules is not None and rules.divides_weights
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
