@@ -38,13 +38,17 @@ class Backend(abc.ABC):
     Attributes:
         name: The framework's name in Keras.
         tpu_refusal: The error message if `kerasdist.TPUStrategy` does not run on it, else None.
-        sharding_refusal: The error message if a strategy gets the argument `sharding`, which has
-            ``{}`` in the place of what was received; None: it can have it.
+        sharding_refusal: The error message for values of a strategy's argument `sharding` that
+            are not in `divides`, with ``{}`` in the place of what was received; None: all are.
+        divides: What replicas can divide: values of `kerasdist.Sharding.state`.
+        divides_over_workers: Whether replicas of several workers can divide it.
     """
 
     name: str
     tpu_refusal: str | None = None
     sharding_refusal: str | None = None
+    divides: Sequence[str] = ()
+    divides_over_workers = False
 
     @abc.abstractmethod
     def devices(self, kind: str) -> tuple[Device, ...]:

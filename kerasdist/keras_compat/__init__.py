@@ -39,6 +39,7 @@ from kerasdist.keras_compat.hooks import (
     Hooks,
     install,
     install_apply_mask,
+    install_averages,
     install_backward_code,
     install_batch_moments,
     install_dropout,
@@ -89,10 +90,13 @@ from kerasdist.keras_compat.optimizers import (
     adopt_optimizer,
     apply_combined_gradients,
     apply_scaled_gradients,
+    averages,
+    averages_replaced,
     belongs_to,
     index_variables,
     move_optimizer,
     optimized_variables,
+    optimizer_strategy,
     referenced_variables,
 )
 from kerasdist.keras_compat.randomness import (

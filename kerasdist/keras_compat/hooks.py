@@ -246,9 +246,19 @@ def install_stored_values(hook: Callable[..., Any]) -> None:
 
 
 def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any]) -> None:
-    """Installs hooks where an optimizer makes a variable, for a weight or not; on JAX only."""
+    """Installs hooks where an optimizer makes a variable, for a weight or not; not on PyTorch."""
     _put_in(keras.optimizers.Optimizer, "add_variable_from_reference", from_weight)
     _put_in(keras.optimizers.Optimizer, "add_variable", alone)
+
+
+def install_averages(
+    average: Callable[..., Any], overwrite: Callable[..., Any], swap: Callable[..., Any]
+) -> None:
+    """Installs hooks where weights' moving averages are updated and used; on TensorFlow only."""
+    _put_in(BaseOptimizer, "_update_model_variables_moving_average", average)
+    # Of Keras's base class of optimizers on TensorFlow.
+    _put_in(keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", overwrite)
+    _put_in(keras.callbacks.SwapEMAWeights, "_tf_swap_variables", swap)
 
 
 def install_stateless_apply(hook: Callable[..., Any]) -> None:

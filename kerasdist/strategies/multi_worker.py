@@ -111,7 +111,7 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
-    if options.sharding is not None:
+    if options.sharding is not None and not backend.divides_over_workers:
         raise UnsupportedError(
             f"[worker {place.rank}/{place.num_workers}] Expected sharding=None in a job of several "
             f"workers, each of which holds all variables. Received: {options.sharding!r:.200}. "
@@ -125,7 +125,11 @@ def replicas_of_job(
     else:
         devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
-    chosen = {"check": options.check, "batch_norm": options.batch_norm}
+    chosen = {
+        "check": options.check,
+        "batch_norm": options.batch_norm,
+        "sharding": str(options.sharding),
+    }
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:

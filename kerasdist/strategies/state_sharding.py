@@ -42,12 +42,13 @@ def checked_sharding(sharding: ShardingOption, backend: Backend) -> Any:
             f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "
             f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}."
         )
-    if backend.sharding_refusal is not None:
+    checked = sharding if is_map or isinstance(sharding, Sharding) else Sharding(sharding)
+    can_have = isinstance(checked, Sharding) and checked.state in backend.divides
+    if backend.sharding_refusal is not None and not can_have:
         raise UnsupportedError(backend.sharding_refusal.format(f"sharding={sharding!r:.200}"))
     if is_map:
         _check_mesh(sharding)
-        return sharding
-    return sharding if isinstance(sharding, Sharding) else Sharding(sharding)
+    return checked
 
 
 def _devices_per_replica(layout_map: Any) -> int:

@@ -42,9 +42,12 @@ class TensorFlowBackend(Backend):
         "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
     )
     sharding_refusal = (
-        "Expected sharding=None on TensorFlow, where each replica holds all variables. Received: "
-        "{}. Set KERAS_BACKEND=jax, on which kerasdist divides the state of a model."
+        "Expected sharding to be None or 'optimizer' on TensorFlow, where each replica holds all "
+        "weights: its layers read whole variables. Received: {}. Pass sharding='optimizer', or "
+        "set KERAS_BACKEND=jax, on which kerasdist divides weights too."
     )
+    divides = ("optimizer",)
+    divides_over_workers = True
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns the logical devices of one kind; starts TensorFlow's runtime."""

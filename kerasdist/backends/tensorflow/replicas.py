@@ -16,7 +16,7 @@ from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
-from kerasdist.backends.tensorflow import outside_replicas, vector_losses
+from kerasdist.backends.tensorflow import divided_state, outside_replicas, vector_losses
 from kerasdist.backends.tensorflow.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.datasets import GroupAdapter, TensorFlowAdapter
@@ -85,6 +85,9 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> None:
         super().__init__(devices, options, job)
         self.group = group
+        if options.sharding is not None and self.num_replicas > 1:
+            divided_state.add(group, options.sharding)
+            self.reads_need_all_workers = job is not None
         outside_replicas.serve(group.engine)
         vector_losses.install()
 
