@@ -113,8 +113,10 @@ def divide(optimizer: Any, slot: Any, weight: Any) -> None:
         parts.__class__ = Divided
         parts.division, parts.weight = division, weight
         parts.joined = lambda own, here: rule.group.joined([here], [own])[0]
-        parts.assigned = rule.group.assigned
-        parts.assign(whole.values[0].read_value())
+        parts.assigned = rule.group.note_assigned
+        first = whole.values[0].read_value()
+        for index, copy in enumerate(parts.values):
+            copy.assign(division.part(first, index))
     keras_compat.store_value(slot, parts)
 
 

@@ -184,9 +184,12 @@ class Group:
                     placed[-1].append(among_zeros(part, axis, division.begin(index), total))
         return self.sums(placed, here=here)
 
-    def assigned(self, variable: Any, whole: Any) -> None:
-        """Notes what is assigned to a variable that the replicas divide."""
+    def note_assigned(self, variable: Any, whole: Any) -> None:
+        """Keeps what is assigned to a divided variable, for `equalize`."""
         del variable, whole  # all replicas are in this process
+
+    def forget_assigned(self) -> None:
+        """Drops what `note_assigned` has kept, as a step begins."""
 
     def largest(self, parts: Parts) -> Any:
         """Returns the elementwise maximum over all replicas; None if the parts are None."""

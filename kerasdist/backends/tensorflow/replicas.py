@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
+from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.options import ReplicaOptions
@@ -22,6 +23,7 @@ from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.datasets import GroupAdapter, TensorFlowAdapter
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.merge import in_replicas
+from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.scopes import EngineScope
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
@@ -109,6 +111,19 @@ class TensorFlowReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
         return EngineScope(self.group.engine)
+
+    def begin_step(self) -> None:
+        """Counts a step, gives new variables the chief's values, and forgets the past."""
+        super().begin_step()
+        self.group.forget_assigned()
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value; 0 for one of which workers hold parts."""
+        natives = keras_compat.stored_values(variables)
+        return [
+            0 if isinstance(own, Divided) else super(TensorFlowReplicaSet, self).checksums([one])[0]
+            for one, own in zip(variables, natives, strict=True)
+        ]
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values, eagerly even while a function is traced."""

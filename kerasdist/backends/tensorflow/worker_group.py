@@ -28,6 +28,7 @@ from kerasdist.backends.tensorflow.datasets import (
 )
 from kerasdist.backends.tensorflow.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.group import Group, Parts
+from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
 from kerasdist.backends.tensorflow.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.variables import copies, native
@@ -79,6 +80,8 @@ class WorkerGroup(Group):
         super().__init__(engine, all_reduce, shares_memory=shares_memory)
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
         self._replicas = engine.num_replicas_in_sync
+        # By id: divided variables, and what the chief has assigned to them since the last step.
+        self._assigned: dict[int, tuple[Any, Any]] = {}
         self.is_in_call: Callable[[], bool] = lambda: False
         engine.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
@@ -233,7 +236,10 @@ class WorkerGroup(Group):
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values, by one collective per type."""
-        held = [copies(one) for one in variables]
+        natives = [native(one) for one in variables]
+        self._equalize_divided([one for one in natives if isinstance(one, Divided)])
+        natives = [one for one in natives if not isinstance(one, Divided)]
+        held = [copies(one) for one in natives]
         given = [
             tuple(
                 # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
@@ -243,11 +249,37 @@ class WorkerGroup(Group):
             for parts in held
         ]
         sums = self.sums(given)
-        for variable, parts, value in zip(variables, held, sums, strict=True):
+        for own, parts, value in zip(natives, held, sums, strict=True):
             for part in parts:
                 part.assign(value)
-            if isinstance(native(variable), SharedSum):
-                native(variable).remember_first()
+            if isinstance(own, SharedSum):
+                own.remember_first()
+
+    def _equalize_divided(self, variables: Sequence[Any]) -> None:
+        """Gives all workers what the chief has assigned; it holds no other's part of the rest."""
+        if not variables:
+            return
+        given = [float(id(one) in self._assigned) for one in variables]
+        [told] = self.sums([self._of_first(tf.constant(given))])
+        for variable, is_given in zip(variables, told.numpy(), strict=True):
+            if is_given:
+                _, own = self._assigned.get(id(variable), (None, tf.zeros(variable.shape)))
+                [whole] = self.sums([self._of_first(tf.cast(own, variable.dtype))])
+                variable.assign(whole)
+        self.forget_assigned()
+
+    def _of_first(self, own: tf.Tensor) -> Parts:
+        """Returns a value's parts, whose sum over all replicas is what replica 0 has."""
+        return [own if replica == 0 else tf.zeros_like(own) for replica in self.local]
+
+    def note_assigned(self, variable: Any, whole: Any) -> None:
+        """Keeps, on the chief's host, what is assigned to a divided variable, for `equalize`."""
+        if self.local.start == 0 and tf.executing_eagerly():
+            self._assigned[id(variable)] = variable, whole.numpy()
+
+    def forget_assigned(self) -> None:
+        """Drops what `note_assigned` has kept, as a step begins."""
+        self._assigned.clear()
 
     def _ragged(self, parts: Parts) -> tf.RaggedTensor:
         flat, _ = self.concatenation([part.flat_values for part in parts], 0)
