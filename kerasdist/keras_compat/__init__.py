@@ -39,7 +39,6 @@ from kerasdist.keras_compat.hooks import (
     Hooks,
     install,
     install_apply_mask,
-    install_averages,
     install_backward_code,
     install_batch_moments,
     install_dropout,
@@ -55,6 +54,7 @@ from kerasdist.keras_compat.hooks import (
     install_stored_values,
     install_to_numpy,
     install_torch_adam,
+    install_update,
 )
 from kerasdist.keras_compat.models import (
     BATCH_EVENTS,

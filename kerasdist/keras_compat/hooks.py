@@ -251,10 +251,17 @@ def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any]) ->
     _put_in(keras.optimizers.Optimizer, "add_variable", alone)
 
 
-def install_averages(
-    average: Callable[..., Any], overwrite: Callable[..., Any], swap: Callable[..., Any]
+def install_update(
+    update: Callable[..., Any],
+    average: Callable[..., Any],
+    overwrite: Callable[..., Any],
+    swap: Callable[..., Any],
 ) -> None:
-    """Installs hooks where weights' moving averages are updated and used; on TensorFlow only."""
+    """Installs hooks where an optimizer updates, and uses, weights' averages; TensorFlow only.
+
+    `update`: before gradients are accumulated, clipped and applied.
+    """
+    _put_in(BaseOptimizer, "_backend_apply_gradients", update)
     _put_in(BaseOptimizer, "_update_model_variables_moving_average", average)
     # Of Keras's base class of optimizers on TensorFlow.
     _put_in(keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", overwrite)

@@ -49,15 +49,15 @@ class _Rule:
     group: Group
     sharding: Sharding
 
-    def division(self, slot: Any, weight: Any) -> Division | None:
+    def division(self, optimizer: Any, slot: Any, weight: Any) -> Division | None:
         """Returns how a weight's slot is divided, None if it stays whole.
 
-        A constraint may look at the whole weight. Gradients are accumulated whole: they may be
-        clipped by their norm.
+        A constraint may look at the whole weight.
         """
         shape = tuple(weight.shape)
         is_gradient = slot.name.endswith("_gradient_accumulator")
-        if weight.constraint is not None or is_gradient or tuple(slot.shape) != shape:
+        needs_whole = is_gradient and _clips_by_norm(optimizer)
+        if weight.constraint is not None or needs_whole or tuple(slot.shape) != shape:
             return None
         replicas = self.group.engine.num_replicas_in_sync
         axis = self.sharding.axis(shape, replicas)
@@ -78,7 +78,7 @@ def add(group: Group, sharding: Sharding) -> None:
 @cache
 def _install() -> None:
     keras_compat.install_slots(_made, lambda original, *args, **kwargs: original(*args, **kwargs))
-    keras_compat.install_averages(_average, _overwrite, _swap)
+    keras_compat.install_update(_update, _average, _overwrite, _swap)
 
 
 def _made(
@@ -100,7 +100,7 @@ def divide(optimizer: Any, slot: Any, weight: Any) -> None:
     rule = None if engine is None else _rules.get(engine)
     if rule is None or isinstance(whole, Divided) or not isinstance(weight, keras.Variable):
         return
-    division = rule.division(slot, weight)
+    division = rule.division(optimizer, slot, weight)
     if division is None:
         return
     if type(optimizer) not in _ELEMENTWISE:
@@ -161,6 +161,22 @@ def gather(
         for index, copy in enumerate(weight.values):
             with tf.device(copy.device):
                 copy.assign(whole[index % len(whole)])
+
+
+def _clips_by_norm(optimizer: Any) -> bool:
+    """Whether an optimizer needs whole gradients until it has clipped them."""
+    return bool(optimizer.clipnorm or optimizer.global_clipnorm)
+
+
+def _update(
+    original: Callable[..., Any], optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
+) -> None:
+    """Accumulates and applies a replica's parts of the gradients."""
+    here = keras_compat.optimizer_strategy(optimizer)
+    if isinstance(here, OneCopy) and here.divides and not _clips_by_norm(optimizer):
+        natives = keras_compat.stored_values(variables)
+        grads = [here.cut(*pair) for pair in zip(natives, grads, strict=True)]
+    original(optimizer, grads, variables)
 
 
 # The moving averages of weights (`use_ema`).

@@ -42,7 +42,9 @@ class Division:
     def part(self, value: Any, index: int) -> Any:
         """Returns a replica's part of a tensor of the whole's shape; any other value as it is."""
         if isinstance(value, tf.IndexedSlices):
-            return self._rows(value, index)
+            known = tf.get_static_value(value.dense_shape)
+            is_whole = known is None or tuple(known) == self.shape
+            return self._rows(value, index) if is_whole else value
         if not isinstance(value, tf.Tensor) or tuple(value.shape) != self.shape:
             return value
         begin = self.begin(index)

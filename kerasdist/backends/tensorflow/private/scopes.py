@@ -102,10 +102,12 @@ class OneCopy:
         self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: Any
     ) -> Any:
         """Calls the function with the copy or part, and with the same part of the arguments."""
-        part, division = self.part(variable)
-        if division is not None:
-            args = [division.part(one, self._index) for one in args]
-        return function(part, *args)
+        return function(self.part(variable)[0], *[self.cut(variable, one) for one in args])
+
+    def cut(self, variable: Any, value: Any) -> Any:
+        """Returns that part of a value of the variable's shape."""
+        _, division = self.part(variable)
+        return value if division is None else division.part(value, self._index)
 
 
 @contextmanager
