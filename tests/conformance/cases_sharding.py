@@ -178,7 +178,12 @@ def slots_are_read_whole(lab):
     lab.equal([tuple(one.shape) for one in plain], [tuple(one.shape) for one in own])
     lab.equal([one.path for one in plain], [one.path for one in own])
     slot, values = own[2], own[2].numpy()
-    for read in (np.array, lambda one: one.value.numpy(), tf.convert_to_tensor, lambda one: one + 0):
+    for read in (
+        np.array,
+        lambda one: one.value.numpy(),
+        tf.convert_to_tensor,
+        lambda one: one + 0,
+    ):
         lab.equal(values, np.array(read(slot)))
     lab.equal(values, np.array(tf.function(lambda: slot + 0)()))
     in_replicas = strategy.run(tf.function(lambda: slot + 0))

@@ -90,11 +90,16 @@ _ON_LARGER = (
     "shards.off",
     "shards.arrays_by",
     "shards.data_policy",
+    "worker_sharding.slots_divided",
 )
 
 # What differs where the devices of a worker share no memory, in a run of the tests.
 GPUS = {"tensorflow": (Layout(2, 2, like_gpus=True),), "jax": (), "torch": ()}
-_ON_GPUS = ("training.steps_per_execution_not_dividing", "optimizers.global_clipnorm_opposing")
+_ON_GPUS = (
+    "optimizers.global_clipnorm_opposing",
+    "training.steps_per_execution_not_dividing",
+    "worker_sharding.slots_divided_over_workers",
+)
 
 OWN = "tests.multiprocess"
 

@@ -22,7 +22,7 @@ from kerasdist.backends.tensorflow.division import Division
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.scopes import EngineScope, OneCopy
-from kerasdist.backends.tensorflow.variables import copies
+from kerasdist.backends.tensorflow.variables import copies, native
 from kerasdist.sharding import Sharding
 from kerasdist.user_warnings import warn_user
 
@@ -96,7 +96,8 @@ def _made(
 def divide(optimizer: Any, slot: Any, weight: Any) -> None:
     """Divides a slot, if its strategy says so."""
     whole = keras_compat.stored_value(slot)
-    engine = whole.distribute_strategy if isinstance(whole, tf.distribute.DistributedValues) else None
+    is_mirrored = isinstance(whole, tf.distribute.DistributedValues)
+    engine = whole.distribute_strategy if is_mirrored else None
     rule = None if engine is None else _rules.get(engine)
     if rule is None or isinstance(whole, Divided) or not isinstance(weight, keras.Variable):
         return
@@ -136,19 +137,14 @@ def _say_that_it_stays_whole(optimizer: Any) -> None:
 def divisions(optimizer: Any) -> dict[str, Division]:
     """Returns how the weights are divided whose slots are, by their keys in the optimizer."""
     held = keras_compat.stored_values(optimizer.variables)
-    return {
-        keras_compat.stored_value(one.weight)._unique_id: one.division
-        for one in held
-        if isinstance(one, Divided)
-    }
+    return {native(one.weight)._unique_id: one.division for one in held if isinstance(one, Divided)}
 
 
 def gather(
     engine: tf.distribute.Strategy, parts: dict[str, Division], variables: Sequence[Any]
 ) -> None:
     """Gives each replica the other replicas' parts of the weights, which they have updated."""
-    native = [keras_compat.stored_value(one) for one in variables]
-    weights = [one for one in native if one._unique_id in parts]
+    weights = [one for one in map(native, variables) if one._unique_id in parts]
     own = [parts[one._unique_id] for one in weights]
     columns = []
     for weight, division in zip(weights, own, strict=True):
@@ -174,8 +170,7 @@ def _update(
     """Accumulates and applies a replica's parts of the gradients."""
     here = keras_compat.optimizer_strategy(optimizer)
     if isinstance(here, OneCopy) and here.divides and not _clips_by_norm(optimizer):
-        natives = keras_compat.stored_values(variables)
-        grads = [here.cut(*pair) for pair in zip(natives, grads, strict=True)]
+        grads = [here.cut(*pair) for pair in zip(map(native, variables), grads, strict=True)]
     original(optimizer, grads, variables)
 
 
@@ -190,7 +185,7 @@ def _average(original: Callable[..., Any], optimizer: Any, variables: Sequence[A
         return
 
     def part(variable: Any) -> Any:
-        return None if variable is None else here.part(keras_compat.stored_value(variable))[0]
+        return None if variable is None else here.part(native(variable))[0]
 
     with keras_compat.averages_replaced(optimizer, part):
         original(optimizer, [part(one) for one in variables])

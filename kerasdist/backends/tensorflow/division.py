@@ -79,11 +79,13 @@ class Part:
         self._unique_id = unique_id  # by which an optimizer finds a weight's slots
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        value = self._division.part(self._copy.read_value(), self._index)
-        return tf.convert_to_tensor(value, dtype, name=name)
+        return tf.convert_to_tensor(self._read(), dtype, name=name)
 
     def __mul__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) * other
+        return self._read() * other
+
+    def _read(self) -> Any:
+        return self._division.part(self._copy.read_value(), self._index)
 
     def assign(self, value: Any) -> None:
         """Writes the part, and nothing else of the copy."""
@@ -101,11 +103,11 @@ class Part:
 
     def assign_add(self, value: Any) -> None:
         """Adds to the part."""
-        self.assign(tf.convert_to_tensor(self) + tf.convert_to_tensor(value, self.dtype))
+        self.assign(self._read() + tf.convert_to_tensor(value, self.dtype))
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts from the part."""
-        self.assign(tf.convert_to_tensor(self) - tf.convert_to_tensor(value, self.dtype))
+        self.assign(self._read() - tf.convert_to_tensor(value, self.dtype))
 
     def scatter_add(self, slices: tf.IndexedSlices) -> None:
         """Adds to rows of the part."""

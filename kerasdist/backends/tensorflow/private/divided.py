@@ -35,13 +35,16 @@ class Divided(distributed_values.MirroredVariable):
 
     @property
     def shape(self) -> tf.TensorShape:
+        """The shape of what code here reads."""
         whole = distribute_lib.get_update_replica_id() is None
         return tf.TensorShape(self.division.shape if whole else self.division.part_shape)
 
     def get_shape(self) -> tf.TensorShape:
+        """Returns `shape`."""
         return self.shape
 
     def value(self) -> Any:
+        """Returns the value as a tensor."""
         return tf.convert_to_tensor(self._get())
 
     def _get(self) -> Any:

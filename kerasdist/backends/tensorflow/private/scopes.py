@@ -86,6 +86,7 @@ class OneCopy:
 
     @property
     def extended(self) -> OneCopy:
+        """Itself: it has the method of a strategy's `extended` that optimizers call."""
         return self
 
     def part(self, variable: Any) -> tuple[Any, Division | None]:
