@@ -169,9 +169,20 @@ def _update(
 ) -> None:
     """Accumulates and applies a replica's parts of the gradients."""
     here = keras_compat.optimizer_strategy(optimizer)
-    if isinstance(here, OneCopy) and here.divides and not _clips_by_norm(optimizer):
-        grads = [here.cut(*pair) for pair in zip(map(native, variables), grads, strict=True)]
-    original(optimizer, grads, variables)
+    if not isinstance(here, OneCopy) or not here.divides:
+        original(optimizer, grads, variables)
+        return
+
+    def own(gradient: Any, variable: Any) -> Any:
+        _, division = here.part(variable)
+        if division is None:
+            return gradient
+        if not isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.ensure_shape(gradient, division.shape)  # it may be unknown
+        return gradient if _clips_by_norm(optimizer) else here.cut(variable, gradient)
+
+    parts = [own(*pair) for pair in zip(grads, map(native, variables), strict=True)]
+    original(optimizer, parts, variables)
 
 
 # The moving averages of weights (`use_ema`).
