@@ -5,6 +5,7 @@ import numpy as np
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_sharding import even, part
 from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
@@ -83,3 +84,39 @@ def slots_that_the_chief_assigns(lab):
         x, y, batch_size=4, verbose=0, callbacks=[kd.callbacks.BroadcastGlobalVariables(), read]
     )
     lab.equal(values, found)
+
+
+@case("workers", backends=BACKENDS)
+def divided_slots_in_a_custom_loop(lab):
+    """A custom loop with divided slots, clipping and accumulation: numbers of whole slots."""
+    x, y = regression(12, outputs=4)
+    found = []
+    for strategy in (lab.strategy(), divided(lab)):
+        fresh()
+        with strategy.scope():
+            model = even()
+            optimizer = keras.optimizers.Adam(
+                0.01, global_clipnorm=0.1, gradient_accumulation_steps=2, use_ema=True
+            )
+
+        def step(batch, model=model, optimizer=optimizer):
+            def loss():
+                errors = keras.ops.square(model(batch[0], training=True) - batch[1])
+                return kd.compute_average_loss(keras.ops.mean(errors, axis=1), global_batch_size=4)
+
+            weights = model.trainable_variables
+            _, gradients = kd.value_and_grad(loss, weights)
+            optimizer.apply(gradients, weights)
+
+        run = kd.function(lambda batch, run=strategy.run, step=step: run(step, args=(batch,)))
+        batches = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+        for _ in range(2):
+            for batch in strategy.distribute_dataset(batches):
+                run(batch)
+        found.append(([one.numpy() for one in optimizer.variables], model.get_weights()))
+    whole, own = found
+    lab.equal(whole, own, tolerance=ADAPTIVE)
+    held = [part(one) for one in optimizer.variables if tuple(one.shape)]
+    lab.equal({1 / lab.replicas, 1.0}, set(held))  # gradients are accumulated whole, to be clipped
+    # The first step of `fit` on one device reads whole slots.
+    lab.equal((), kd.compare_with_one_device(model, x[:4], y[:4]).more_than_rounding)
