@@ -78,10 +78,10 @@ class MirroredStrategy(Strategy):
             launcher: ``"processes"``: a process a device, on PyTorch alone, where it can also be
                 tried with CPU devices. ``"threads"``: one process for all devices. None: processes
                 on PyTorch with several GPUs in a script that no launcher has started, else threads.
-            sharding: Which variables the replicas divide among them, so that a larger model fits;
-                on JAX alone. None: each replica holds all. ``"optimizer"``: the optimizer's
-                variables are divided. ``"full"``: the weights too. Small variables stay whole, see
-                `kerasdist.Sharding`. Or a ``keras.distribution.LayoutMap``, over a mesh whose first
+            sharding: Which variables the replicas divide among them, so that a larger model fits.
+                None: each replica holds all. ``"optimizer"``: the optimizer's variables are
+                divided; on JAX and TensorFlow. ``"full"``: the weights too; on JAX. Small variables
+                stay whole, see `kerasdist.Sharding`. Or, on JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first
                 axis divides the batch, and whose other axes divide variables.
 
         Raises:

@@ -74,7 +74,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
-            sharding: As in `MirroredStrategy`, in a job of one; with several workers it is refused.
+            sharding: As in `MirroredStrategy`; on JAX in a job of one alone.
 
         Raises:
             TypeError: If `communication_options` is something else.
