@@ -81,8 +81,9 @@ class MirroredStrategy(Strategy):
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all. ``"optimizer"``: the optimizer's variables are
                 divided; on JAX and TensorFlow. ``"full"``: the weights too; on JAX. Small variables
-                stay whole, see `kerasdist.Sharding`. Or, on JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first
-                axis divides the batch, and whose other axes divide variables.
+                stay whole, see `kerasdist.Sharding`. Or, on JAX, a
+                ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the batch,
+                and whose other axes divide variables.
 
         Raises:
             JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
