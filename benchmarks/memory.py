@@ -2,10 +2,10 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/memory.py [--units 512] [--replicas 1 2 4]
 
-On JAX, where nothing is said. Parameters and the optimizer's variables are measured: the bytes of
-the arrays that the first device holds after a step of `fit`. Gradients are no arrays that outlive a
-step; that of them, activations and gathered weights together is, on JAX, what XLA has allotted for
-temporary values in the compiled step. TensorFlow does not tell.
+On JAX or TensorFlow, as `KERAS_BACKEND` says; on JAX without it. Parameters and the optimizer's
+variables are measured: the bytes of the arrays that the first device holds after a step of `fit`.
+Gradients are no arrays that outlive a step; that of them, activations and gathered weights together
+is, on JAX, what XLA has allotted for temporary values in the compiled step; TensorFlow does not tell.
 Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
 """
 
@@ -71,7 +71,7 @@ def main():
     arguments = parser.parse_args()
     kd.config.set_logical_cpu_devices(max(arguments.replicas))
     head = ("sharding", "replicas", "parameters", "formula", "optimizer", "formula", "temporary")
-    print(ROW.format(*head, "ratio"))
+    print(f"on {keras.backend.backend()}\n{ROW.format(*head, 'ratio')}")
     worst = 0.0
     for replicas in arguments.replicas:
         devices = [f"cpu:{index}" for index in range(replicas)]
