@@ -5,7 +5,8 @@
 On JAX or TensorFlow, as `KERAS_BACKEND` says; on JAX without it. Parameters and the optimizer's
 variables are measured: the bytes of the arrays that the first device holds after a step of `fit`.
 Gradients are no arrays that outlive a step; that of them, activations and gathered weights together
-is, on JAX, what XLA has allotted for temporary values in the compiled step; TensorFlow does not tell.
+is, on JAX, what XLA has allotted for temporary values in the compiled step; TensorFlow tells no
+such number.
 Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
 """
 

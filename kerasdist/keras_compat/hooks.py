@@ -252,20 +252,36 @@ def install_slots(from_weight: Callable[..., Any], alone: Callable[..., Any]) ->
 
 
 def install_update(
-    update: Callable[..., Any],
-    average: Callable[..., Any],
-    overwrite: Callable[..., Any],
-    swap: Callable[..., Any],
+    update: Callable[..., Any], average: Callable[..., Any], are_whole: Callable[[Any], bool]
 ) -> None:
-    """Installs hooks where an optimizer updates, and uses, weights' averages; TensorFlow only.
+    """Installs hooks where an optimizer updates weights and their averages; on TensorFlow only.
 
-    `update`: before gradients are accumulated, clipped and applied.
+    `update` is called before gradients are accumulated, clipped and applied. Where `are_whole` is
+    true of an optimizer, averages are used by Keras's code for backends in general: that for
+    TensorFlow takes one copy of each.
     """
     _put_in(BaseOptimizer, "_backend_apply_gradients", update)
     _put_in(BaseOptimizer, "_update_model_variables_moving_average", average)
-    # Of Keras's base class of optimizers on TensorFlow.
-    _put_in(keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", overwrite)
-    _put_in(keras.callbacks.SwapEMAWeights, "_tf_swap_variables", swap)
+    name = "_overwrite_model_variables_with_average_value"
+    _replace_where(
+        keras.optimizers.Optimizer,
+        name,
+        getattr(BaseOptimizer, name),
+        lambda one, _: are_whole(one),
+    )
+    swap = keras.callbacks.SwapEMAWeights
+    for name in ("swap_variables", "finalize_ema_values"):
+        general = getattr(swap, f"_backend_{name}")
+        _replace_where(swap, f"_tf_{name}", general, lambda _, optimizer: are_whole(optimizer))
+
+
+def _replace_where(
+    owner: Any, name: str, other: Callable[..., Any], condition: Callable[..., bool]
+) -> None:
+    def hook(original: Callable[..., Any], own: Any, given: Any) -> Any:
+        return (other if condition(own, given) else original)(own, given)
+
+    _put_in(owner, name, hook)
 
 
 def install_stateless_apply(hook: Callable[..., Any]) -> None:

@@ -78,7 +78,7 @@ def add(group: Group, sharding: Sharding) -> None:
 @cache
 def _install() -> None:
     keras_compat.install_slots(_made, lambda original, *args, **kwargs: original(*args, **kwargs))
-    keras_compat.install_update(_update, _average, _overwrite, _swap)
+    keras_compat.install_update(_update, _average, _are_whole)
 
 
 def _made(
@@ -202,35 +202,9 @@ def _average(original: Callable[..., Any], optimizer: Any, variables: Sequence[A
         original(optimizer, [part(one) for one in variables])
 
 
-def _overwrite(original: Callable[..., Any], optimizer: Any, variables: Sequence[Any]) -> None:
-    """Gives weights their averages, as training ends."""
-    averages = keras_compat.averages(optimizer)
-    if not _are_whole(optimizer, averages):
-        original(optimizer, variables)
-        return
-    for variable, average in zip(variables, averages, strict=True):
-        if average is not None:
-            variable.assign(average)
-
-
-def _swap(original: Callable[..., Any], callback: Any, optimizer: Any) -> None:
-    """Exchanges weights and averages, for `SwapEMAWeights`."""
-    averages = keras_compat.averages(optimizer)
-    if not _are_whole(optimizer, averages):
-        original(callback, optimizer)
-        return
-    for variable, average in zip(
-        keras_compat.optimized_variables(optimizer), averages, strict=True
-    ):
-        if average is not None:
-            before = tf.convert_to_tensor(variable)
-            variable.assign(average)
-            average.assign(before)
-
-
-def _are_whole(optimizer: Any, averages: Sequence[Any]) -> bool:
+def _are_whole(optimizer: Any) -> bool:
     """Whether code reads and assigns whole values of averages that are divided."""
     if isinstance(keras_compat.optimizer_strategy(optimizer), OneCopy):
         return False
-    held = (keras_compat.stored_value(one) for one in averages if one is not None)
+    held = (native(one) for one in keras_compat.averages(optimizer) if one is not None)
     return any(isinstance(one, Divided) for one in held)
