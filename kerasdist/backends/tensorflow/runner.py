@@ -185,8 +185,7 @@ class TensorFlowRunner(Runner):
         """Returns the components."""
         value = to_native(self._engine, native(value))
         if isinstance(value, Divided):
-            value = tf.convert_to_tensor(value)
-            return (value,) * len(self._group.local)
+            return (value.value(),) * len(self._group.local)
         return tuple(self._engine.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
