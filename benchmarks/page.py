@@ -27,7 +27,8 @@ BENCHMARKS = {
     "memory": "Memory of divided state",
 }
 BACKENDS = ("tensorflow", "jax", "torch")
-ON_JAX_ALONE = ("memory",)  # these have no options
+# These have no options: `KERAS_BACKEND` says the backend, one of these.
+WITHOUT_OPTIONS = {"memory": ("tensorflow", "jax")}
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
 INTRODUCTION = """# Benchmarks
 
@@ -57,9 +58,10 @@ def main() -> None:
     ]
     for name in options.only:
         for backend in options.backends:
-            alone = name in ON_JAX_ALONE
-            if not alone or backend == "jax":
-                printed = output(name, [] if alone else [*common, "--backends", backend])
+            if backend in WITHOUT_OPTIONS.get(name, BACKENDS):
+                plain = name in WITHOUT_OPTIONS
+                own = [] if plain else [*common, "--backends", backend]
+                printed = output(name, own, {"KERAS_BACKEND": backend} if plain else {})
                 record(name, backend).write_text(f"{machine()}\n\n{printed}", "utf-8")
                 PAGE.write_text(page(), "utf-8")
 
@@ -69,10 +71,10 @@ def record(name: str, backend: str) -> Path:
     return RECORDED / f"{name}-{backend}.txt"
 
 
-def output(name: str, arguments: list[str]) -> str:
+def output(name: str, arguments: list[str], variables: dict[str, str]) -> str:
     """Runs a benchmark; returns what it prints."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), *arguments]
-    environment = {"COLUMNS": "110", **os.environ}
+    environment = {"COLUMNS": "110", **os.environ, **variables}
     run = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=environment)
     if run.returncode:
         raise SystemExit(f"{name} has ended with {run.returncode}: {run.stdout}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final, get_args
 
@@ -49,3 +51,15 @@ class Sharding:
                 "Expected min_size to be a number of elements, at least 1. "
                 f"Received: min_size={self.min_size!r}."
             )
+
+    def axis(self, shape: Sequence[int], replicas: int) -> int | None:
+        """Returns the axis along which a variable is divided, None if it stays whole.
+
+        Args:
+            shape: The variable's.
+            replicas: How many replicas divide it.
+        """
+        even = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
+        if math.prod(shape) < self.min_size or not even:
+            return None
+        return max(even, key=lambda axis: shape[axis])

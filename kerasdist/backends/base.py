@@ -38,13 +38,10 @@ class Backend(abc.ABC):
     Attributes:
         name: The framework's name in Keras.
         tpu_refusal: The error message if `kerasdist.TPUStrategy` does not run on it, else None.
-        sharding_refusal: The error message if a strategy gets the argument `sharding`, which has
-            ``{}`` in the place of what was received; None: it can have it.
     """
 
     name: str
     tpu_refusal: str | None = None
-    sharding_refusal: str | None = None
 
     @abc.abstractmethod
     def devices(self, kind: str) -> tuple[Device, ...]:

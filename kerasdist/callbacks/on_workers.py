@@ -156,7 +156,7 @@ class _SavesOnChief(DelegatingCallback):
     def model_for(self, model: Any) -> Any:
         if self._replicas.job is None or self._replicas.job.is_chief:
             return _Saving(model, _replacing)
-        return _Saving(model, _aside if self._replicas.divides_state else _not)
+        return _Saving(model, _aside if self._replicas.reads_need_all_workers else _not)
 
 
 @final

@@ -55,6 +55,7 @@ from kerasdist.keras_compat.hooks import (
     install_to_numpy,
     install_torch_adam,
     install_tracked_parameters,
+    install_update,
     install_updates,
 )
 from kerasdist.keras_compat.models import (
@@ -88,16 +89,20 @@ from kerasdist.keras_compat.models import (
     wiring,
 )
 from kerasdist.keras_compat.optimizers import (
+    ELEMENTWISE,
     LossScaleOptimizer,
     adam_slots,
     adopt_optimizer,
     apply_combined_gradients,
     apply_scaled_gradients,
+    averages,
+    averages_replaced,
     belongs_to,
     index_variables,
     is_elementwise,
     move_optimizer,
     optimized_variables,
+    optimizer_strategy,
     referenced_variables,
     updating,
 )

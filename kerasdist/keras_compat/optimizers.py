@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -15,9 +16,10 @@ LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 
 # Their updates of an element depend on nothing but that element of the weight and its slots.
-_ELEMENTWISE = (
+ELEMENTWISE = (
     keras.optimizers.SGD,
-    keras.optimizers.Adam,  # and AdamW
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
     keras.optimizers.Adamax,
     keras.optimizers.Nadam,
     keras.optimizers.Adagrad,
@@ -30,7 +32,7 @@ _ELEMENTWISE = (
 
 def is_elementwise(optimizer: Any) -> bool:
     """Returns whether Keras's own code updates each element of a weight by itself."""
-    return isinstance(optimizer, _ELEMENTWISE) and is_builtin(type(optimizer))
+    return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
 def updating(optimizer: Any) -> Any:
@@ -105,6 +107,28 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     before = optimizer._distribution_strategy
     optimizer._distribution_strategy = strategy
     return before
+
+
+def optimizer_strategy(optimizer: Any) -> Any:
+    """Returns the strategy whose variables a TensorFlow optimizer updates."""
+    return optimizer._distribution_strategy
+
+
+def averages(optimizer: Any) -> list[Any]:
+    """Returns the moving averages of an optimizer's weights, None for a weight without one."""
+    return list(optimizer._model_variables_moving_average)
+
+
+@contextmanager
+def averages_replaced(optimizer: Any, stand_in: Callable[[Any], Any]) -> Iterator[None]:
+    """Lets an optimizer use something else in place of each moving average."""
+    before = optimizer._model_variables_moving_average
+    # Not by an assignment, after which Keras would track the variables.
+    vars(optimizer)["_model_variables_moving_average"] = [stand_in(one) for one in before]
+    try:
+        yield
+    finally:
+        vars(optimizer)["_model_variables_moving_average"] = before
 
 
 def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -78,11 +78,12 @@ class MirroredStrategy(Strategy):
             launcher: ``"processes"``: a process a device, on PyTorch alone, where it can also be
                 tried with CPU devices. ``"threads"``: one process for all devices. None: processes
                 on PyTorch with several GPUs in a script that no launcher has started, else threads.
-            sharding: Which variables the replicas divide among them, so that a larger model fits;
-                on JAX alone. None: each replica holds all. ``"optimizer"``: the optimizer's
-                variables are divided. ``"full"``: the weights too. Small variables stay whole, see
-                `kerasdist.Sharding`. Or a ``keras.distribution.LayoutMap``, over a mesh whose first
-                axis divides the batch, and whose other axes divide variables.
+            sharding: Which variables the replicas divide among them, so that a larger model fits.
+                None: each replica holds all. ``"optimizer"``: the optimizer's variables are
+                divided; on JAX and TensorFlow. ``"full"``: the weights too; on JAX. Small variables
+                stay whole, see `kerasdist.Sharding`. Or, on JAX, a
+                ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the batch,
+                and whose other axes divide variables.
 
         Raises:
             JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or
@@ -104,7 +105,7 @@ class MirroredStrategy(Strategy):
             )
         backend = registry.current()
         options = options_with(
-            sharding, backend, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+            sharding, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
         )
         launcher = processes.checked_launcher(launcher, backend)
         super().__init__(_replicas(backend, devices, options, launcher, told))

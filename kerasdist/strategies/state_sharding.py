@@ -6,29 +6,26 @@ import math
 from typing import Any, get_args
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import Backend
 from kerasdist.backends.options import ReplicaOptions
-from kerasdist.errors import UnsupportedError
 from kerasdist.sharding import Divided, Sharding
 
 ShardingOption = Any
 """None, ``"optimizer"``, ``"full"``, a `Sharding` or a ``keras.distribution.LayoutMap``."""
 
 
-def options_with(sharding: ShardingOption, backend: Backend, **options: Any) -> ReplicaOptions:
+def options_with(sharding: ShardingOption, **options: Any) -> ReplicaOptions:
     """Returns the options of a strategy with its argument `sharding`, checked."""
-    checked = checked_sharding(sharding, backend)
+    checked = checked_sharding(sharding)
     is_map = keras_compat.is_layout_map(checked)
     per_replica = _devices_per_replica(checked) if is_map else 1
     return ReplicaOptions(sharding=checked, devices_per_replica=per_replica, **options)
 
 
-def checked_sharding(sharding: ShardingOption, backend: Backend) -> Any:
-    """Returns a strategy's argument `sharding`, if it is valid and the backend can have it.
+def checked_sharding(sharding: ShardingOption) -> Any:
+    """Returns a strategy's argument `sharding`, if it is valid.
 
     Args:
         sharding: The argument.
-        backend: The backend of the strategy.
 
     Returns:
         None, a `Sharding`, or a ``keras.distribution.LayoutMap``.
@@ -42,12 +39,9 @@ def checked_sharding(sharding: ShardingOption, backend: Backend) -> Any:
             f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "
             f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}."
         )
-    if backend.sharding_refusal is not None:
-        raise UnsupportedError(backend.sharding_refusal.format(f"sharding={sharding!r:.200}"))
     if is_map:
         _check_mesh(sharding)
-        return sharding
-    return sharding if isinstance(sharding, Sharding) else Sharding(sharding)
+    return sharding if is_map or isinstance(sharding, Sharding) else Sharding(sharding)
 
 
 def _devices_per_replica(layout_map: Any) -> int:

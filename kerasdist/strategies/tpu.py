@@ -76,7 +76,7 @@ class TPUStrategy(Strategy):
         backend = registry.current()
         if backend.tpu_refusal is not None:
             raise UnsupportedError(backend.tpu_refusal)
-        options = options_with(sharding, backend)
+        options = options_with(sharding)
         super().__init__(_replicas(backend, place, experimental_device_assignment, options))
         hooks.install()
 

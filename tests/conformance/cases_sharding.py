@@ -1,6 +1,7 @@
 """What only divided state has: the parts that devices hold, initial values, refusals."""
 
 import math
+import warnings
 
 import numpy as np
 
@@ -12,8 +13,13 @@ from tests.conformance.models import FEATURES, dense, regression
 from tests.conformance.registry import case
 
 TOPIC = "sharding"
-_ERROR = ("UnsupportedError", "Expected sharding=None.*Received: sharding=.*KERAS_BACKEND=jax")
-REFUSED = dict.fromkeys(("tensorflow", "torch"), _ERROR)
+_NONE = ("UnsupportedError", "Expected sharding=None.*Received: sharding=.*KERAS_BACKEND=jax")
+_SLOTS = (
+    "UnsupportedError",
+    "Expected sharding to be None or 'optimizer'.*Received: sharding=.*KERAS_BACKEND=jax",
+)
+REFUSED_SLOTS = {"torch": _NONE}
+REFUSED = {"tensorflow": _SLOTS, "torch": _NONE}
 
 
 def even():
@@ -34,38 +40,50 @@ def even():
 def part(variable):
     """How much of a variable a device holds."""
     value = variable._value
+    if hasattr(value, "values"):  # TensorFlow's, of all replicas
+        return math.prod(value.values[0].shape) / math.prod(variable.shape)
     return math.prod(value.sharding.shard_shape(value.shape)) / math.prod(value.shape)
 
 
 def parts(variables):
-    return {part(one) for one in variables if one.shape}
+    return {part(one) for one in variables if tuple(one.shape)}
+
+
+def each_holds(lab, state, of_weights):
+    """Each device holds its part, and trains to what one device trains to."""
+    x, y = regression(9, outputs=4)
+    own = 1 / lab.replicas
+    strategy = lab.strategy(sharding=kd.Sharding(state, min_size=1))
+    fresh()
+    with strategy.scope():
+        model = even()
+        model.optimizer.build(model.trainable_variables)
+    lab.equal({of_weights}, parts(model.weights))
+    lab.equal({own}, parts(model.optimizer.variables))
+    same = lab.same(
+        even,
+        fit(x, y, batch_size=4, epochs=2),
+        predict(x),
+        strategy=strategy,
+        tolerance=ADAPTIVE,
+        plain_key="divided",
+    )
+    lab.equal({of_weights}, parts(same.weights))
+    lab.equal({own}, parts(same.optimizer.variables))
+    same.set_weights(same.get_weights())
+    lab.equal({of_weights}, parts(same.weights))
+
+
+@case(TOPIC, replicas=(2, 4), refused=REFUSED_SLOTS)
+def each_holds_its_slots(lab):
+    """`sharding="optimizer"`: each device holds its part of the optimizer's variables."""
+    each_holds(lab, "optimizer", 1.0)
 
 
 @case(TOPIC, replicas=(2, 4), refused=REFUSED)
 def each_holds_its_part(lab):
-    """`sharding=`: from the first moment on, each device holds its part of weights and slots."""
-    x, y = regression(9, outputs=4)
-    own = 1 / lab.replicas
-    for state, of_weights in (("optimizer", 1.0), ("full", own)):
-        strategy = lab.strategy(sharding=kd.Sharding(state, min_size=1))
-        fresh()
-        with strategy.scope():
-            model = even()
-            model.optimizer.build(model.trainable_variables)
-        lab.equal({of_weights}, parts(model.weights))
-        lab.equal({own}, parts(model.optimizer.variables))
-        same = lab.same(
-            even,
-            fit(x, y, batch_size=4, epochs=2),
-            predict(x),
-            strategy=strategy,
-            tolerance=ADAPTIVE,
-            plain_key="divided",
-        )
-        lab.equal({of_weights}, parts(same.weights))
-        lab.equal({own}, parts(same.optimizer.variables))
-        same.set_weights(same.get_weights())
-        lab.equal({of_weights}, parts(same.weights))
+    """`sharding="full"`: from the first moment on, each holds its part of weights and slots."""
+    each_holds(lab, "full", 1 / lab.replicas)
 
 
 @case(TOPIC, replicas=(2,), refused=REFUSED)
@@ -122,6 +140,67 @@ def wrong_values(lab):
         kd.Sharding("full", min_size=0)
 
 
+@case(TOPIC, backends=("tensorflow",), replicas=(2,))
+def slots_that_stay_whole(lab):
+    """TensorFlow: slots of weights with a constraint stay whole, and those of other optimizers."""
+
+    def made(optimizer, constraint=None):
+        layers = [keras.Input((3,)), keras.layers.Dense(8, kernel_constraint=constraint)]
+        with lab.strategy(sharding=kd.Sharding("optimizer", min_size=9)).scope():
+            model = keras.Sequential(layers)
+            model.compile(optimizer, "mse")
+            model.optimizer.build(model.trainable_variables)
+        return [part(one) for one in model.optimizer.variables if tuple(one.shape)]
+
+    lab.equal([0.5, 0.5, 1.0, 1.0], made("adam"))
+    lab.equal([1.0] * 4, made("adam", "unit_norm"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        lab.equal([1.0] * 4, made(keras.optimizers.Lamb()))
+    said = [str(one.message) for one in warned if "Received: Lamb" in str(one.message)]
+    lab.check(len(said) == 1, f"expected one warning, not {said}")
+
+
+@case(TOPIC, backends=("tensorflow",), replicas=(2,))
+def slots_are_read_whole(lab):
+    """TensorFlow: slots are whole for all code but their optimizer's: names, shapes, files."""
+    tf = __import__("tensorflow")
+    x, y = regression(9, outputs=4)
+    strategy = lab.strategy(sharding=kd.Sharding("optimizer", min_size=1))
+    fresh()
+    expected = even()
+    fresh()
+    with strategy.scope():
+        model = even()
+    for one in (expected, model):
+        fit(x, y, batch_size=4, shuffle=False)(one)
+    own, plain = model.optimizer.variables, expected.optimizer.variables
+    lab.equal([tuple(one.shape) for one in plain], [tuple(one.shape) for one in own])
+    lab.equal([one.path for one in plain], [one.path for one in own])
+    slot, values = own[2], own[2].numpy()
+    for read in (
+        np.array,
+        lambda one: one.value.numpy(),
+        tf.convert_to_tensor,
+        lambda one: one + 0,
+    ):
+        lab.equal(values, np.array(read(slot)))
+    lab.equal(values, np.array(tf.function(lambda: slot + 0)()))
+    in_replicas = strategy.run(tf.function(lambda: slot + 0))
+    lab.equal([values] * 2, [np.array(one) for one in strategy.local_results(in_replicas)])
+    slot.assign(values + 1)
+    lab.equal(values + 1, slot.numpy())
+    slot.assign_add(values)
+    slot.value.assign_sub(values)
+    lab.equal(values + 1, slot.numpy())
+    with lab.folder() as folder:
+        path = tf.train.Checkpoint(optimizer=model.optimizer).write(str(folder / "checkpoint"))
+        slot.assign(values)
+        tf.train.Checkpoint(optimizer=model.optimizer).read(path)
+    lab.equal(values + 1, slot.numpy())
+    lab.equal({0.5}, parts(own))
+
+
 @case(TOPIC, backends=("jax",), replicas=(4,))
 def layout_map(lab):
     """`sharding=` with a LayoutMap: tensor parallelism over a mesh with a data and a model axis."""
@@ -138,7 +217,7 @@ def layout_map(lab):
         even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="divided by a map"
     )
     lab.equal([0.5, 0.5, 0.25, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
-    slots = [part(one) for one in model.optimizer.variables if one.shape]
+    slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
     lab.equal([0.5] * 4 + [0.25] * 2 + [1.0] * 6, slots)
     layouts[".*odd"] = ("model",)
     with strategy.scope(), lab.raises(ValueError, "Expected an axis.*Received: layout=.*odd"):

@@ -100,6 +100,7 @@ _ON_LARGER = (
     "shards.off",
     "shards.arrays_by",
     "shards.data_policy",
+    "worker_sharding.slots_divided",
 )
 
 # With divided state, in a run of the tests. All cases: KERASDIST_MULTIPROCESS_FULL=1.
@@ -127,7 +128,11 @@ _NOT_DIVIDED = (
 
 # What differs where the devices of a worker share no memory, in a run of the tests.
 GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
-_ON_GPUS = ("training.steps_per_execution_not_dividing", "optimizers.global_clipnorm_opposing")
+_ON_GPUS = (
+    "optimizers.global_clipnorm_opposing",
+    "training.steps_per_execution_not_dividing",
+    "worker_sharding.slots_divided_over_workers",
+)
 
 OWN = "tests.multiprocess"
 

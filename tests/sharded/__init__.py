@@ -1,1 +1,1 @@
-"""The suites' cases on JAX, with state that the replicas divide (`sharding=`)."""
+"""The suites' cases with state that the replicas divide (`sharding=`), where a backend has it."""

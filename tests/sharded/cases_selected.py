@@ -11,6 +11,7 @@ from tests.conformance import registry
 
 FACADE = "tests.facade"
 SUITE = "tests.sharded"
+BACKENDS = {"full": ("jax",), "optimizer": ("jax", "tensorflow")}
 # What reads or writes state by itself, and what goes over all weights at once.
 SELECTED = {
     "full": {
@@ -36,10 +37,12 @@ SELECTED = {
     },
     "optimizer": {
         "optimizers.accumulation",
+        "optimizers.ema_at_the_end",
         "optimizers.global_clipnorm_opposing",
         "optimizers.loss_scale_overflow",
         "training.steps_per_execution_not_dividing",
         "facade.training.adam_clipnorm",
+        "facade.training.embeddings",
     },
 }
 
@@ -53,7 +56,7 @@ def register() -> None:
             for state, selected in SELECTED.items():
                 if everything or prefix + case.name in selected:
                     name = f"{state}.{prefix}{case.name}"
-                    only = tuple(one for one in case.backends if one == "jax")
+                    only = tuple(one for one in case.backends if one in BACKENDS[state])
                     counts = case.replicas if everything else case.replicas[:1]
                     registry.CASES[SUITE, name] = replace(
                         case, name=name, backends=only, replicas=counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -42,7 +41,7 @@ class OverReplicas(StateRule):
 
     def __init__(self, sharding: Sharding, replicas: int, axis: str) -> None:
         self.gathers_weights = sharding.state == "full"
-        self._min_size = sharding.min_size
+        self._sharding = sharding
         self._replicas = replicas
         self._axis = axis
 
@@ -52,14 +51,8 @@ class OverReplicas(StateRule):
 
     def update_spec(self, weight: Any) -> PartitionSpec:
         """Divides the largest axis that can be divided evenly."""
-        shape = tuple(weight.shape)
-        if math.prod(shape) < self._min_size:
-            return WHOLE
-        even = [axis for axis, size in enumerate(shape) if size and size % self._replicas == 0]
-        if not even:
-            return WHOLE
-        largest = max(even, key=lambda axis: shape[axis])
-        return PartitionSpec(*[None] * largest, self._axis)
+        divided = self._sharding.axis(tuple(weight.shape), self._replicas)
+        return WHOLE if divided is None else PartitionSpec(*[None] * divided, self._axis)
 
     def _is_for(self, variable: Any) -> bool:
         # A replica has its own component of what is added up on reading. Unsigned integers are

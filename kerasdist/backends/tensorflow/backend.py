@@ -29,6 +29,7 @@ from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
+from kerasdist.sharding import Sharding
 
 
 @final
@@ -40,10 +41,6 @@ class TensorFlowBackend(Backend):
     tpu_refusal = (
         "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
         "KERAS_BACKEND=jax, or use tf.distribute.TPUStrategy itself, without kerasdist."
-    )
-    sharding_refusal = (
-        "Expected sharding=None on TensorFlow, where each replica holds all variables. Received: "
-        "{}. Set KERAS_BACKEND=jax, on which kerasdist divides the state of a model."
     )
 
     def devices(self, kind: str) -> tuple[Device, ...]:
@@ -80,6 +77,15 @@ class TensorFlowBackend(Backend):
         communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> ReplicaSet:
         """Returns replicas under a native strategy, or one device with plain Keras."""
+        sharding = options.sharding
+        divides_slots = isinstance(sharding, Sharding) and sharding.state == "optimizer"
+        if sharding is not None and not divides_slots:
+            raise UnsupportedError(
+                "Expected sharding to be None or 'optimizer' on TensorFlow, where each replica "
+                "holds all weights: its layers read whole variables. Received: "
+                f"{sharding!r:.200}. Pass sharding='optimizer', or set KERAS_BACKEND=jax or torch, "
+                "on which kerasdist divides weights too."
+            )
         if job is not None:
             return worker_replicas(devices, options, job, communication)
         kinds = sorted({device.kind for device in devices})

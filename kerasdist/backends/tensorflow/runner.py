@@ -18,6 +18,7 @@ from kerasdist.backends.tensorflow.private.compiled import (
     compiles_with_xla,
     converted_as_here,
 )
+from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.values import (
     mirrored_on,
     regrouped,
@@ -183,6 +184,8 @@ class TensorFlowRunner(Runner):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""
         value = to_native(self._engine, native(value))
+        if isinstance(value, Divided):
+            return (value.value(),) * len(self._group.local)
         return tuple(self._engine.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:

@@ -100,3 +100,10 @@ def concat(parts: Sequence[Any], axis: int) -> Any:
 def shape_of(part: Any) -> list[int | None] | None:
     """Returns a tensor's static shape; None if its rank is unknown."""
     return part.shape.as_list() if part.shape.rank is not None else None
+
+
+def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
+    """Pads a tensor with zeros, so that the replicas' tensors add up to their concatenation."""
+    around = [[0, 0]] * part.shape.rank
+    around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
+    return tf.pad(part, around)

@@ -28,8 +28,9 @@ from kerasdist.backends.tensorflow.datasets import (
 )
 from kerasdist.backends.tensorflow.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.group import Group, Parts
+from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
-from kerasdist.backends.tensorflow.values import check_alike
+from kerasdist.backends.tensorflow.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.variables import copies, native
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.input.worker_batches import ShardedAdapter
@@ -182,7 +183,7 @@ class WorkerGroup(Group):
         total = tf.add_n(sizes)
         is_bool = first.dtype == tf.bool
         placed = [
-            _among_zeros(tf.cast(part, tf.int32) if is_bool else part, axis, begin, total)
+            among_zeros(tf.cast(part, tf.int32) if is_bool else part, axis, begin, total)
             for part, begin in zip(parts, begins, strict=True)
         ]
         [whole] = self.sums([placed])
@@ -212,7 +213,7 @@ class WorkerGroup(Group):
     def _rows_of_parts(self, parts: Parts) -> Parts:
         """Makes each part its replica's row among rows of zeros, so that a sum gathers all rows."""
         return [
-            _among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
+            among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
             for part, replica in zip(parts, self.local, strict=True)
         ]
 
@@ -232,8 +233,12 @@ class WorkerGroup(Group):
             native(variable).mark_equal()
 
     def equalize(self, variables: Sequence[Any]) -> None:
-        """Gives variables the chief's values, by one collective per type."""
-        held = [copies(one) for one in variables]
+        """Gives variables the chief's values, by one collective per type.
+
+        Divided ones keep theirs, of which no worker has more than a part.
+        """
+        natives = [one for one in map(native, variables) if not isinstance(one, Divided)]
+        held = [copies(one) for one in natives]
         given = [
             tuple(
                 # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
@@ -243,11 +248,11 @@ class WorkerGroup(Group):
             for parts in held
         ]
         sums = self.sums(given)
-        for variable, parts, value in zip(variables, held, sums, strict=True):
+        for own, parts, value in zip(natives, held, sums, strict=True):
             for part in parts:
                 part.assign(value)
-            if isinstance(native(variable), SharedSum):
-                native(variable).remember_first()
+            if isinstance(own, SharedSum):
+                own.remember_first()
 
     def _ragged(self, parts: Parts) -> tf.RaggedTensor:
         flat, _ = self.concatenation([part.flat_values for part in parts], 0)
@@ -267,10 +272,3 @@ class WorkerGroup(Group):
         indices, _ = self.concatenation(moved, 0)
         shape = tf.concat([[tf.add_n(rows)], parts[0].dense_shape[1:]], 0)
         return tf.SparseTensor(indices, values, shape)
-
-
-def _among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros, so that the replicas' tensors add up to their concatenation."""
-    around = [[0, 0]] * part.shape.rank
-    around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
-    return tf.pad(part, around)

@@ -291,9 +291,10 @@ class ShardRules:
             return True
         if optimizer not in self._warned:
             self._warned.add(optimizer)
+            kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
             warn_user(
-                f"The workers do not divide the state of {type(optimizer).__name__}: what it does "
-                "to an element of a weight may depend on the others. Each worker holds all of it. "
-                "Adam, AdamW and SGD, among others, are divided."
+                f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
+                "sharding: on PyTorch an optimizer is divided that updates each element of a "
+                f"weight by itself ({kinds}). Received: {type(optimizer).__name__}."
             )
         return False

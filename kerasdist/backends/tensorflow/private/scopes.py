@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
@@ -11,6 +11,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from kerasdist import context
+from kerasdist.backends.tensorflow.division import Division, Part
+from kerasdist.backends.tensorflow.private.divided import Divided
 
 
 @final
@@ -70,30 +72,54 @@ def cross_replica_code_without_merge_call() -> Iterator[None]:
 
 
 @final
-class _OneCopy:
-    """Stands for a strategy, of which it updates one copy of each variable."""
+class OneCopy:
+    """Stands for a strategy, of which it updates one copy of each variable.
 
-    def __init__(self, index: int) -> None:
+    Attributes:
+        divides: Whether the copies of some variables are parts.
+    """
+
+    def __init__(self, index: int, parts: Mapping[str, Division]) -> None:
         self._index = index
+        self._parts = parts
+        self.divides = bool(parts)
 
     @property
-    def extended(self) -> _OneCopy:
+    def extended(self) -> OneCopy:
+        """Itself: it has the method of a strategy's `extended` that optimizers call."""
         return self
+
+    def part(self, variable: Any) -> tuple[Any, Division | None]:
+        """Returns this replica's copy, or its part, of a native variable; how that is divided."""
+        copy = variable.values[self._index]
+        if isinstance(variable, Divided):
+            return copy, variable.division
+        division = self._parts.get(variable._unique_id)
+        if division is None:
+            return copy, None
+        return Part(copy, division, self._index, variable._unique_id), division
 
     def update(
         self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: Any
     ) -> Any:
-        return function(variable.values[self._index], *args)
+        """Calls the function with the copy or part, and with the same part of the arguments."""
+        return function(self.part(variable)[0], *[self.cut(variable, one) for one in args])
+
+    def cut(self, variable: Any, value: Any) -> Any:
+        """Returns that part of a value of the variable's shape."""
+        _, division = self.part(variable)
+        return value if division is None else division.part(value, self._index)
 
 
 @contextmanager
-def on_one_copy(index: int) -> Iterator[_OneCopy]:
+def on_one_copy(index: int, parts: Mapping[str, Division]) -> Iterator[OneCopy]:
     """Inside, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Gives what an optimizer takes for the strategy, to update no other copy.
+    Gives what an optimizer takes for the strategy, to update no other copy; of the weights in
+    `parts`, by their ids, it updates the replica's part.
     """
     with distribute_lib.UpdateContext(index):
-        yield _OneCopy(index)
+        yield OneCopy(index, parts)
 
 
 @contextmanager
