@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
+from kerasdist import keras_compat
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
@@ -74,7 +75,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
-            sharding: As in `MirroredStrategy`, in a job of one; with several workers it is refused.
+            sharding: As in `MirroredStrategy`; a LayoutMap in a job of one alone.
 
         Raises:
             TypeError: If `communication_options` is something else.
@@ -111,12 +112,12 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
-    if options.sharding is not None:
+    if keras_compat.is_layout_map(options.sharding):
         raise UnsupportedError(
-            f"[worker {place.rank}/{place.num_workers}] Expected sharding=None in a job of several "
-            f"workers, each of which holds all variables. Received: {options.sharding!r:.200}. "
-            "Train on the devices of one machine by one process, with kerasdist.MirroredStrategy("
-            "sharding=...); or leave the argument out."
+            f"[worker {place.rank}/{place.num_workers}] Expected sharding to be None, 'optimizer', "
+            "'full' or a kerasdist.Sharding in a job of several workers. Received: "
+            f"sharding={options.sharding!r:.200}. For a LayoutMap train on the devices of one "
+            "machine by one process, with kerasdist.MirroredStrategy(sharding=...)."
         )
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
@@ -125,7 +126,11 @@ def replicas_of_job(
     else:
         devices = (_own if names is None else ()) or chosen_devices(backend, names)
     job.assert_equal("number of devices a worker", {"devices": len(devices)})
-    chosen = {"check": options.check, "batch_norm": options.batch_norm}
+    chosen = {
+        "check": options.check,
+        "batch_norm": options.batch_norm,
+        "sharding": repr(options.sharding),
+    }
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:

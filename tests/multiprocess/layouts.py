@@ -37,7 +37,7 @@ _NOT_HERE = (
 )
 
 
-_LIKE_GPUS = "-like-gpus"
+_LIKE_GPUS = "like-gpus"
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,23 @@ class Layout:
     devices: int
     # Whether the devices behave as accelerators do (`tests.gpu_like.emulation`).
     like_gpus: bool = False
+    # What the replicas divide: "optimizer" or "full"; empty: nothing.
+    sharding: str = ""
 
     @property
     def replicas(self) -> int:
         return self.workers * self.devices
 
     def __str__(self) -> str:
-        return f"{self.workers}x{self.devices}{_LIKE_GPUS if self.like_gpus else ''}"
+        kind = _LIKE_GPUS if self.like_gpus else self.sharding
+        return f"{self.workers}x{self.devices}{kind and '-'}{kind}"
 
     @classmethod
     def of(cls, text: str) -> "Layout":
-        workers, _, devices = text.removesuffix(_LIKE_GPUS).partition("x")
-        return cls(int(workers), int(devices), text.endswith(_LIKE_GPUS))
+        size, _, kind = text.partition("-")
+        workers, _, devices = size.partition("x")
+        like_gpus = kind == _LIKE_GPUS
+        return cls(int(workers), int(devices), like_gpus, "" if like_gpus else kind)
 
 
 PAIR = Layout(2, 1)

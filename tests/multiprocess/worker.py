@@ -36,7 +36,11 @@ def main():
 
     if arguments.layout.like_gpus:
         emulation.install(arguments.backend)
-    strategy = kd.MultiWorkerMirroredStrategy()  # before anything starts the framework
+    divided = arguments.layout.sharding
+    # No variable is too small to be divided.
+    sharding = kd.Sharding(divided, min_size=1) if divided else None
+    # Before anything starts the framework.
+    strategy = kd.MultiWorkerMirroredStrategy(sharding=sharding)
     if strategy.num_replicas_in_sync != arguments.layout.replicas:
         raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")
     import keras
