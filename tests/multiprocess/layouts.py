@@ -122,7 +122,7 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if layout.like_gpus:
             if everything() or case.name in _ON_GPUS:
                 yield case.name
-        elif layout == PAIR or case.name.startswith(_ON_LARGER):
+        elif layout.sharding or layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
 
 

@@ -302,7 +302,7 @@ class MeshPlacement(Placement):
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry)
                 if len(programs) == 1:
-                    self._compare(programs[key], state, batch)
+                    self.compare(programs[key], state, batch)
             outputs, state = programs[key](state, batch)
             if self.rests_after_each_step:
                 state = self.at_rest(state)
@@ -337,9 +337,9 @@ class MeshPlacement(Placement):
         """Records the shapes of a batch, where there are several workers to compare theirs."""
         del leaves
 
-    def _compare(self, program: Any, state: Any, batch: Any) -> None:
-        """Compares the first program of a step, where there are several workers."""
-        del program, state, batch
+    def compare(self, program: Any, *arguments: Any) -> None:
+        """Compares a new program for these arguments, where there are several workers."""
+        del program, arguments
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""

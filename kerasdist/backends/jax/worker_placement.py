@@ -191,9 +191,10 @@ class WorkerPlacement(MeshPlacement):
     def _keep_forms(self, leaves: Sequence[Any]) -> None:
         self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
 
-    def _compare(self, program: Any, state: Any, batch: Any) -> None:
+    def compare(self, program: Any, *arguments: Any) -> None:
+        """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
-        self.compare_program(text_of(program.lower(state, batch)))
+        self.compare_program(text_of(program.lower(*arguments)))
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
