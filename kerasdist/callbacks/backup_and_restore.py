@@ -14,7 +14,7 @@ from kerasdist.backends import random_states
 from kerasdist.binding import binding_of
 from kerasdist.callbacks import training_state
 from kerasdist.callbacks.backup_file import Backup
-from kerasdist.callbacks.broadcast import broadcast, broadcast_arrays
+from kerasdist.callbacks.broadcast import assign_chiefs, broadcast_arrays
 from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
 from kerasdist.callbacks.position import Position
@@ -168,9 +168,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._files.number = facts["number"]
         extra: Sequence[Any] = ()
         if found is not None:
-            training_state.put_back(variables, found)
             extra = found.arrays[len(variables) :]
-        broadcast(model, model.metrics_variables)
+        assign_chiefs(model, variables, () if found is None else found.arrays)
         extra = broadcast_arrays(self.model, extra, facts["arrays"])
         kept = Backup(facts, [*training_state.values(variables), *extra])
         self._begin(kept)

@@ -8,6 +8,7 @@ from typing import Any, final
 import keras
 import numpy as np
 
+from kerasdist import keras_compat
 from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import dtype_of
 from kerasdist.keras_compat import ops
@@ -58,6 +59,25 @@ def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
+
+
+def assign_chiefs(
+    model: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]
+) -> None:
+    """Gives a model's variables the first of the chief's arrays. All workers must call it.
+
+    The other workers pass no arrays.
+    """
+    binding = binding_of(model)
+    if binding is not None and binding.replicas.reads_need_all_workers:
+        for number, variable in enumerate(variables):  # no two whole ones at a time
+            form = [[keras_compat.stored_dtype(variable), variable.shape]]
+            [value] = broadcast_arrays(model, arrays[number : number + 1], form)
+            variable.assign(value)
+        return
+    for variable, value in zip(variables, arrays, strict=False):
+        variable.assign(value)
+    broadcast(model, model.metrics_variables)
 
 
 def broadcast_arrays(

@@ -26,7 +26,9 @@ from kerasdist import context, keras_compat, ownership
 from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.backends.jax import slots
 from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.equality import checksums_of
+from kerasdist.backends.jax.equality import checksums_of, equalize
+from kerasdist.errors import DisagreementError
+from kerasdist.job.current import current
 
 if TYPE_CHECKING:
     from kerasdist.backends.base import ReplicaSet
@@ -97,8 +99,7 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None:
         number = constant(initializer)
-        with place.together(_work("initial value", variable), lambda: repr(number)):
-            keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
+        keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
         return
     written: dict[int, Any] = {}
 
@@ -109,11 +110,23 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
         return value, [scope.state_mapping[key] for key in written]
 
     program = jax.jit(drawn, out_shardings=(sharding, place.whole))
-    with place.together(_work("initial value", variable), lambda: text_of(program.lower())):
+    work = _work("initial value", variable)
+    with place.together(work, lambda: text_of(program.lower())) as is_same:
+        if not is_same:  # the seeds differ
+            _take_chiefs(variable, initializer(shape, dtype=dtype), place)
+            return
         value, states = program()
     keras_compat.store_value(variable, value)
     # An initializer may draw by a generator of its own.
     keras_compat.store_values(list(written.values()), place.from_program(states))
+
+
+def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
+    """Gives each worker its part of the value that the chief has drawn."""
+    keras_compat.store_value(variable, value)
+    equalize([variable], place)
+    value = keras_compat.stored_value(variable)
+    keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))
 
 
 @final
@@ -143,7 +156,16 @@ def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
     if place is None or sharding is None or is_placed(value, sharding):
         original(variable, value)
         return
-    with place.together(_work("assignment", variable), lambda: checksums_of([value])):
+    with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
+        if not is_same:
+            job = current()
+            assert job is not None  # without one there is no other value
+            raise DisagreementError(
+                f"[worker {job.rank}/{job.num_workers}] Expected all workers to assign the same "
+                "value to a divided variable, of which each holds a part. Received: values that "
+                f"differ for {variable.path!r}. Load weights on all workers, and let callbacks "
+                "assign the same on all."
+            )
         original(variable, place.scattered(value, sharding))
 
 

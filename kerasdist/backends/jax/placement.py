@@ -144,12 +144,13 @@ class MeshPlacement(Placement):
         rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
             after every step of `fit`, or only when Keras or the user reads it.
         together: Returns a context for work on a divided variable between programs, which all
-            workers must enter, with the same name of the work and a function for the same fact.
+            workers must enter, with the same name of the work, and a function that computes what
+            should be the same on all of them. It yields whether it is.
     """
 
     rests_after_each_step = False
-    together: Callable[[str, Callable[[], Any]], AbstractContextManager[None]] = staticmethod(
-        lambda *_: contextlib.nullcontext()
+    together: Callable[[str, Callable[[], Any]], AbstractContextManager[bool]] = staticmethod(
+        lambda *_: contextlib.nullcontext(True)
     )
 
     def __init__(self, layout: Layout, device: Any = None) -> None:
