@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kerasdist.errors import ShapeError, UnsupportedError
+from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
+from kerasdist.job.current import current
 
 
 def check_summable(dtype: str) -> None:
@@ -15,6 +16,17 @@ def check_summable(dtype: str) -> None:
             "Expected numbers to add over the replicas. Received: dtype=bool. Cast them first, "
             "with keras.ops.cast(x, 'int32')."
         )
+
+
+def differing_assignment(variable: Any) -> DisagreementError:
+    """Returns the error if workers assign different values to a variable that they divide."""
+    job = current()
+    place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+    return DisagreementError(
+        f"{place}Expected all workers to assign the same value to a divided variable, of which "
+        f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
+        "all workers, and let callbacks assign the same on all."
+    )
 
 
 def checked_axis(tensor: Any, axis: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, final
 import keras
 import numpy as np
 
+from kerasdist import keras_compat
 from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import dtype_of
 from kerasdist.errors import UnsupportedError
@@ -85,7 +86,7 @@ def restore(model: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray[An
         broadcast(model, model.metrics_variables)
         return
     for number, variable in enumerate(variables):  # one at a time is whole
-        form = [variable.dtype, variable.shape]
+        form = [keras_compat.stored_dtype(variable), variable.shape]
         [value] = broadcast_arrays(model, arrays[number : number + 1], [form])
         variable.assign(value)
 

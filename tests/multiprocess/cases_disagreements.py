@@ -320,3 +320,18 @@ def on_a_program(lab):
     said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
         _fit(_model(lab, loss=loss))
+
+
+@case("workers", backends=("jax",))
+def on_the_program_of_a_loop(lab):
+    """On JAX workers compare the programs of custom loops, too."""
+    strategy, odd = lab.strategy(), lab.job.rank == 1
+    factor = 3.0 if odd else 2.0
+
+    @kd.function
+    def scaled():
+        return strategy.reduce("SUM", strategy.run(lambda: keras.ops.ones(3) * factor), axis=None)
+
+    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker 1"
+    with lab.raises(kd.errors.DisagreementError, said):
+        scaled()

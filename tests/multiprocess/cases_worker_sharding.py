@@ -1,6 +1,5 @@
 """State that the replicas of several workers divide (`sharding=`)."""
 
-
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_sharding import even, part
 from tests.conformance.compare import ADAPTIVE

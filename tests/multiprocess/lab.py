@@ -63,8 +63,10 @@ class WorkersLab(Lab):
             return self._main
         # A case before may have asked for more devices.
         devices = [f"cpu:{index}" for index in range(self._layout.devices)]
-        given = {"devices": devices, "sharding": sharding_of(self._layout), **options}
-        return kd.MultiWorkerMirroredStrategy(**given)
+        sharding = self._main.replica_set.options.sharding
+        return kd.MultiWorkerMirroredStrategy(
+            **{"devices": devices, "sharding": sharding, **options}
+        )
 
     def with_replicas(self, replicas: int) -> "WorkersLab":
         """The same lab: the number of workers is what it is."""

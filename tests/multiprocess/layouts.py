@@ -103,27 +103,41 @@ _ON_LARGER = (
     "worker_sharding.slots_divided",
 )
 
-# With divided state, in a run of the tests. All cases: KERASDIST_MULTIPROCESS_FULL=1.
-DIVIDED = {"torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"))}
-_DIVIDED = (
+# Whose replicas divide the state of a model (`sharding=`); on TensorFlow `worker_sharding.` does.
+DIVIDED = {
+    "tensorflow": (),
+    "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer")),
+    "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer")),
+}
+_ON_DIVIDED = "divided."
+# In a run of the tests: what reads or writes state by itself, and what goes over all weights.
+_SELECTED_ON_DIVIDED = (
+    _ON_DIVIDED,
+    "callbacks.callback_reads_and_writes",
     "losses.regularizers",
+    "normalization.synchronised",
     "optimizers.accumulation",
-    "optimizers.adafactor",
     "optimizers.ema_overwrite",
     "optimizers.global_clipnorm_opposing",
     "optimizers.loss_scale_overflow",
     "ragged.fewer_examples_than_replicas",
     "steps.gradient_penalty",
     "steps.two_optimizers",
+    "training.on_batch_methods",
+    "worker_callbacks.backup_and_restore",
+    "worker_callbacks.checkpoints",
     "worker_checks.error_on_one",
+    "worker_checks.found",
+    "worker_saves.save_on_all_workers",
     "workers.custom_loop",
+    "workers.initial_broadcast",
 )
-# What workers with parts cannot have: their values compared, or read by the chief alone.
-_NOT_DIVIDED = (
-    "callbacks.backup_and_restore",
-    "disagreements.on_a_weight",
+# There no worker alone reads or changes a variable.
+_NOT_ON_DIVIDED = (
+    "callbacks.backup_and_restore",  # Keras's own, refused
     "worker_callbacks.broadcast_of_variables",
     "worker_callbacks.kerass_own_backups",
+    "worker_saves.save_on_some_workers",
 )
 
 # What differs where the devices of a worker share no memory, in a run of the tests.
@@ -152,11 +166,13 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
     for case in cases().values():
         if backend not in case.backends or case.name.startswith(_NOT_HERE):
             continue
-        if layout.like_gpus:
-            if everything() or case.name in _ON_GPUS:
+        if layout.sharding:
+            if not case.name.startswith(_NOT_ON_DIVIDED):
                 yield case.name
-        elif layout.sharding:
-            if (everything() and not case.name.startswith(_NOT_DIVIDED)) or case.name in _DIVIDED:
+        elif case.name.startswith(_ON_DIVIDED):
+            continue
+        elif layout.like_gpus:
+            if everything() or case.name in _ON_GPUS:
                 yield case.name
         elif layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
@@ -170,7 +186,7 @@ def everything() -> bool:
 def layouts(backend: str) -> tuple[Layout, ...]:
     """The layouts of a run of the tests."""
     larger = LARGER[backend] if everything() else LARGER[backend][:1]
-    return (PAIR, *larger, *GPUS[backend], *DIVIDED.get(backend, ()))
+    return (PAIR, *larger, *GPUS[backend], *DIVIDED[backend])
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
@@ -183,6 +199,10 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     own = registry.load(OWN)
     turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
+        if layout.sharding:
+            if everything() or key.startswith(_SELECTED_ON_DIVIDED):
+                yield key
+            continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn
         if everything() or layout != PAIR or key in own or key in _ALWAYS or drawn:
             yield key

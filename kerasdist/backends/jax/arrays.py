@@ -1,4 +1,4 @@
-"""Helpers for arrays of NumPy and JAX: type tests, padding and stacking."""
+"""Helpers for arrays of NumPy and JAX, and for programs: type tests, padding, stacking, text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import jax
 import jax.core
 import numpy as np
 from jax import numpy as jnp
+from jax.sharding import Sharding
+
+# When programs are compared, constants with more elements than this are compared by type only.
+_LARGE_CONSTANT = 64
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
@@ -32,6 +36,12 @@ def is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
+def is_placed(leaf: Any, sharding: Sharding) -> bool:
+    """Returns whether a leaf is a JAX array with this sharding."""
+    # Mostly it is the same object, and comparing meshes takes time.
+    return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
+
+
 def is_array(leaf: Any) -> bool:
     """Returns whether a leaf is an array of JAX or NumPy, or a NumPy scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
@@ -48,3 +58,9 @@ def stack(parts: Sequence[Any]) -> Any:
         return jnp.stack(parts)
     # The arrays are on different devices, which `jnp.stack` refuses.
     return np.stack([np.asarray(part) for part in parts])
+
+
+def text_of(lowered: Any) -> str:
+    """Returns a program as text, without source locations and the values of large constants."""
+    module = lowered.compiler_ir("stablehlo").operation
+    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)

@@ -8,8 +8,9 @@ from typing import Any, final
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from kerasdist.backends.jax.arrays import is_placed
 from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import MeshPlacement, is_placed
+from kerasdist.backends.jax.placement import MeshPlacement
 
 
 @final

@@ -14,6 +14,7 @@ from typing import Any
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
+from kerasdist.backends.jax import divided_state
 from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.variable_rules import is_sum_on_read, shares_of_integers
 from kerasdist.variable_table import VariableTable
@@ -83,5 +84,5 @@ def stack_on(variable: Any, place: MeshPlacement) -> Any:
     components = recall(variable)
     if components is not None and components.stack.sharding == place.pieces:
         return components.stack
-    value = keras_compat.stored_value(variable)
+    value = divided_state.whole(variable, keras_compat.stored_value(variable))
     return place.spread(derived(variable, value, place.layout.replicas))

@@ -1,8 +1,11 @@
 """State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
 
-Between programs code reads whole values: each read of a divided variable gathers it. Inside a step
-of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is gathered
-where a layer reads it; the optimizer updates parts.
+Between programs code reads whole values: each read of a divided variable gathers it. With several
+workers all of them must make, read and write it, and they meet for that: a worker that does it
+alone would exchange its parts with another program of the others.
+
+Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
+gathered where a layer reads it; the optimizer updates parts.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
 from kerasdist import context, keras_compat, ownership
+from kerasdist.backends.checks import differing_assignment
+from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.backends.jax import slots
-from kerasdist.backends.jax.arrays import is_traced
+from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
+from kerasdist.backends.jax.equality import checksums_of, equalize
 
 if TYPE_CHECKING:
     from kerasdist.backends.base import ReplicaSet
@@ -91,8 +97,8 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
     sharding = place.layout.of_variable(variable)
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None:
-        value = _filled(sharding, shape, dtype)(constant(initializer))
-        keras_compat.store_value(variable, value)
+        number = constant(initializer)
+        keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
         return
     written: dict[int, Any] = {}
 
@@ -102,10 +108,24 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
         written.update(scope.written)
         return value, [scope.state_mapping[key] for key in written]
 
-    value, states = jax.jit(drawn, out_shardings=(sharding, place.whole))()
+    program = jax.jit(drawn, out_shardings=(sharding, place.whole))
+    work = _work("initial value", variable)
+    with place.together(work, lambda: text_of(program.lower())) as is_same:
+        if not is_same:  # the seeds differ
+            _take_chiefs(variable, initializer(shape, dtype=dtype), place)
+            return
+        value, states = program()
     keras_compat.store_value(variable, value)
     # An initializer may draw by a generator of its own.
     keras_compat.store_values(list(written.values()), place.from_program(states))
+
+
+def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
+    """Gives each worker its part of the value that the chief has drawn."""
+    keras_compat.store_value(variable, value)
+    equalize([variable], place)
+    value = keras_compat.stored_value(variable)
+    keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))
 
 
 @final
@@ -131,9 +151,14 @@ def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Call
 def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
     """Divides a value that is assigned between programs, so that no two are whole at a time."""
     place = None if is_traced(value) else _place_of(variable)
-    if place is not None:
-        value = place.scattered(value, place.layout.of_variable(variable))
-    original(variable, value)
+    sharding = None if place is None else place.layout.of_variable(variable)
+    if place is None or sharding is None or is_placed(value, sharding):
+        original(variable, value)
+        return
+    with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
+        if not is_same:
+            raise differing_assignment(variable)
+        original(variable, place.scattered(value, sharding))
 
 
 def _read(original: Callable[[Any], Any], variable: Any) -> Any:
@@ -142,10 +167,22 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     if is_traced(value):
         return _gathered_in_step(variable, value)
     in_program = keras_compat.stateless_scope() is not None or _tracing.layout is not None
-    if in_program or not isinstance(value, jax.Array) or value.sharding.is_fully_replicated:
+    return value if in_program else whole(variable, value)
+
+
+def whole(variable: Any, value: Any) -> Any:
+    """Returns a variable's value as a whole array. All workers must call it."""
+    if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
-    place = _place_of(variable)
-    return value if place is None else place.gathered(value)
+    for place in _places.values():
+        if getattr(value.sharding, "mesh", None) == place.mesh:
+            with place.together(_work("read", variable), lambda: None):
+                return place.gathered(value)
+    return value
+
+
+def _work(name: str, variable: Any) -> str:
+    return f"{name} of the divided variable {unnumbered(variable.path)!r}"
 
 
 # Inside a step.

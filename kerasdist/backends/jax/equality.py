@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,7 +13,9 @@ from jax.sharding import PartitionSpec
 from kerasdist import keras_compat
 from kerasdist.backends import checksums
 from kerasdist.backends.jax.layout import AXIS
-from kerasdist.backends.jax.placement import MeshPlacement
+
+if TYPE_CHECKING:
+    from kerasdist.backends.jax.placement import MeshPlacement
 
 # The most bytes that one collective sends; a large model needs several.
 _BUNDLE_BYTES = 1 << 26

@@ -91,18 +91,20 @@ def launch(executable: Executable, traced: Callable[..., Any], arrays: Sequence[
     """Runs an executable, and gives the variables their new values."""
     place = executable.place
     on_mesh = isinstance(place, MeshPlacement)
-    if executable.compiled is None:
-        executable.compiled = _compile(executable)
+    compiled = executable.compiled or _compile(executable)
     if place is not None:
         place.begin_step()
     arguments = _arguments(executable, arrays)
     results: list[Any] = []
     executable.traced = traced
     try:
+        if executable.compiled is None and isinstance(place, MeshPlacement):
+            place.compare(compiled, *arguments)
+        executable.compiled = compiled
         with contextlib.nullcontext() if place is None or on_mesh else place.variables():
             # In one call of C code: Python raises KeyboardInterrupt between its own instructions
             # only, so not after the old values are consumed and before the new ones are kept.
-            results.extend(map(executable.compiled, *([one] for one in arguments)))
+            results.extend(map(compiled, *([one] for one in arguments)))
     finally:
         executable.traced = None
         if results:

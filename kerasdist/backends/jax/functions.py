@@ -10,7 +10,7 @@ import jax
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax import donation, replica_scope, scopes
+from kerasdist.backends.jax import divided_state, donation, replica_scope, scopes
 from kerasdist.backends.jax.arrays import is_array
 from kerasdist.backends.jax.exchange import Differentiated
 from kerasdist.backends.jax.function_cache import Program
@@ -97,5 +97,5 @@ def _value(outer: scopes.Scope | None, variable: Any) -> Any:
     value = None if outer is None else outer.peek(variable)
     if value is None:
         donation.mark_read(variable)
-        value = keras_compat.stored_value(variable)
+        value = divided_state.whole(variable, keras_compat.stored_value(variable))
     return value

@@ -15,6 +15,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax import divided_state, normalization, transposes
+from kerasdist.backends.jax.arrays import is_placed
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
 
@@ -142,9 +143,15 @@ class MeshPlacement(Placement):
         pieces: The sharding of an array whose first axis is divided over the replicas.
         rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
             after every step of `fit`, or only when Keras or the user reads it.
+        together: Returns a context for work on a divided variable between programs, which all
+            workers must enter, with the same name of the work, and a function that computes what
+            should be the same on all of them. It yields whether it is.
     """
 
     rests_after_each_step = False
+    together: Callable[[str, Callable[[], Any]], AbstractContextManager[bool]] = staticmethod(
+        lambda *_: contextlib.nullcontext(True)
+    )
 
     def __init__(self, layout: Layout, device: Any = None) -> None:
         if device is None:
@@ -236,13 +243,17 @@ class MeshPlacement(Placement):
             return batch
         return jax.device_put(batch, sharding)
 
+    def wholly(self, state: Any) -> Any:
+        """Returns state that is whole, for code that runs operation by operation."""
+        return state if self.layout.rule is None else jax.device_put(state, self.whole)
+
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation, on state that is whole meanwhile."""
         if self.layout.rule is None:
             return step
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, new = step(jax.device_put(state, self.whole), batch)
+            outputs, new = step(self.wholly(state), batch)
             return outputs, self._divided_as(state, new)
 
         return run
@@ -292,7 +303,7 @@ class MeshPlacement(Placement):
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry)
                 if len(programs) == 1:
-                    self._compare(programs[key], state, batch)
+                    self.compare(programs[key], state, batch)
             outputs, state = programs[key](state, batch)
             if self.rests_after_each_step:
                 state = self.at_rest(state)
@@ -327,9 +338,9 @@ class MeshPlacement(Placement):
         """Records the shapes of a batch, where there are several workers to compare theirs."""
         del leaves
 
-    def _compare(self, program: Any, state: Any, batch: Any) -> None:
-        """Compares the first program of a step, where there are several workers."""
-        del program, state, batch
+    def compare(self, program: Any, *arguments: Any) -> None:
+        """Compares a new program for these arguments, where there are several workers."""
+        del program, arguments
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""
@@ -358,12 +369,6 @@ def moved(arrays: list[Any], targets: Sequence[Sharding]) -> list[Any]:
     for index, array in zip(absent, placed, strict=True):
         everywhere[index] = array
     return everywhere
-
-
-def is_placed(leaf: Any, sharding: Sharding) -> bool:
-    """Returns whether a leaf is a JAX array with this sharding."""
-    # Mostly it is the same object, and comparing meshes takes time.
-    return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
 def _any_committed(leaves: Sequence[Any]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
+import hashlib
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,7 +21,7 @@ from kerasdist.backends.jax.equality import checksums_of, equalize
 from kerasdist.backends.jax.layout import Layout
 from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, Placement
 from kerasdist.backends.jax.trainer import JaxTrainer
-from kerasdist.backends.jax.worker_placement import WorkerPlacement
+from kerasdist.backends.jax.worker_placement import WorkerPlacement, is_divided
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
@@ -61,6 +62,9 @@ class JaxReplicaSet(ReplicaSet):
         self.arrays.note_batch = self._note_batch
         if job is not None:
             self.arrays.compare_program = partial(programs.require_equal, job)
+            if isinstance(self.arrays, MeshPlacement) and self.arrays.layout.rule is not None:
+                self.arrays.together = partial(_together, job)
+                self.reads_need_all_workers = True
 
     def _note_batch(self, form: Hashable) -> None:
         self.batch_history.add(form)
@@ -88,13 +92,20 @@ class JaxReplicaSet(ReplicaSet):
         return placed(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[Any]) -> None:
-        """Gives variables the chief's values, bit by bit, in one or a few collectives."""
+        """Gives variables the chief's values, bit by bit, in one or a few collectives.
+
+        Divided ones are left out: workers have compared what they were made with and assigned.
+        """
         assert isinstance(self.arrays, MeshPlacement)
-        equalize(variables, self.arrays)
+        held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
+        if held:
+            equalize(held, self.arrays)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
-        """Returns a checksum of each variable's value on this worker, computed on its device."""
-        return checksums_of([keras_compat.stored_value(variable) for variable in variables])
+        """Returns a checksum of each variable's value on this worker; 0 for a divided one."""
+        values = keras_compat.stored_values(variables)
+        sums = iter(checksums_of([one for one in values if not is_divided(one)]))
+        return [0 if is_divided(one) else next(sums) for one in values]
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.
@@ -103,6 +114,14 @@ class JaxReplicaSet(ReplicaSet):
         """
         scopes.add_placement(self.arrays)
         return self.arrays.variables()
+
+
+@contextmanager
+def _together(job: Job, work: str, fact: Callable[[], Any]) -> Generator[bool]:
+    """Lets workers do something together; yields whether the fact is the same on all of them."""
+    with job.translating_failures(work):
+        digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
+        yield len(set(job.all_gather_object(work, digest))) == 1
 
 
 def _in_order_of(

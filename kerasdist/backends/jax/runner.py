@@ -122,16 +122,18 @@ class JaxRunner(Runner):
         shared = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(pieces) if is_array(x)}
         padded = [x.layout for x in pieces if isinstance(x, Padded)]
-        values = {key: outer.peek(one) for key, one in program.known.items()}
-        held = {key: program.stack(one, self._replicas) for key, one in program.held.items()}
-        found: list[tuple[Traced, dict[int, Any]]] = []
+        # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
+        values = [outer.peek(one) for one in program.known.values()]
+        held = [program.stack(one, self._replicas) for one in program.held.values()]
+        found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
 
-        def on_device(divided: Any, shared: Any, values: Any, held: Any) -> Any:
+        def on_device(divided: Any, shared: Any, known: Any, stacks: Any) -> Any:
             arrays = shared | {index: one[0] for index, one in divided.items()}
-            values = values | {key: one[0] for key, one in held.items()}
+            values = dict(zip(program.known, known, strict=True))
+            values |= {key: one[0] for key, one in zip(program.held, stacks, strict=True)}
 
             def traced(shapes: Sequence[Any], exchange: Exchange) -> Traced:
-                scope = ReplicaScope(values, held, outer, self._replicas, exchange)
+                scope = ReplicaScope(values, program.held, outer, self._replicas, exchange)
                 exchange.base = scope
                 sizes = iter(shapes)
                 own_leaves = [
@@ -156,8 +158,8 @@ class JaxRunner(Runner):
             new = {key: end.scope.peek(one) for key, one in written.items() if key not in apart}
             new |= dict(zip(apart, aggregates, strict=True))
             results = {i: jnp.asarray(x)[None] for i, x in enumerate(end.results) if is_array(x)}
-            found.append((end, shapes))
-            return results, {key: one[None] for key, one in apart.items()}, new
+            found.append((end, shapes, list(apart), list(new)))
+            return results, [one[None] for one in apart.values()], list(new.values())
 
         arrays, stacks, new = jax.shard_map(
             on_device,
@@ -167,7 +169,8 @@ class JaxRunner(Runner):
             out_specs=(_DIVIDED, _DIVIDED, _SHARED),
             check_vma=False,
         )(divided, shared, values, held)
-        end, shapes = found[-1]
+        end, shapes, apart, written = found[-1]
+        stacks, new = dict(zip(apart, stacks, strict=True)), dict(zip(written, new, strict=True))
         for variable in end.scope.read.values():
             outer.get_current_value(variable)
         for key, variable in end.scope.variables.items():

@@ -79,11 +79,12 @@ class JaxTrial(Trial):
         if self._is_divided:
             execution = Execution(compiled=True, steps=1)
             run = StepFunction(model.train_step, model.replica_set.arrays, execution)
-            logs, self._after = run(state, iter([batch]))
+            logs, after = run(state, iter([batch]))
+            self._after = model.replica_set.arrays.wholly(after)
             return logs
         first = model.replica_set.devices[0]
         device = jax.local_devices(backend=first.kind)[first.index]
-        trained, *others = jax.tree.map(np.asarray, state)
+        trained, *others = jax.tree.map(np.asarray, model.replica_set.arrays.wholly(state))
         numbers = np.random.default_rng(0)
         trained = [self._changed(value, numbers) for value in trained]
         placed = jax.device_put(((trained, *others), batch), device)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, final
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from kerasdist.backends.jax.arrays import is_placed, text_of
 from kerasdist.backends.jax.layout import AXIS, Layout
-from kerasdist.backends.jax.placement import MeshPlacement, Step, is_placed, moved
+from kerasdist.backends.jax.placement import MeshPlacement, Step, moved
 
 _assembled = jax.make_array_from_single_device_arrays
-
-# When programs are compared, constants with more elements than this are compared by type only.
-_LARGE_CONSTANT = 64
 
 
 @final
@@ -25,7 +25,7 @@ class WorkerPlacement(MeshPlacement):
     All processes must take part when one of them computes with a global array. Between programs a
     process may do something alone, such as saving, so variables are host-local arrays then, whole
     on each device of the process. Both kinds of arrays use the same buffers: converting one to the
-    other copies nothing.
+    other copies nothing. Only a variable that the replicas divide stays a global array.
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -41,20 +41,67 @@ class WorkerPlacement(MeshPlacement):
         )
 
     def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts global arrays to host-local ones, and moves others here in one transfer."""
-        del variables
-        return moved(self.from_program(arrays), [self._here] * len(arrays))
+        """Converts global arrays to host-local ones, and moves others here in one transfer.
+
+        A variable that the replicas divide becomes a global array, if it is none.
+        """
+        if self.layout.rule is None:
+            return moved(self.from_program(arrays), [self._here] * len(arrays))
+        at_rest = list(arrays)
+        targets = self.layout.of_variables(variables)
+        whole = [index for index, target in enumerate(targets) if target is self.whole]
+        moved_here = moved(self.from_program([arrays[i] for i in whole]), [self._here] * len(whole))
+        for index, array in zip(whole, moved_here, strict=True):
+            at_rest[index] = array
+        for index, target in enumerate(targets):
+            if target is not self.whole:
+                at_rest[index] = self.scattered(arrays[index], target)
+        return at_rest if any(map(operator.is_not, at_rest, arrays)) else arrays
 
     def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts host-local arrays to global ones."""
-        pairs = zip(arrays, self.layout.of_variables(variables), strict=True)
-        return [_assembled(array.shape, target, self._parts(array)) for array, target in pairs]
+        """Converts host-local arrays to global ones, which are whole."""
+        del variables
+        return [
+            _assembled(one.shape, self.whole, self._parts(one)) if one.is_fully_addressable else one
+            for one in arrays
+        ]
 
     def from_program(self, arrays: list[Any]) -> list[Any]:
-        """Converts global arrays to host-local ones; returns the same list if none is global."""
+        """Converts whole global arrays to host-local ones; returns the same list if there is none.
+
+        Those that are divided stay global.
+        """
         if all(one.is_fully_addressable for one in arrays):
             return arrays
-        return [one if one.is_fully_addressable else self._local(one) for one in arrays]
+        return [
+            one if one.is_fully_addressable or is_divided(one) else self._local(one)
+            for one in arrays
+        ]
+
+    def scattered(self, array: Any, sharding: NamedSharding) -> Any:
+        """Makes a divided array, to which this worker contributes its parts of a whole one."""
+        if is_placed(array, sharding):
+            return array
+        array = self.result(array)
+        if sharding.is_fully_replicated:
+            return array
+        places = sharding.addressable_devices_indices_map(array.shape)
+        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
+        return self._joined(parts, array.shape, sharding)
+
+    def gathered(self, array: Any) -> Any:
+        """Returns the whole value of a divided variable. All workers must call it."""
+        return self.result(self._gather(array))
+
+    def wholly(self, state: Any) -> Any:
+        """Returns state as host-local arrays. All workers must call it, if some is divided."""
+        return jax.tree.map(
+            lambda one: self.gathered(one) if is_divided(one) else self.result(one), state
+        )
+
+    @cached_property
+    def _gather(self) -> Any:
+        return jax.jit(lambda arrays: arrays, out_shardings=self.whole)
 
     def _parts(self, array: Any) -> list[Any]:
         """Returns the shards of an array on this process's devices."""
@@ -133,27 +180,27 @@ class WorkerPlacement(MeshPlacement):
 
     def eager(self, step: Step) -> Step:
         """Lets each worker run the step alone, with the whole batch."""
-        gather = jax.jit(lambda batch: batch, out_shardings=self.whole)
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             self._keep_forms(jax.tree.leaves(batch))
-            return step(self.at_rest(state), self.at_rest(gather(batch)))
+            outputs, new = step(self.wholly(state), self.at_rest(self._gather(batch)))
+            return outputs, self._divided_as(state, new)
 
         return run
 
     def _keep_forms(self, leaves: Sequence[Any]) -> None:
         self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
 
-    def _compare(self, program: Any, state: Any, batch: Any) -> None:
+    def compare(self, program: Any, *arguments: Any) -> None:
+        """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
-        self.compare_program(_text(program.lower(state, batch)))
+        self.compare_program(text_of(program.lower(*arguments)))
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
         return self.whole  # every worker needs the whole output
 
 
-def _text(lowered: Any) -> str:
-    """Returns a program as text, without source locations and the values of large constants."""
-    module = lowered.compiler_ir("stablehlo").operation
-    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
+def is_divided(array: Any) -> bool:
+    """Returns whether each worker holds a part of an array."""
+    return not array.is_fully_addressable and not array.is_fully_replicated

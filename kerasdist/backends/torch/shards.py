@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends import metering
+from kerasdist.backends import checksums, metering
+from kerasdist.backends.checks import differing_assignment
+from kerasdist.backends.initial_broadcast import unnumbered
+from kerasdist.job.current import current
 from kerasdist.variable_table import VariableTable
 
 if TYPE_CHECKING:
@@ -84,7 +87,22 @@ def shard_of(variable: Any) -> Shard | None:
 def whole_value(variable: Any) -> torch.Tensor:
     """Returns a variable's value. All workers must call it if they divide the variable."""
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
-    return stored if shard is None else shard.whole(stored)
+    if shard is None:
+        return stored
+    _meet("read", variable)
+    return shard.whole(stored)
+
+
+def _meet(work: str, variable: Any, value: torch.Tensor | None = None) -> bool:
+    """Waits for the other workers to do the same; returns whether all have the same value.
+
+    A worker that comes alone ends the job, with an error that names what each worker is at.
+    """
+    job = current()
+    assert job is not None  # one process divides nothing
+    checksum = 0 if value is None else checksums.of_array(value.detach().cpu().numpy())
+    label = f"{work} of the divided variable {unnumbered(variable.path)!r}"
+    return len(set(job.all_gather_object(label, checksum))) == 1
 
 
 @torch.no_grad()
@@ -174,5 +192,7 @@ def _store(original: Callable[..., None], variable: Any, value: torch.Tensor) ->
     shard = _shards.get(variable)
     if shard is None or shard.shows_part:
         original(variable, value)
-    else:
-        keras_compat.stored_value(variable).copy_(shard.part(value))
+        return
+    if not _meet("assignment", variable, value):
+        raise differing_assignment(variable)
+    keras_compat.stored_value(variable).copy_(shard.part(value))

@@ -1,0 +1,215 @@
+"""State that the replicas of several workers divide (`sharding=`). On layouts such as 2x1-full."""
+
+import numpy as np
+
+from tests.conformance.cases_sharding import even, parts
+from tests.conformance.lab import optimizer_values, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+BATCH = 8
+# Of the custom loop with reads between its steps, whose numbers once depended on chance.
+REPETITIONS = 40
+
+
+def _divides_weights(lab):
+    return lab.strategy().replica_set.options.sharding.state == "full"
+
+
+def _held(variables):
+    """The bytes that this worker holds."""
+    return sum(shard.data.nbytes for one in variables for shard in one._value.addressable_shards)
+
+
+@case("workers", backends=("jax",))
+def each_holds_its_part(lab):
+    """From the first moment on each worker holds its part, as ZeRO's formula says."""
+    own = 1 / lab.replicas
+    of_weights = own if _divides_weights(lab) else 1.0
+    with lab.strategy().scope():
+        model = even()
+        model.optimizer.build(model.trainable_variables)
+    x, y = regression(9, outputs=4)
+
+    def check():
+        lab.equal({of_weights}, parts(model.weights))
+        lab.equal({own}, parts(model.optimizer.variables))
+        lab.equal(4 * model.count_params() * of_weights, _held(model.weights))
+        slots = [one for one in model.optimizer.variables if one.shape]
+        lab.equal(8 * model.count_params() * own, _held(slots))
+
+    check()
+    model.fit(x, y, batch_size=4, verbose=0)
+    check()
+    model.set_weights([array + 1 for array in model.get_weights()])
+    check()
+
+
+@case("workers", backends=("jax",), seconds=600)
+def loop_with_reads(lab):
+    """A custom loop that reads variables between its steps has one device's numbers, each time."""
+    x, y = regression(4 * BATCH, outputs=4)
+    batches = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
+
+    def train(model, strategy, times):
+        variables = [*model.variables, *model.optimizer.variables]
+
+        def step(data):
+            inputs, targets = data
+
+            def loss():
+                errors = keras.ops.square(model(inputs, training=True) - targets)
+                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=BATCH)
+
+            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        compiled = kd.function(lambda data: strategy.run(step, args=(data,)))
+        start = values(variables)
+        found = []
+        for repetition in range(times):
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+            seen = []
+            for batch in strategy.distribute_dataset(batches):
+                loss = strategy.reduce("SUM", compiled(batch), axis=None)
+                read = values(variables[repetition % len(variables) :])
+                seen = [float(keras.ops.convert_to_numpy(loss)), *read]
+            found.append([seen[0], *values(variables)])
+        return found
+
+    def build():
+        model = even()
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    plain = kd.get_strategy()
+    _, expected = lab.run(build, [lambda model: train(model, plain, 1)])
+    strategy = lab.strategy()
+    _, actual = lab.run(build, [lambda model: train(model, strategy, REPETITIONS)], strategy)
+    [[first]], [found] = expected.results, actual.results
+    for one in found:
+        lab.equal(first, one)
+        for part, of_first in zip(one, found[0], strict=True):
+            lab.check(np.array_equal(part, of_first), f"{part} instead of {of_first}")
+
+
+@case("workers", backends=("jax",))
+def saved_and_loaded(lab):
+    """A file is as of one device; it is loaded with and without `sharding=`, and back."""
+    x, y = regression(9, outputs=4)
+    with lab.strategy().scope():
+        model = even()
+    model.fit(x, y, batch_size=4, verbose=0)
+    weights, state = model.get_weights(), optimizer_values(model)
+    with lab.folder() as folder:
+        model.save(folder / "m.keras")
+        whole = keras.models.load_model(folder / "m.keras")
+        with lab.strategy().scope():
+            again = keras.models.load_model(folder / "m.keras")
+        for one in (whole, again):
+            lab.equal(weights, one.get_weights())
+            lab.equal(state, optimizer_values(one))
+        lab.equal(parts(model.weights), parts(again.weights))
+        model.save_weights(folder / "m.weights.h5")
+        again.set_weights([array + 1 for array in weights])
+        again.load_weights(folder / "m.weights.h5")
+        lab.equal(weights, again.get_weights())
+        lab.everyone("loaded")
+    lab.check("path=" in repr(model.weights[0]), repr(model.weights[0]))
+    lab.alike(again.fit(x, y, batch_size=4, verbose=0).history)
+
+
+@case("workers", backends=("jax",))
+def drawn_as_on_one_device(lab):
+    """Initial values are one device's; where seeds differ by worker, those of the chief."""
+
+    def drawn(seed):
+        keras.utils.set_random_seed(seed)
+        drawing = ["glorot_uniform", "orthogonal", keras.initializers.Constant(0.5)]
+        return [keras.Variable(one, shape=(8, 8), dtype="float32", name="w") for one in drawing]
+
+    expected = values(drawn(5))
+    for seed in (5, 5 + lab.job.rank):
+        with lab.strategy().scope():
+            made = drawn(seed)
+        lab.strategy().run(lambda: None)  # before the first step whole variables may differ
+        lab.equal(expected, values(made))
+        lab.equal({0.5 if _divides_weights(lab) else 1.0}, parts(made))
+
+
+@case("workers", backends=("jax",))
+def written_on_all_alike(lab):
+    """Workers that assign other values to a divided variable are refused, and go on."""
+    with lab.strategy().scope():
+        model = even()
+        model.optimizer.build(model.trainable_variables)
+    slot = next(one for one in model.optimizer.variables if one.shape)
+    before = values([slot])
+    with lab.raises(kd.errors.DisagreementError, "assign the same value.*Received: values that"):
+        slot.assign(np.full(slot.shape, lab.job.rank))
+    lab.equal(before, values([slot]))
+    lab.still_usable(lab.strategy())
+
+
+@case("workers", backends=("jax",))
+def after_an_error(lab):
+    """A step that raises, and a callback that does, leave the state as it was."""
+    x, y = regression(12, outputs=4)
+    with lab.strategy().scope():
+        model = even()
+    model.fit(x, y, batch_size=4, verbose=0)
+    before = values([*model.variables, *model.optimizer.variables])
+
+    @kd.function
+    def failing():
+        model.weights[0].assign_add(keras.ops.ones(model.weights[0].shape))
+        raise RuntimeError("a mistake")
+
+    with lab.raises(RuntimeError, "a mistake"):
+        lab.strategy().run(failing)
+    lab.equal(before, values([*model.variables, *model.optimizer.variables]))
+
+    def strike(batch, logs):
+        raise RuntimeError(f"at batch {batch}")
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=strike)
+    with lab.raises(RuntimeError, "at batch 0"):
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
+    lab.alike([array.tolist() for array in values(model.variables)])
+    lab.alike(model.fit(x, y, batch_size=4, verbose=0).history)
+    lab.equal({0.5}, parts(model.optimizer.variables))
+
+
+@case("workers", backends=("jax",))
+def eagerly(lab):
+    """`run_eagerly=True`: each worker gathers the state for the time of a step."""
+    x, y = regression(9, outputs=4)
+
+    def build():
+        model = even()
+        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
+        return model
+
+    model = lab.same(build, lambda one: one.fit(x, y, batch_size=4, verbose=0))
+    lab.equal({0.5}, parts(model.optimizer.variables))
+
+
+@case("workers", backends=("jax",))
+def callbacks_of_the_chief_alone(lab):
+    """Callbacks that read variables on the chief alone are refused, and say what to use."""
+    x, y = regression(8, outputs=4)
+    with lab.strategy().scope():
+        model = even()
+    with lab.folder() as folder:
+        for refused in (
+            keras.callbacks.BackupAndRestore(str(folder / "backups")),
+            keras.callbacks.TensorBoard(str(folder / "logs"), histogram_freq=1),
+        ):
+            with lab.raises(
+                kd.errors.UnsupportedError, "on all workers.*Received: .*Use kerasdist"
+            ):
+                model.fit(x, y, verbose=0, callbacks=[refused])
+        model.fit(x, y, verbose=0, callbacks=[keras.callbacks.TensorBoard(str(folder / "logs"))])
