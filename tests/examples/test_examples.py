@@ -34,6 +34,7 @@ SHORT = {
     "large_batch_scaling": ("--epochs 4 --batches 128", 0.5, 1),
     "model_parallel": ("--epochs 1", 0, 1e-3),
     "multi_worker_fit": ("--epochs 3", 0.7, 1),
+    "optuna_search": ("--trials 4 --epochs 3", 0.8, 1),
     "port_keras_distribution": ("", 0.85, 1),
     "port_tf_distribute_fit": ("", 0.8, 1),
     "port_tf_distribute_loop": ("", 0, 0.5),
@@ -61,7 +62,7 @@ TOGETHER = {
     ],
     "torch": [
         *(*EVERYWHERE, "digits_cnn", "input_pipelines", "large_batch_scaling"),
-        *("survive_preemption", "tabular_mixed_features", "train_then_serve"),
+        *("optuna_search", "survive_preemption", "tabular_mixed_features", "train_then_serve"),
         *("port_tf_distribute_fit", "port_tf_distribute_loop", "port_keras_distribution"),
     ],
 }
