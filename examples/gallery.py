@@ -11,6 +11,7 @@ What a run prints is kept in `recorded.json`, beside the time it took.
 
 import argparse
 import ast
+import difflib
 import importlib
 import json
 import os
@@ -53,6 +54,11 @@ class Example:
     def path(self) -> Path:
         """Where the script is."""
         return EXAMPLES / f"{self.name}.py"
+
+    @property
+    def before(self) -> Path:
+        """Where the script is from which this one was ported, if it was."""
+        return EXAMPLES / "before" / self.path.name
 
     def documentation(self) -> tuple[str, str]:
         """The first line of its docstring, and the others."""
@@ -213,9 +219,8 @@ yet is `-` or empty. `make gallery` runs all of it and writes this page.
 {more}"""
 
 MORE = """
-Also here: [demo.py](demo.py), which `make demo` runs; [port/](port), a custom loop of
-`tf.distribute` before and after, with its [guide](../docs/guides/from-tf-distribute.md);
-[gallery.py](gallery.py), which runs the gallery and writes its pages.
+Also here: [demo.py](demo.py), which `make demo` runs; [before/](before), the scripts from which the
+ports were made; [gallery.py](gallery.py), which runs the gallery and writes its pages.
 """
 
 
@@ -234,8 +239,26 @@ def page(example: Example) -> str:
         if output:
             called = f"$ KERAS_BACKEND={backend} {start} {command}"
             parts += [f"## Output, {mode}", f"```text\n{called}\n{output}\n```"]
+    if example.before.exists():
+        parts += ["## Before, and what changed", f"```diff\n{difference(example)}```"]
+        parts += [f'```python\n--8<-- "examples/before/{example.name}.py"\n```']
     parts += ["## Code", f'```python\n--8<-- "{command}"\n```']
     return "\n\n".join(parts) + "\n"
+
+
+def difference(example: Example) -> str:
+    """Return what a port changes, in the format of `diff -u`."""
+    before, after = (
+        code(path).splitlines(keepends=True) for path in (example.before, example.path)
+    )
+    return "".join(difflib.unified_diff(before, after, "before", "after"))
+
+
+def code(path: Path) -> str:
+    """Return a script without its docstring."""
+    source = path.read_text("utf-8")
+    end = ast.parse(source).body[0].end_lineno
+    return "".join(source.splitlines(keepends=True)[end:]).lstrip()
 
 
 def notebook(example: Example) -> str:
@@ -244,10 +267,7 @@ def notebook(example: Example) -> str:
         jupytext = importlib.import_module("jupytext")
     except ImportError as error:
         raise SystemExit("Notebooks need jupytext: pip install jupytext") from error
-    source = example.path.read_text("utf-8")
-    docstring = ast.parse(source).body[0]
-    code = "".join(source.splitlines(keepends=True)[docstring.end_lineno :]).lstrip()
-    made = jupytext.reads(code, fmt="py:light")
+    made = jupytext.reads(code(example.path), fmt="py:light")
     title, rest = example.documentation()
     start = (
         "import os\nimport sys\n\n"

@@ -309,6 +309,7 @@ def install_stateless_apply(hook: Callable[..., Any]) -> None:
 def install_outside_replicas(
     scale_loss: Callable[..., Any],
     apply: Callable[..., Any],
+    build: Callable[..., Any],
     make_state: Callable[..., Any],
 ) -> None:
     """Installs the hooks for losses and optimizers outside of replicas; on TensorFlow only."""
@@ -316,6 +317,7 @@ def install_outside_replicas(
         _put_in(loss_module, name, scale_loss)
     for owner in (BaseOptimizer, LossScaleOptimizer):
         _put_in(owner, "apply", apply)
+    _put_in(BaseOptimizer, "build", build)
     # These methods belong to Keras's base class of optimizers on TensorFlow.
     for name in ("add_variable_from_reference", "add_variable"):
         _put_in(keras.optimizers.Optimizer, name, make_state)

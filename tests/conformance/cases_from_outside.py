@@ -27,8 +27,11 @@ def dense(name):
     return keras.layers.Dense(3, activation="tanh", name=name)
 
 
-def compiled(model):
-    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+def compiled(model, built_by_hand=False):
+    optimizer = keras.optimizers.Adam(0.05)
+    if built_by_hand:
+        optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "mse", metrics=["mae"])
     return even_weights(model)
 
 
@@ -75,13 +78,14 @@ def backbone():
     return made
 
 
-def on_a_backbone(lab, frozen):
+def on_a_backbone(lab, frozen, built_by_hand=False):
     x, y = regression(N)
 
     def build():
         base = made.pop()
         base.trainable = not frozen
-        return compiled(keras.Sequential([keras.Input((4,)), base, keras.layers.Dense(1)]))
+        model = keras.Sequential([keras.Input((4,)), base, keras.layers.Dense(1)])
+        return compiled(model, built_by_hand)
 
     def backbone_predicts(model):
         return model.layers[0].predict(x, verbose=0)
@@ -108,6 +112,12 @@ def trainable_backbone(lab):
 def frozen_backbone(lab):
     """The same, frozen."""
     on_a_backbone(lab, frozen=True)
+
+
+@case("from outside the scope")
+def optimizer_built_by_hand(lab):
+    """`optimizer.build` in the scope, with weights of a backbone that was built outside."""
+    on_a_backbone(lab, frozen=False, built_by_hand=True)
 
 
 @case("from outside the scope")

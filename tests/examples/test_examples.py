@@ -6,7 +6,6 @@ runs several of them, one after the other: its start takes as long as a script.
 
 import ast
 import dataclasses
-import difflib
 import json
 import re
 
@@ -35,6 +34,11 @@ SHORT = {
     "large_batch_scaling": ("--epochs 4 --batches 128", 0.5, 1),
     "model_parallel": ("--epochs 1", 0, 1e-3),
     "multi_worker_fit": ("--epochs 3", 0.7, 1),
+    "optuna_search": ("--trials 4 --epochs 3", 0.8, 1),
+    "port_keras_distribution": ("", 0.85, 1),
+    "port_tf_distribute_fit": ("", 0.8, 1),
+    "port_tf_distribute_loop": ("", 0, 0.5),
+    "port_torch_ddp": ("", 0.8, 1),
     "survive_preemption": ("--epochs 2", 0, 0),
     "tabular_mixed_features": ("--epochs 3", 0.9, 1),
     "text_transformer": ("--epochs 2", 0.4, 1),
@@ -48,12 +52,26 @@ SHORT = {
 }
 EVERYWHERE = ["digits_gan", "custom_train_step_vae", "transformer"]
 TOGETHER = {
-    "tensorflow": [*EVERYWHERE, "transfer_and_lora", "callbacks_and_tensorboard"],
-    "jax": [*EVERYWHERE, "gpt_char_lm", "contrastive_simclr", "text_transformer"],
+    "tensorflow": [
+        *(*EVERYWHERE, "transfer_and_lora", "callbacks_and_tensorboard"),
+        *("port_torch_ddp", "port_keras_distribution"),
+    ],
+    "jax": [
+        *(*EVERYWHERE, "gpt_char_lm", "contrastive_simclr", "text_transformer"),
+        *("port_tf_distribute_loop", "port_torch_ddp"),
+    ],
     "torch": [
         *(*EVERYWHERE, "digits_cnn", "input_pipelines", "large_batch_scaling"),
-        *("survive_preemption", "tabular_mixed_features", "train_then_serve"),
+        *("optuna_search", "survive_preemption", "tabular_mixed_features", "train_then_serve"),
+        *("port_tf_distribute_fit", "port_tf_distribute_loop", "port_keras_distribution"),
     ],
+}
+# The backend that a port comes from, and what starts its original.
+PORTS = {
+    "port_tf_distribute_fit": ("tensorflow", ()),
+    "port_tf_distribute_loop": ("tensorflow", ()),
+    "port_torch_ddp": ("torch", ("-m", "torch.distributed.run", "--nproc-per-node", "2")),
+    "port_keras_distribution": ("jax", ()),
 }
 BY_ITSELF = {"model_parallel": "jax", "multi_worker_fit": "torch"}  # other devices, several workers
 
@@ -115,31 +133,25 @@ def test_an_example_with_two_workers():
     check("multi_worker_fit", run)
 
 
-def losses(output):
-    return [float(number) for number in re.findall(r"-?\d+\.\d{4}", output)]
+def numbers(output):
+    return [float(number) for number in re.findall(r"\d+\.\d{4}", output)]
 
 
-def test_the_ported_loop_prints_what_the_original_prints():
-    run = "import runpy; runpy.run_path({!r}); print('next'); runpy.run_path({!r})"
-    before, after = (str(EXAMPLES / "port" / f"{name}.py") for name in ("before", "after"))
-    both = run_python("-c", run.format(before, after), backend="tensorflow").split("next")
-    original, ported = map(losses, both)
-    assert len(original) == 10
-    # 140 steps of Adam in another order of additions; printed with four digits.
-    assert ported == pytest.approx(original, abs=2e-3)
-    for backend in ("jax", "torch"):  # other initial weights
-        *_, loss, accuracy = losses(run_python(after, backend=backend))
-        assert loss < 0.5
-        assert accuracy > 0.9
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_prints_what_the_original_prints(name):
+    backend, launcher = PORTS[name]
+    original = run_python(*launcher, EXAMPLES / "before" / f"{name}.py", backend=backend)
+    ported = run_python(EXAMPLES / f"{name}.py", backend=backend)
+    check(name, ported)
+    assert len(numbers(original)) > 5
+    # Some 140 steps of an optimizer in another order of additions; printed with four digits. An
+    # accuracy may differ by one image of 389.
+    assert numbers(ported) == pytest.approx(numbers(original), abs=3e-3)
 
 
-def test_the_diff_in_the_guide_is_that_of_the_two_scripts():
-    port = EXAMPLES / "port"
-    before, after = ((port / f"{name}.py").read_text() for name in ("before", "after"))
-    lines = difflib.unified_diff(
-        before.splitlines(True), after.splitlines(True), "before.py", "after.py"
-    )
-    assert (port / "port.diff").read_text() == "".join(lines)
+def test_each_port_is_compared():
+    assert {*PORTS} == {one.name for one in gallery.GALLERY if one.before.exists()}
+    assert {*PORTS} == {path.stem for path in (EXAMPLES / "before").glob("*.py")}
 
 
 def test_the_pages_are_those_of_the_scripts_and_of_what_is_recorded():

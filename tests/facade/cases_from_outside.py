@@ -11,7 +11,7 @@ from tests.facade.lazy import kd, keras
 ROWS, BATCH = 20, 5
 
 
-def trained(strategy, compiled, model_in, rest_in):
+def trained(strategy, compiled, model_in, rest_in, built_by_hand=False):
     """Losses, weights, count of steps, metric of a loop of parts made in the scope or not."""
     keras.backend.clear_session(free_memory=False)
     draws = np.random.default_rng(0).random((ROWS, 4)).astype("float32")
@@ -25,6 +25,9 @@ def trained(strategy, compiled, model_in, rest_in):
         optimizer = keras.optimizers.Adam(0.01)
         metric = keras.metrics.MeanSquaredError()
         metric.update_state([[1.0]], [[3.0]])  # a state from before
+    if built_by_hand:
+        with strategy.scope():
+            optimizer.build(model.trainable_variables)
     squares = keras.losses.MeanSquaredError(reduction="none")
 
     def step(batch):
@@ -55,9 +58,9 @@ def trained(strategy, compiled, model_in, rest_in):
 def loops_of_parts_from_outside(lab):
     """Model, or optimizer and metric, made outside: the numbers of a loop of parts made inside."""
     expected = lab.numpy(trained(lab.strategy(), False, True, True))
-    for compiled in (False, True):
+    for compiled, built_by_hand in ((False, False), (False, True), (True, False)):
         for model_in, rest_in in ((True, False), (False, True), (False, False)):
-            found = trained(lab.strategy(), compiled, model_in, rest_in)
+            found = trained(lab.strategy(), compiled, model_in, rest_in, built_by_hand)
             lab.equal(expected, lab.numpy(found), FLOAT32)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -45,7 +45,7 @@ def serve(engine: tf.distribute.Strategy) -> None:
 @cache
 def _install() -> None:
     keras_compat.install_outside_replicas(
-        scale_loss=_scale_loss, apply=_apply, make_state=_make_state
+        scale_loss=_scale_loss, apply=_apply, build=_build, make_state=_make_state
     )
 
 
@@ -74,8 +74,23 @@ def _apply(
     engine = _engine_of([*known, *optimizer.variables[:1]])
     if engine is None or not grads:
         return original(optimizer, grads, variables)
-    with nullcontext() if tf.distribute.get_strategy() is engine else EngineScope(engine):
+    with _scope_of(engine):
         return apply_everywhere(engine, optimizer, grads, variables)
+
+
+def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Mirrors variables from outside of the scope before an optimizer indexes them."""
+    variables = list(variables)
+    engine = _engine_of([*variables, *optimizer.variables[:1]])
+    if engine is not None:
+        with tf.init_scope(), _scope_of(engine):
+            adopt(optimizer, engine, variables)
+    return original(optimizer, variables)
+
+
+def _scope_of(engine: tf.distribute.Strategy) -> AbstractContextManager[Any]:
+    """Opens an engine's scope, if it is not open."""
+    return nullcontext() if tf.distribute.get_strategy() is engine else EngineScope(engine)
 
 
 def apply_everywhere(

@@ -1,4 +1,4 @@
-"""A custom training loop on digits, for TensorFlow alone."""
+"""A custom training loop of tf.distribute, for TensorFlow alone."""
 
 import keras
 import numpy as np
@@ -50,3 +50,4 @@ for epoch in range(EPOCHS):
     losses = [float(train_step(batch)) for batch in distributed]
     print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}, accuracy {float(accuracy.result()):.4f}")
     accuracy.reset_state()
+print(f"{strategy.num_replicas_in_sync} replicas: loss {np.mean(losses):.4f} in the last epoch")

@@ -1,0 +1,57 @@
+"""Port a loop of DistributedDataParallel.
+
+The model is Keras's, so `fit` can replace the loop: with it go the process group, the sampler, the
+wrapper, the all-reduce of the loss and `if rank == 0`. `batch_size` means all devices together. On
+PyTorch both scripts print the same numbers; torchrun starts the port as well.
+
+    KERAS_BACKEND=torch python examples/port_torch_ddp.py
+"""
+
+import keras
+from keras import layers
+from sklearn.datasets import load_digits
+
+import kerasdist as kd
+
+BATCH_SIZE = 64
+EPOCHS = 6
+TRAINED = 1408
+
+if kd.cluster.detect() is None:  # not a worker of a job
+    kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
+strategy = kd.auto()
+keras.utils.set_random_seed(0)
+
+digits = load_digits()
+images, labels = (digits.images[..., None] / 16).astype("float32"), digits.target.astype("int64")
+
+with strategy.scope():
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+history = model.fit(
+    images[:TRAINED],
+    labels[:TRAINED],
+    batch_size=BATCH_SIZE,
+    epochs=EPOCHS,
+    shuffle=False,
+    verbose=0,
+)
+for epoch, loss in enumerate(history.history["loss"]):
+    print(f"epoch {epoch + 1}: loss {loss:.4f}")
+
+_, accuracy = model.evaluate(images[TRAINED:], labels[TRAINED:], verbose=0)
+print(f"{strategy.num_replicas_in_sync} replicas: test accuracy {accuracy:.4f}")
