@@ -103,13 +103,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_end(self, logs: Any = None) -> None:
         """Waits until the last file is written. In a job, all workers do."""
         super().on_train_end(logs)
-        job = self._replicas and self._replicas.job
-        if job is None or self._newest is None:
+        replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)
+        if replicas is None or replicas.job is None:
             self.wait()
-        elif job.is_chief:
-            shared_files.write_and_tell(self.wait, self._newest, job)
+        elif replicas.job.is_chief:
+            shared_files.write_and_tell(self.wait, str(self._newest), replicas.job)
         else:
-            shared_files.is_written_by_chief(self._newest, job)
+            shared_files.is_written_by_chief(str(self._newest), replicas.job)
 
     def wait(self) -> None:
         """Waits until all files are written, and raises what has failed."""
@@ -118,11 +118,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def settle(self) -> None:
         """Waits until all files are written; a warning says what has failed."""
         self._file.settle()
-
-    @property
-    def _replicas(self) -> ReplicaSet | None:
-        binding = binding_of(keras_compat.model_of(self))
-        return None if binding is None else binding.replicas
 
     def _begin(self, model: Any, save: Callable[..., None], filepath: str, **options: Any) -> None:
         del options
@@ -135,7 +130,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             )
         self.wait()
         self._newest = str(filepath)
-        replicas = self._replicas
+        replicas = _replicas(model)
         writes = replicas is None or replicas.job is None or replicas.job.is_chief
         if writes or (replicas is not None and replicas.reads_need_all_workers):
             snapshot = keras_compat.Snapshot(model, weights_only=self.save_weights_only)
@@ -143,6 +138,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 self._file.write(snapshot, self._newest)
             else:
                 snapshot.discard()
+
+
+def _replicas(model: Any) -> ReplicaSet | None:
+    binding = binding_of(model)
+    return None if binding is None else binding.replicas
 
 
 @final
@@ -198,20 +198,24 @@ def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
 
 @final
 class SavingModel:
-    """A model with another way to save."""
+    """A model with another way to save.
+
+    Attributes:
+        saved: The model.
+    """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
         """Takes a function that gets the model's own one, and then the arguments of the call."""
-        self._model = model
+        self.saved = model
         self._save = save
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the model."""
-        self._save(self._model.save, filepath, *args, **kwargs)
+        self._save(self.saved.save, filepath, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the weights."""
-        self._save(self._model.save_weights, filepath, *args, **kwargs)
+        self._save(self.saved.save_weights, filepath, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self.saved, name)
