@@ -101,7 +101,7 @@ def checkpoints_in_the_background(lab):
         loaded = keras.models.load_model(folder / "3.keras")
         lab.equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
         lab.equal(slow.names, ["1.keras", "2.keras", "3.keras"] if chief else [])
-        (folder / "taken.keras").mkdir()
+        (folder / "taken.keras").mkdir(exist_ok=True)
         lab.everyone("made")
         checkpoint = kd.callbacks.ModelCheckpoint(folder / "taken.keras", save="async")
         with lab.raises((OSError, kd.errors.JobError), "irectory|Expected worker 0 to save"):
