@@ -26,7 +26,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     host. A thread writes the file that ``model.save`` or ``model.save_weights`` would have written
     at that moment, under another name first, so that a file is whole at any time. One file is
     written at a time: a save that comes earlier waits for the one before it. So there is one copy
-    of the state at most.
+    of the state, whose memory is kept until `fit` ends.
 
     An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
     beginning or end of an epoch, by the next save, or at the end of training. `fit` does not end
@@ -110,6 +110,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             shared_files.write_and_tell(self.wait, str(self._newest), replicas.job)
         else:
             shared_files.is_written_by_chief(str(self._newest), replicas.job)
+        self._file.memory.clear()
 
     def wait(self) -> None:
         """Waits until all files are written, and raises what has failed."""
@@ -133,7 +134,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         replicas = _replicas(model)
         writes = replicas is None or replicas.job is None or replicas.job.is_chief
         if writes or (replicas is not None and replicas.reads_need_all_workers):
-            snapshot = keras_compat.Snapshot(model, weights_only=self.save_weights_only)
+            snapshot = keras_compat.Snapshot(
+                model, self._file.memory, weights_only=self.save_weights_only
+            )
             if writes:
                 self._file.write(snapshot, self._newest)
             else:
@@ -147,9 +150,14 @@ def _replicas(model: Any) -> ReplicaSet | None:
 
 @final
 class BackgroundFile:
-    """A file that a thread writes."""
+    """A file that a thread writes.
+
+    Attributes:
+        memory: For the copy of the next file.
+    """
 
     def __init__(self) -> None:
+        self.memory = keras_compat.Memory(list)
         self._writing: Future[None] | None = None
         atexit.register(self.settle)  # which is after the end of all threads
 
@@ -174,6 +182,7 @@ class BackgroundFile:
     def settle(self) -> None:
         """Waits until the file is written; a warning says what has failed."""
         failed = self._outcome()
+        self.memory.clear()
         if failed is not None:
             warn_user(f"ModelCheckpoint has not written a file in the background: {failed!r}.")
 

@@ -36,7 +36,7 @@ class Slow(keras_compat.Snapshot):
 
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 file = BackgroundFile()
-file.write(Slow(model, weights_only=False), "m.keras")
+file.write(Slow(model, file.memory, weights_only=False), "m.keras")
 {then}
 """
 
@@ -51,6 +51,11 @@ def model():
     model.compile(keras.optimizers.Adam(use_ema=True), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def snapshot(model, memory=None, *, weights_only=False):
+    memory = keras_compat.Memory(list) if memory is None else memory
+    return keras_compat.Snapshot(model, memory, weights_only=weights_only)
 
 
 def members(path):
@@ -68,7 +73,7 @@ def change(model):
 def test_a_file_is_of_the_moment_of_the_copy(model, tmp_path):
     model.save(tmp_path / "now.keras")
     model.save_weights(tmp_path / "now.weights.h5")
-    copies = [keras_compat.Snapshot(model, weights_only=only) for only in (False, True)]
+    copies = [snapshot(model, weights_only=only) for only in (False, True)]
     change(model)
     for copy, name in zip(copies, ("later.keras", "later.weights.h5"), strict=True):
         copy.write(str(tmp_path / name))
@@ -82,7 +87,7 @@ def test_a_file_is_of_the_moment_of_the_copy(model, tmp_path):
 
 
 def test_other_saves_are_as_before_while_a_copy_is_written(model, tmp_path):
-    copy = keras_compat.Snapshot(model, weights_only=True)
+    copy = snapshot(model, weights_only=True)
     change(model)
     file = BackgroundFile()
     file.write(copy, str(tmp_path / "copy.weights.h5"))
@@ -96,6 +101,24 @@ def test_other_saves_are_as_before_while_a_copy_is_written(model, tmp_path):
         np.testing.assert_array_equal(own[path][:], copied[path][:] + 1)
 
 
+def test_memory_is_used_again(model, tmp_path):
+    memory = keras_compat.Memory(list)
+    snapshot(model, memory, weights_only=True).write(str(tmp_path / "1.weights.h5"))
+    held = {id(array) for arrays in memory.values() for array in arrays}
+    change(model)
+    second = snapshot(model, memory, weights_only=True)
+    assert not any(memory.values())
+    change(model)
+    second.write(str(tmp_path / "2.weights.h5"))
+    assert {id(array) for arrays in memory.values() for array in arrays} == held
+    with (
+        h5py.File(tmp_path / "1.weights.h5") as first,
+        h5py.File(tmp_path / "2.weights.h5") as other,
+    ):
+        for path in ("layers/dense/vars/1", "optimizer/vars/0"):
+            np.testing.assert_array_equal(np.array(first[path]) + 1, np.array(other[path]))
+
+
 def test_an_array_of_a_layer_is_copied(tmp_path):
     held = np.array([1.5, 2.5], dtype=ml_dtypes.bfloat16)
 
@@ -105,7 +128,7 @@ def test_an_array_of_a_layer_is_copied(tmp_path):
             assert list(store.keys()) == ["held"]
 
     model = keras.Sequential([keras.Input((2,)), Own()])
-    copy = keras_compat.Snapshot(model, weights_only=True)
+    copy = snapshot(model, weights_only=True)
     held += 1
     copy.write(str(tmp_path / "m.weights.h5"))
     with h5py.File(tmp_path / "m.weights.h5") as file:
@@ -123,14 +146,14 @@ def test_a_layer_that_cannot_be_saved_leaves_nothing(tmp_path, monkeypatch):
 
     model = keras.Sequential([keras.Input((2,)), Own()])
     with pytest.raises(RuntimeError, match="no state"):
-        keras_compat.Snapshot(model, weights_only=False)
+        snapshot(model)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_error_is_raised_once(model, tmp_path):
     file = BackgroundFile()
     path = tmp_path / "missing" / "m.keras"
-    file.write(keras_compat.Snapshot(model, weights_only=False), str(path))
+    file.write(snapshot(model), str(path))
     with pytest.raises(OSError, match="No such file") as caught:
         file.wait()
     assert caught.value.__notes__ == [
@@ -142,7 +165,7 @@ def test_an_error_is_raised_once(model, tmp_path):
 
 def test_an_error_that_nothing_raises_is_told(model, tmp_path):
     file = BackgroundFile()
-    file.write(keras_compat.Snapshot(model, weights_only=False), str(tmp_path / "x" / "m.keras"))
+    file.write(snapshot(model), str(tmp_path / "x" / "m.keras"))
     with pytest.warns(UserWarning, match="has not written a file .* FileNotFoundError"):
         file.settle()
     file.settle()
