@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,22 +12,50 @@ from pathlib import Path
 _unfinished: set[str] = set()
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is on other storage, as gs:// and hf:// are, without renaming."""
+    return "://" in os.fspath(path)
+
+
 @contextmanager
-def replacing(path: Path) -> Generator[str]:
-    """Yields a temporary name in the same folder; the file replaces `path` in one step."""
+def replacing(path: str | os.PathLike[str]) -> Generator[str]:
+    """Yields a temporary name in the same folder; the file replaces `path` in one step.
+
+    It is on the disk by then, so that a loss of power leaves one of the two.
+    """
+    if is_remote(path):
+        name = os.fspath(path)
+        _unfinished.add(name)
+        try:
+            yield name
+        finally:
+            _unfinished.discard(name)
+        return
     path = Path(os.path.realpath(path))  # the file behind a link, not the link, is replaced
-    # Keras chooses the format by the end of the name.
-    unfinished = path.with_name(f"unfinished-{os.getpid()}-{path.name}")
+    # Keras chooses the format by the end of the name. Threads may write one path.
+    writer = f"{os.getpid()}-{threading.get_native_id()}"
+    unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))
     try:
         yield str(unfinished)
+        flush(unfinished)
         unfinished.replace(path)
+        flush(path.parent)
     finally:
         _unfinished.discard(str(unfinished))
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
         else:
             unfinished.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_unfinished(path: str) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kerasdist.callbacks.broadcast import BroadcastGlobalVariables
     from kerasdist.callbacks.chief_only import ChiefOnly
     from kerasdist.callbacks.metrics_reduction import MetricsReduction
+    from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
     from kerasdist.callbacks.telemetry import Telemetry
     from kerasdist.callbacks.warmup import LearningRateWarmup
 
@@ -23,6 +24,7 @@ __all__ = [
     "ChiefOnly",
     "LearningRateWarmup",
     "MetricsReduction",
+    "ModelCheckpoint",
     "Telemetry",
 ]
 
@@ -32,6 +34,7 @@ _HOMES = {
     "ChiefOnly": "chief_only",
     "LearningRateWarmup": "warmup",
     "MetricsReduction": "metrics_reduction",
+    "ModelCheckpoint": "model_checkpoint",
     "Telemetry": "telemetry",
 }
 

@@ -17,6 +17,7 @@ from kerasdist.callbacks.backup_file import Backup
 from kerasdist.callbacks.broadcast import broadcast_arrays, restore
 from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
+from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.callbacks.run_files import RunFiles
@@ -279,6 +280,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             "logs": last_logs,
             "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
         }
+        for one in self._others:
+            if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
+                one.wait()
         self._files.write(Backup(facts, arrays))
 
     def _say_what_is_lost(self, job: Job | None) -> None:

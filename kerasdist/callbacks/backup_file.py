@@ -19,6 +19,7 @@ from typing import Any, final
 import ml_dtypes
 import numpy as np
 
+from kerasdist import whole_files
 from kerasdist.errors import BackupError
 
 _MAGIC = b"kerasdist backup 2\n"
@@ -59,7 +60,7 @@ def write(folder: Path, number: int, backup: Backup) -> Path:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _flush_folder(folder)
+    whole_files.flush(folder)
     return path
 
 
@@ -132,12 +133,3 @@ def dtype_of(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     except TypeError:
         return np.dtype(getattr(ml_dtypes, name))
-
-
-def _flush_folder(folder: Path) -> None:
-    """Makes a renamed file survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,8 @@ alike. ``stop_training``, which a worker may set by itself, is voted on.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +23,7 @@ from kerasdist.callbacks.chief_only import ChiefOnly
 from kerasdist.callbacks.clock import Clock
 from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.callbacks.in_sync import InSync
+from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel
 from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.profile import Profile
 from kerasdist.callbacks.progress import Progress
@@ -102,6 +104,18 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     return position
 
 
+@contextmanager
+def files_written(given: Mapping[str, Any]) -> Generator[None]:
+    """Waits for the files that callbacks write in the background, if `fit` ends with an error."""
+    try:
+        yield
+    except BaseException:
+        for one in _of_call(given):
+            if isinstance(one, ModelCheckpoint):
+                one.settle()
+        raise
+
+
 def _ordered(given: Sequence[Any], replicas: ReplicaSet) -> list[Any]:
     job = replicas.job
     backups = [one for one in given if isinstance(one, BackupAndRestore)]
@@ -122,6 +136,8 @@ def _on_worker(callback: Any, replicas: ReplicaSet, job: Job) -> Any:
         _require_no_read_by_chief_alone(callback)
     if isinstance(callback, _WRITERS):
         return ChiefOnly(callback)
+    if isinstance(callback, ModelCheckpoint) and callback.is_async:
+        return callback
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return _SavesOnChief(callback, replicas)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -155,30 +171,12 @@ class _SavesOnChief(DelegatingCallback):
 
     def model_for(self, model: Any) -> Any:
         if self._replicas.job is None or self._replicas.job.is_chief:
-            return _Saving(model, _replacing)
-        return _Saving(model, _aside if self._replicas.reads_need_all_workers else _not)
-
-
-@final
-class _Saving:
-    """A model with another way to save."""
-
-    def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        self._model = model
-        self._save = save
-
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        self._save(self._model.save, filepath, *args, **kwargs)
-
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        self._save(self._model.save_weights, filepath, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+            return SavingModel(model, _replacing)
+        return SavingModel(model, _aside if self._replicas.reads_need_all_workers else _not)
 
 
 def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
-    with whole_files.replacing(Path(filepath)) as unfinished:
+    with whole_files.replacing(filepath) as unfinished:
         save(unfinished, *args, **kwargs)
 
 

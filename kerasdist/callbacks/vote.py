@@ -9,6 +9,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
 
 
@@ -64,5 +65,5 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on_batches(callback: Any) -> bool:
-    own = keras_compat.is_builtin(type(callback))
+    own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)

@@ -113,6 +113,7 @@ from kerasdist.keras_compat.randomness import (
     set_global_seed_generator,
 )
 from kerasdist.keras_compat.settings import settings
+from kerasdist.keras_compat.snapshots import Memory, Snapshot
 from kerasdist.keras_compat.tf_data import (
     auto_shard_policy,
     every_nth_file,

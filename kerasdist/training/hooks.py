@@ -164,7 +164,7 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     _prepare_callbacks(binding, given, meter)
     if fit_meter.is_wanted():
         _measure(binding, given)
-    with metering.measured():
+    with metering.measured(), on_workers.files_written(given):
         return _run(original, binding, call, facts)
 
 

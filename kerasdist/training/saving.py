@@ -15,13 +15,9 @@ from typing import Any
 
 from kerasdist import whole_files
 from kerasdist.binding import binding_of
-from kerasdist.errors import WorkerLostError
-from kerasdist.job.job import Job
+from kerasdist.job import shared_files
 
 Original = Callable[..., Any]
-
-# Paths on other storage, such as gs:// and hf://, where files cannot be renamed.
-_REMOTE = "://"
 
 
 def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,28 +29,28 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
     path = os.fspath(filepath)
     if whole_files.is_unfinished(path):  # a callback of kerasdist saves, on the chief alone
         return original(model, filepath, *args, **kwargs)
-    if _REMOTE not in path:
+    if not whole_files.is_remote(path):
         path = str(Path(path).absolute())
 
     is_one_file = _is_one_file(original.__name__, *args, **kwargs)
 
     def write() -> None:
-        if not is_one_file or _REMOTE in path or Path(path).is_dir():
+        if not is_one_file or Path(path).is_dir():
             # Written directly: to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
             return
-        with whole_files.replacing(Path(path)) as name:
+        with whole_files.replacing(path) as name:
             original(model, name, *args, **kwargs)
 
     if job.is_chief:
-        _write_and_tell(write, path, job)
+        shared_files.write_and_tell(write, path, job)
     elif binding is not None and binding.replicas.reads_need_all_workers:
         with tempfile.TemporaryDirectory() as folder:
             # Reads what the chief reads; what it writes serves where the chief's file is not seen.
             original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
-            if not _is_written_by_chief(path, job):
+            if not shared_files.is_written_by_chief(path, job):
                 shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
-    elif not _is_written_by_chief(path, job):
+    elif not shared_files.is_written_by_chief(path, job):
         write()
     return None
 
@@ -65,36 +61,3 @@ def _is_one_file(function: str, *args: Any, **kwargs: Any) -> bool:
         max_shard_size = args[0] if args else kwargs.get("max_shard_size")
         return max_shard_size is None
     return function != "export"
-
-
-def _write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
-    try:
-        write()
-    except BaseException as error:
-        job.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
-        raise
-    job.wrote(path, {"modified": None if _REMOTE in path else _modified(path)})
-
-
-def _is_written_by_chief(path: str, job: Job) -> bool:
-    """Waits for the chief; returns whether it has written this path on a shared file system."""
-    outcome = job.written_by_chief(path)
-    if "error" in outcome:
-        raise WorkerLostError(
-            f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
-            f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
-            "output of worker 0."
-        )
-    if not outcome:
-        return False
-    modified = outcome["modified"]
-    # Without a file system that the workers share, each has a file of its own.
-    return modified is None or (_modified(path) or 0) >= modified
-
-
-def _modified(path: str) -> int | None:
-    """Returns when a file was written, in nanoseconds; None if it does not exist."""
-    try:
-        return Path(path).stat().st_mtime_ns
-    except FileNotFoundError:
-        return None

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 
+from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
@@ -84,6 +85,35 @@ def checkpoints(lab):
         lab.everyone("written")
         loaded = keras.models.load_model(folder / "0-3.keras")
         lab.equal(loaded.predict(x, verbose=0), expected)
+
+
+@case("workers")
+def checkpoints_in_the_background(lab):
+    """`save="async"`: the chief writes, and when `fit` ends all workers read the last file."""
+    x, _ = regression(6)
+    chief = lab.job.is_chief
+    with lab.folder() as folder, disk() as slow:
+        options = {"monitor": "loss", "save_best_only": True, "save": "async"}
+        checkpoint = kd.callbacks.ModelCheckpoint(folder / "{epoch}.keras", **options)
+        model = _model(lab)
+        history = _fit(model, [checkpoint, slow.after(1, 3)]).history
+        lab.equal(checkpoint.best, min(history["loss"]))
+        loaded = keras.models.load_model(folder / "3.keras")
+        lab.equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+        lab.equal(slow.names, ["1.keras", "2.keras", "3.keras"] if chief else [])
+        (folder / "taken.keras").mkdir(exist_ok=True)
+        lab.everyone("made")
+        checkpoint = kd.callbacks.ModelCheckpoint(folder / "taken.keras", save="async")
+        with lab.raises((OSError, kd.errors.JobError), "irectory|Expected worker 0 to save"):
+            _fit(model, [checkpoint], epochs=1)
+        if chief:  # it alone has the callback
+            checkpoint = kd.callbacks.ModelCheckpoint(folder / "chief.keras", save="async")
+        _fit(model, [checkpoint] if chief else [], epochs=1)
+        lab.everyone("saved")
+        loaded = keras.models.load_model(folder / "chief.keras")
+        lab.equal(loaded.get_weights(), model.get_weights())
+        lab.everyone("read")
+        lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
 
 
 def _stopped_at(lab, stopper):

@@ -1,0 +1,230 @@
+"""ModelCheckpoint whose files a thread writes, while training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, final
+
+import keras
+
+from kerasdist import keras_compat, whole_files
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.binding import binding_of
+from kerasdist.job import shared_files
+from kerasdist.user_warnings import warn_user
+
+
+@final
+class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras's ModelCheckpoint, which can write its files in the background.
+
+    With ``save="async"`` training stops only while the model's state is copied to the memory of the
+    host. A thread writes the file that ``model.save`` or ``model.save_weights`` would have written
+    at that moment, under another name first, so that a file is whole at any time. One file is
+    written at a time: a save that comes earlier waits for the one before it. So there is one copy
+    of the state, whose memory is kept until `fit` ends.
+
+    An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
+    beginning or end of an epoch, by the next save, or at the end of training. `fit` does not end
+    before the last file is written, nor does the process. Where `fit` ends with an error, that
+    holds for models that were made in a scope; for others call `wait`.
+
+    In a job of several workers the chief writes; the others wait for it at the end of training.
+
+    With ``verbose=1``, Keras's "finished saving" means that the copy was made.
+
+    Example::
+
+        checkpoint = kd.callbacks.ModelCheckpoint("best.keras", save_best_only=True, save="async")
+        model.fit(x, y, validation_split=0.1, callbacks=[checkpoint])
+
+    Source: ``keras.callbacks.ModelCheckpoint``.
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        *arguments: Any,
+        save: Literal["sync", "async"] = "sync",
+        **options: Any,
+    ) -> None:
+        """Makes the callback.
+
+        Args:
+            filepath: The file; with ``save="async"`` it ends in ``.keras`` or ``.weights.h5``.
+            *arguments: Those of Keras's callback: `monitor`, `verbose`, `save_best_only`, ...
+            save: ``"sync"``: as Keras. ``"async"``: in the background.
+            **options: More arguments of Keras's callback.
+
+        Raises:
+            ValueError: If an argument has no meaning.
+        """
+        super().__init__(filepath, *arguments, **options)
+        if save not in ("sync", "async"):
+            raise ValueError(f"Expected save to be 'sync' or 'async'. Received: {save=}.")
+        if save == "async" and not self.filepath.endswith((".keras", ".weights.h5")):
+            raise ValueError(
+                "Expected a file that ends in .keras or .weights.h5. Received: "
+                f"{filepath=}, {save=}. Other files can be written with save='sync'."
+            )
+        self.is_async = save == "async"
+        self._file = BackgroundFile()
+        self._newest: str | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model."""
+        saves = functools.partial(self._begin, model)
+        super().set_model(SavingModel(model, saves) if self.is_async else model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Forgets the files of an earlier call of `fit`."""
+        super().on_train_begin(logs)
+        self._newest = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Raises what has failed."""
+        self._file.check()
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        self._file.check()
+        super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves, if it is time."""
+        self._file.check()
+        super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits until the last file is written. In a job, all workers do."""
+        super().on_train_end(logs)
+        replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)
+        if replicas is None or replicas.job is None:
+            self.wait()
+        elif replicas.job.is_chief:
+            shared_files.write_and_tell(self.wait, str(self._newest), replicas.job)
+        else:
+            shared_files.is_written_by_chief(str(self._newest), replicas.job)
+        self._file.memory.clear()
+
+    def wait(self) -> None:
+        """Waits until all files are written, and raises what has failed."""
+        self._file.wait()
+
+    def settle(self) -> None:
+        """Waits until all files are written; a warning says what has failed."""
+        self._file.settle()
+
+    def _begin(self, model: Any, save: Callable[..., None], filepath: str, **options: Any) -> None:
+        del options
+        name = save.__name__
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ValueError(
+                f"Expected a model that is saved by keras.Model.{name}. Received: a model of the "
+                f"class {type(model).__name__}, which overrides {name}; that code cannot run while "
+                "training goes on. Use save='sync'."
+            )
+        self.wait()
+        self._newest = str(filepath)
+        replicas = _replicas(model)
+        writes = replicas is None or replicas.job is None or replicas.job.is_chief
+        if writes or (replicas is not None and replicas.reads_need_all_workers):
+            snapshot = keras_compat.Snapshot(
+                model, self._file.memory, weights_only=self.save_weights_only
+            )
+            if writes:
+                self._file.write(snapshot, self._newest)
+            else:
+                snapshot.discard()
+
+
+def _replicas(model: Any) -> ReplicaSet | None:
+    binding = binding_of(model)
+    return None if binding is None else binding.replicas
+
+
+@final
+class BackgroundFile:
+    """A file that a thread writes.
+
+    Attributes:
+        memory: For the copy of the next file.
+    """
+
+    def __init__(self) -> None:
+        self.memory = keras_compat.Memory(list)
+        self._writing: Future[None] | None = None
+        atexit.register(self.settle)  # which is after the end of all threads
+
+    def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
+        """Begins to write a file, after `wait`."""
+        threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
+        self._writing = threads.submit(_write, snapshot, path)
+        threads.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Waits until the file is written; raises what has failed."""
+        failed = self._outcome()
+        if failed is not None:
+            failed.add_note("kerasdist.callbacks.ModelCheckpoint was writing in the background.")
+            raise failed
+
+    def check(self) -> None:
+        """Raises what has failed."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def settle(self) -> None:
+        """Waits until the file is written; a warning says what has failed."""
+        failed = self._outcome()
+        self.memory.clear()
+        if failed is not None:
+            warn_user(f"ModelCheckpoint has not written a file in the background: {failed!r}.")
+
+    def state_dict(self) -> None:
+        """For a backup, which has nothing to keep of this."""
+
+    def load_state_dict(self, state: None) -> None:
+        """The other half of `state_dict`."""
+
+    def _outcome(self) -> BaseException | None:
+        if self._writing is None:
+            return None
+        failed = self._writing.exception()  # an interrupt may end this
+        self._writing = None
+        return failed
+
+
+def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
+    with whole_files.replacing(path) as name:
+        snapshot.write(name)
+
+
+@final
+class SavingModel:
+    """A model with another way to save.
+
+    Attributes:
+        saved: The model.
+    """
+
+    def __init__(self, model: Any, save: Callable[..., None]) -> None:
+        """Takes a function that gets the model's own one, and then the arguments of the call."""
+        self.saved = model
+        self._save = save
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the model."""
+        self._save(self.saved.save, filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves the weights."""
+        self._save(self.saved.save_weights, filepath, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.saved, name)

@@ -1,0 +1,298 @@
+"""`kd.callbacks.ModelCheckpoint(save="async")`: the files of a save that training waits for."""
+
+import contextlib
+import threading
+import time
+import zipfile
+from unittest import mock
+
+from kerasdist import whole_files
+from tests.conformance.interruptions import arrays, exact
+from tests.conformance.lab import fresh
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+N, BATCH = 22, 4
+
+
+def fit(model, callbacks, epochs=2, **options):
+    x, y = regression(N)
+    options = {"batch_size": BATCH, "epochs": epochs, "verbose": 0, **options}
+    return model.fit(x, y, callbacks=callbacks, **options)
+
+
+class Disk:
+    """Lets no thread write a file before `goes_on` is set.
+
+    Attributes:
+        names: The files that threads have begun to write, in order.
+        at_once: How many they were writing at the same time, at most.
+    """
+
+    def __init__(self):
+        self.goes_on = threading.Event()
+        self.names = []
+        self.at_once = self._writing = 0
+        self._replacing = whole_files.replacing
+
+    @contextlib.contextmanager
+    def __call__(self, path):
+        with self._replacing(path) as name:
+            if threading.current_thread() is not threading.main_thread():
+                self._writing += 1
+                self.at_once = max(self.at_once, self._writing)
+                self.names.append(str(path).rpartition("/")[2])
+                if not self.goes_on.wait(60):
+                    raise TimeoutError("training does not go on while the disk works")
+                self._writing -= 1
+            yield name
+
+    def after(self, epoch, batch):
+        """A callback that lets the disk go on, after a batch of an epoch."""
+        now = {}
+
+        def maybe(index, logs):
+            if (now["epoch"], index) == (epoch, batch):
+                self.goes_on.set()
+
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda index, logs: now.update(epoch=index), on_train_batch_end=maybe
+        )
+
+
+@contextlib.contextmanager
+def disk():
+    made = Disk()
+    with mock.patch.object(whole_files, "replacing", made):
+        yield made
+
+
+def twins(folder, name, **options):
+    """Two checkpoints of the same moments: one in the background, and Keras's own."""
+    return [
+        kd.callbacks.ModelCheckpoint(folder / f"async-{name}", save="async", **options),
+        keras.callbacks.ModelCheckpoint(folder / f"sync-{name}", **options),
+    ]
+
+
+def content(path):
+    """What a file holds, but for the time of the save."""
+    if path.suffix != ".keras":
+        return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name != "metadata.json"]
+        return {name: archive.read(name) for name in names}
+
+
+def require_equal_twins(lab, folder, count):
+    found = sorted(folder.glob("async-*"))
+    lab.equal(len(found), count)
+    for path in found:
+        twin = path.with_name(path.name.replace("async-", "sync-"))
+        lab.check(content(path) == content(twin), f"{path.name} differs from {twin.name}")
+    lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
+
+
+def with_averages():
+    optimizer = keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9)
+    layers = keras.layers
+    inner = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.3)]
+    model = keras.Sequential([keras.Input((4,)), *inner, layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def with_own_step():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.words = keras.layers.StringLookup()
+            self.words.set_vocabulary(["a", "b"])
+            self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
+            self.out = keras.layers.Dense(1)
+
+        def call(self, x, training=False):
+            if training:
+                self.steps.assign(self.steps + 1)
+            return self.out(x)
+
+        def train_step(self, *arguments):
+            return super().train_step(*arguments)
+
+    model = Own()
+    model.build((None, 4))
+    model.compile("adam", "mse")
+    return model
+
+
+def in_half_precision():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
+    model.add(keras.layers.Dense(1))
+    model.compile("adam", "mse")
+    return model
+
+
+@case("callbacks")
+def same_bytes(lab):
+    """`ModelCheckpoint(save="async")`: byte by byte the files of Keras's, under a strategy."""
+    change = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: change.model.set_weights(
+            [array * 0.5 for array in change.model.get_weights()]
+        )
+    )
+    for build in (with_averages, with_own_step, in_half_precision):
+        fresh()
+        with lab.strategy().scope():
+            model = build()
+        with lab.folder() as folder, disk() as slow:
+            listed = twins(folder, "{epoch}.keras")
+            listed += twins(folder, "{epoch}.weights.h5", save_weights_only=True)
+            fit(model, [*listed, change, slow.after(1, 2)])
+            require_equal_twins(lab, folder, 4)
+
+
+@case("callbacks", replicas=(2,))
+def same_bytes_plain(lab):
+    """The same in plain Keras, of a model that was made outside of every scope."""
+    model = with_averages()
+    with lab.folder() as folder, disk() as slow:
+        fit(model, [*twins(folder, "{epoch}.keras"), slow.after(1, 2)])
+        require_equal_twins(lab, folder, 2)
+
+
+@case("callbacks")
+def faster_than_the_disk(lab):
+    """A save after each batch, and a disk that takes longer: all files, in order, one at a time."""
+    with lab.strategy().scope():
+        model = dense("adam")
+    name = "{epoch}-{batch:02d}.weights.h5"
+    with lab.folder() as folder, disk() as slow:
+        slow.goes_on = mock.Mock(wait=lambda seconds: time.sleep(0.05) or True)
+        for _ in range(2):  # two calls of fit with the same callbacks
+            listed = twins(folder, name, save_weights_only=True, save_freq=1)
+            fit(model, listed)
+            require_equal_twins(lab, folder, 12)
+        names = [name.format(epoch=epoch, batch=batch) for epoch in (1, 2) for batch in range(1, 7)]
+        lab.equal(slow.names, [f"async-{one}" for one in names] * 2)
+        lab.equal(slow.at_once, 1)
+
+
+@case("callbacks")
+def best_alone(lab):
+    """`save_best_only` and `initial_value_threshold` decide as Keras's do."""
+    with lab.strategy().scope():
+        model = dense(keras.optimizers.SGD(0.3))
+    with lab.folder() as folder:
+        options = {"monitor": "loss", "save_best_only": True, "initial_value_threshold": 0.4}
+        ours, plain = listed = twins(folder, "{epoch}.keras", **options)
+        fit(model, listed, epochs=4)
+        lab.equal(ours.best, plain.best)
+        require_equal_twins(lab, folder, len(list(folder.glob("sync-*"))))
+
+
+@case("callbacks")
+def failing_disk(lab):
+    """A file that cannot be written: `fit` raises it after a batch, once; the old one stays."""
+    with lab.strategy().scope():
+        model = dense("adam")
+    with lab.folder() as folder:
+        path = folder / "m.weights.h5"
+        checkpoint = kd.callbacks.ModelCheckpoint(path, save_weights_only=True, save="async")
+        fit(model, [checkpoint])
+        before, seen = path.read_bytes(), []
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        def wait(batch, logs):
+            seen.append(batch)
+            if len(seen) == 7:  # in the second epoch
+                slow.goes_on.set()
+                while not checkpoint._file._writing.done():
+                    time.sleep(0.01)
+
+        listed = [keras.callbacks.LambdaCallback(on_train_batch_end=wait), checkpoint]
+        no_space = mock.patch.object(whole_files.os, "fsync", full)
+        with disk() as slow, no_space, lab.raises(OSError, "No space"):
+            fit(model, listed)
+        lab.equal(len(seen), 7)
+        lab.check(path.read_bytes() == before, "the file before it is lost")
+        lab.equal([one.name for one in folder.iterdir()], [path.name])
+        with no_space, lab.raises(OSError, "No space"):
+            fit(model, [checkpoint], epochs=1)  # at the end of training
+        fit(model, [checkpoint], epochs=1)
+        lab.check(path.read_bytes() != before, "no file is written after an error")
+
+
+@case("callbacks")
+def interrupted(lab):
+    """`fit` ends with an error, or by Ctrl-C, when the file that it was writing is there."""
+    with lab.strategy().scope():
+        model = dense("adam")
+    for error in (RuntimeError, KeyboardInterrupt):
+        with lab.folder() as folder, disk() as slow:
+
+            def strike(epoch, logs, error=error, slow=slow):
+                if epoch:
+                    threading.Timer(0.2, slow.goes_on.set).start()
+                    raise error
+
+            striking = keras.callbacks.LambdaCallback(on_epoch_begin=strike)
+            with contextlib.suppress(error):
+                fit(model, [*twins(folder, "m.keras"), striking])
+                lab.check(False, "not interrupted")
+            require_equal_twins(lab, folder, 1)
+
+
+@case("callbacks")
+def refused_checkpoints(lab):
+    """What `save="async"` cannot do, it says."""
+    with lab.raises(ValueError, "'sync' or 'async'. Received: save='later'"):
+        kd.callbacks.ModelCheckpoint("m.keras", save="later")
+    with lab.raises(ValueError, r"\.keras or \.weights\.h5\. Received: filepath='m.h5'"):
+        kd.callbacks.ModelCheckpoint("m.h5", save="async")
+
+    class Own(keras.Sequential):
+        def save(self, *args, **kwargs):
+            super().save(*args, **kwargs)
+
+    with lab.strategy().scope():
+        model = Own([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with lab.folder() as folder:
+        path = folder / "m.keras"
+        with lab.raises(ValueError, "keras.Model.save. Received: .* Own, which overrides save"):
+            fit(model, [kd.callbacks.ModelCheckpoint(path, save="async")])
+        fit(model, [kd.callbacks.ModelCheckpoint(path)])
+        lab.equal(keras.models.load_model(path, {"Own": Own}).get_weights(), model.get_weights())
+
+
+@case("restarts", replicas=(2,))
+def checkpoints_and_backups(lab):
+    """A backup waits for the files of `ModelCheckpoint`: a restart would not write them."""
+
+    def listed(folder):
+        options = {"save_best_only": True, "save_weights_only": True, "save": "async"}
+        return [kd.callbacks.ModelCheckpoint(folder / "w.weights.h5", "val_loss", **options)]
+
+    exact(lab, arrays(), listed)
+    from kerasdist.callbacks.run_files import RunFiles
+
+    written = []
+    write = RunFiles.write
+    with lab.strategy().scope():
+        model = dense("adam")
+    with lab.folder() as folder, disk() as slow:
+
+        def noted(files, backup):
+            written.append((folder / "1.weights.h5").exists())
+            write(files, backup)
+
+        threading.Timer(0.3, slow.goes_on.set).start()
+        checkpoint = kd.callbacks.ModelCheckpoint(
+            folder / "{epoch}.weights.h5", save_weights_only=True, save="async"
+        )
+        with mock.patch.object(RunFiles, "write", noted):
+            fit(model, [checkpoint, kd.callbacks.BackupAndRestore(folder / "backups")])
+    lab.equal(written, [True, True])
