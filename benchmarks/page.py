@@ -27,8 +27,8 @@ BENCHMARKS = {
     "memory": "Memory of divided state",
 }
 BACKENDS = ("tensorflow", "jax", "torch")
-# These have no options: `KERAS_BACKEND` says the backend, one of these.
-WITHOUT_OPTIONS = {"memory": ("tensorflow", "jax")}
+# These have no options: `KERAS_BACKEND` says the backend.
+WITHOUT_OPTIONS = ("memory",)
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
 INTRODUCTION = """# Benchmarks
 
@@ -58,12 +58,11 @@ def main() -> None:
     ]
     for name in options.only:
         for backend in options.backends:
-            if backend in WITHOUT_OPTIONS.get(name, BACKENDS):
-                plain = name in WITHOUT_OPTIONS
-                own = [] if plain else [*common, "--backends", backend]
-                printed = output(name, own, {"KERAS_BACKEND": backend} if plain else {})
-                record(name, backend).write_text(f"{machine()}\n\n{printed}", "utf-8")
-                PAGE.write_text(page(), "utf-8")
+            plain = name in WITHOUT_OPTIONS
+            own = [] if plain else [*common, "--backends", backend]
+            printed = output(name, own, {"KERAS_BACKEND": backend} if plain else {})
+            record(name, backend).write_text(f"{machine()}\n\n{printed}", "utf-8")
+            PAGE.write_text(page(), "utf-8")
 
 
 def record(name: str, backend: str) -> Path:

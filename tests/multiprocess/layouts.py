@@ -109,10 +109,10 @@ DIVIDED = {
     "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer")),
     "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer")),
 }
-_ON_DIVIDED = "divided."
+_ON_DIVIDED = ("divided.", "divided_models.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
 _SELECTED_ON_DIVIDED = (
-    _ON_DIVIDED,
+    *_ON_DIVIDED,
     "callbacks.callback_reads_and_writes",
     "losses.regularizers",
     "normalization.synchronised",
@@ -135,8 +135,10 @@ _SELECTED_ON_DIVIDED = (
 # There no worker alone reads or changes a variable.
 _NOT_ON_DIVIDED = (
     "callbacks.backup_and_restore",  # Keras's own, refused
+    "disagreements.on_a_weight",  # found as it is assigned
     "worker_callbacks.broadcast_of_variables",
     "worker_callbacks.kerass_own_backups",
+    "worker_compilation.",  # refused with gathered weights
     "worker_saves.save_on_some_workers",
 )
 

@@ -1,7 +1,4 @@
-"""State that workers divide (`sharding=`): what they hold, and models that gather in special ways.
-
-The cases of the exactness suite run over it too (`Layout.sharding`).
-"""
+"""Models that read divided weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
 import numpy as np
 
@@ -13,26 +10,9 @@ from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
-TOPIC = "sharding"
+TOPIC = "workers"
 TORCH = ("torch",)
-STATES = ("optimizer", "full")
-
-
-def strategy_of(lab, state, min_size=1):
-    return lab.strategy(sharding=kd.Sharding(state, min_size=min_size))
-
-
-def same(lab, build, *actions, states=STATES, **options):
-    """On one device, and with each way to divide."""
-    for state in states:
-        lab.same(
-            build, *actions, strategy=strategy_of(lab, state), plain_key=build.__name__, **options
-        )
-
-
-def held(variables):
-    """How many elements this worker holds."""
-    return sum(one._value.numel() for one in variables)
+BACKENDS = ("jax", "torch")
 
 
 def wide(units=8, features=4):
@@ -43,45 +23,14 @@ def wide(units=8, features=4):
 
 
 @case(TOPIC, backends=TORCH)
-def each_worker_holds_its_part(lab):
-    """From the first moment on each worker holds its part of weights and slots, gradients none."""
-    x, y = regression(8)
-    for state, of_weights in (("optimizer", 1), ("full", lab.replicas)):
-        with strategy_of(lab, state).scope():
-            model = wide()
-            weights = sum(-(-one._value.numel() // 1) for one in model.weights)
-            model.optimizer.build(model.trainable_variables)
-        total = model.count_params()
-        slots = model.optimizer.variables[2:]  # without the rate and the number of steps
-        lab.check(weights <= total / of_weights + 2 * lab.replicas, f"{weights} of {total}")
-        # The last part of a variable may be shorter: bounds hold for each variable.
-        most = sum(-(-int(np.prod(one.shape)) // lab.replicas) for one in slots)
-        lab.check(held(slots) <= most, f"{held(slots)} of at most {most}")
-        model.fit(x, y, batch_size=4, verbose=0)
-        lab.check(held(slots) <= most, "the optimizer's variables have become whole")
-        lab.check(
-            sum(one.numel() for one in model.parameters()) == weights, "parameters became whole"
-        )
-        gradients = [one for one in model.parameters() if one.grad is not None]
-        lab.check(not gradients, f"{len(gradients)} gradients are left")
-
-
-@case(TOPIC, backends=TORCH)
-def small_variables_stay_whole(lab):
-    """`min_size`."""
-    with strategy_of(lab, "full", min_size=9).scope():
-        model = wide()
-    whole = [one._value.shape == tuple(one.shape) for one in model.weights]
-    lab.equal([False, True, False, True, True, True], whole)
-
-
-@case(TOPIC, backends=TORCH)
 def gathered_when_needed(lab):
     """A step of `fit` gathers each weight once forward and once backward, the last ones once."""
     from kerasdist.backends.torch.gathered import Leaf
 
     x, y = regression(8)
-    with strategy_of(lab, "full", min_size=9).scope():
+    if lab.strategy().replica_set.options.sharding.state != "full":
+        return
+    with lab.strategy(sharding=kd.Sharding("full", min_size=9)).scope():
         layers = [keras.layers.Dense(8, "tanh") for _ in range(5)]
         model = keras.Sequential([keras.Input((4,)), *layers])
         model.compile("sgd", "mse")
@@ -111,12 +60,12 @@ def recurrent():
     return model
 
 
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def recurrent_layers(lab):
     """Layers that read weights at each time step, more of them than stay gathered."""
     x = np.random.default_rng(0).normal(size=(9, 5, 2)).astype("float32")
     actions = fit(x, x[:, 0, :1], batch_size=4, epochs=3), predict(x)
-    same(lab, recurrent, *actions, tolerance=ADAPTIVE)
+    lab.same(recurrent, *actions, tolerance=ADAPTIVE)
 
 
 def computed_again():
@@ -131,7 +80,7 @@ def computed_again():
 def remat(lab):
     """`RematScope`, whose layers read weights in the backward pass."""
     x, y = regression(9)
-    same(lab, computed_again, fit(x, y, batch_size=4, epochs=2))
+    lab.same(computed_again, fit(x, y, batch_size=4, epochs=2))
 
 
 class Tied(keras.Model):
@@ -153,11 +102,11 @@ def tied():
     return model
 
 
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def shared_and_tied_weights(lab):
     """Weights that a step reads several times: tied, in a shared layer, in a regularizer."""
     ids = np.random.default_rng(1).integers(0, 6, (9, 3)).astype("int32")
-    same(lab, tied, fit(ids, ids, batch_size=4, epochs=2), predict(ids))
+    lab.same(tied, fit(ids, ids, batch_size=4, epochs=2), predict(ids))
 
 
 def frozen():
@@ -167,7 +116,7 @@ def frozen():
     return model
 
 
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def frozen_and_unfrozen(lab):
     """Layers are frozen, trained beside, and trained again."""
     x, y = regression(9)
@@ -177,7 +126,7 @@ def frozen_and_unfrozen(lab):
         model.compile(keras.optimizers.Adam(0.01), "mse")
         return model.fit(x, y, batch_size=4, verbose=0)
 
-    same(lab, frozen, fit(x, y, batch_size=4), unfreeze, tolerance=ADAPTIVE)
+    lab.same(frozen, fit(x, y, batch_size=4), unfreeze, tolerance=ADAPTIVE)
 
 
 def adapted():
@@ -188,46 +137,22 @@ def adapted():
     return model
 
 
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def lora(lab):
     """LoRA on divided weights, merged when saved."""
     x, y = regression(9)
-    same(lab, adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
+    lab.same(adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
 
 
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def in_double(lab):
     """In float64 the numbers agree to 1e-11."""
     x, y = (one.astype("float64") for one in regression(9))
     with double_precision(lab.backend):
-        same(lab, wide, fit(x, y, batch_size=4, epochs=2), tolerance=FLOAT64)
+        lab.same(wide, fit(x, y, batch_size=4, epochs=2), tolerance=FLOAT64)
 
 
-@case(TOPIC, backends=TORCH)
-def saved_and_loaded(lab):
-    """A model that is saved fits any `sharding`; all workers save, the chief writes."""
-    x, y = regression(9)
-    strategies = [strategy_of(lab, state) for state in STATES] + [lab.strategy()]
-    with strategies[1].scope():
-        model = wide()
-    checkpoint = keras.callbacks.ModelCheckpoint
-    with lab.folder() as folder:
-        kept = checkpoint(folder / "kept.weights.h5", save_weights_only=True)
-        model.fit(x, y, batch_size=4, verbose=0, callbacks=[kept])
-        model.save(folder / "m.keras")
-        expected, slots = model.get_weights(), [np.array(one) for one in model.optimizer.variables]
-        lab.alike(expected)
-        for strategy in strategies:
-            with strategy.scope():
-                loaded = keras.models.load_model(folder / "m.keras")
-                again = wide()
-            again.load_weights(folder / "kept.weights.h5")
-            lab.equal([expected, slots], [loaded.get_weights(), list(loaded.optimizer.variables)])
-            lab.equal(expected, again.get_weights())
-        lab.everyone("read")
-
-
-@case(TOPIC, backends=TORCH)
+@case(TOPIC, backends=BACKENDS)
 def restarts_with_another_sharding(lab):
     """A backup is restored with another `sharding`."""
     x, y = regression(12)
@@ -238,15 +163,16 @@ def restarts_with_another_sharding(lab):
         with strategy.scope():
             return wide()
 
-    untouched = model_of(lab.strategy())
+    untouched = model_of(lab.strategy(sharding=None))
     untouched.fit(x, y, epochs=4, **options)
-    for first, second in (("full", "optimizer"), ("optimizer", "full"), ("full", None)):
+    others = [kd.Sharding(state, min_size=1) for state in ("full", "optimizer")]
+    for other in (*others, None):
         with lab.folder() as folder:
             backup = lambda: kd.callbacks.BackupAndRestore(  # noqa: E731
                 folder, delete_checkpoint=False
             )
-            model_of(strategy_of(lab, first)).fit(x, y, epochs=2, callbacks=[backup()], **options)
-            resumed = model_of(lab.strategy() if second is None else strategy_of(lab, second))
+            model_of(lab.strategy()).fit(x, y, epochs=2, callbacks=[backup()], **options)
+            resumed = model_of(lab.strategy(sharding=other))
             resumed.fit(x, y, epochs=4, callbacks=[backup()], **options)
             lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
 
@@ -264,20 +190,13 @@ class Assigning(keras.layers.Layer):
 def refusals(lab):
     """What divided state cannot have is refused, with what to use instead."""
     x, y = regression(8)
-    strategy = strategy_of(lab, "full")
+    strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
     with strategy.scope():
         model = dense()
         assigning = keras.Sequential([keras.Input((4,)), Assigning(), keras.layers.Dense(1)])
         assigning.compile("sgd", "mse")
-    unsupported = kd.errors.UnsupportedError
-    with lab.folder() as folder:
-        for callback, pattern in (
-            (keras.callbacks.BackupAndRestore(folder / "b.weights.h5"), "Use kerasdist.callbacks"),
-            (keras.callbacks.TensorBoard(folder, histogram_freq=1), "histogram_freq=0"),
-            (kd.callbacks.BroadcastGlobalVariables(), "load the weights on all workers"),
-        ):
-            with lab.raises(unsupported, pattern):
-                model.fit(x, y, verbose=0, callbacks=[callback])
-    with lab.raises(unsupported, "Expected only the optimizer.*min_size"):
+    with lab.raises(kd.errors.UnsupportedError, "load the weights on all workers"):
+        model.fit(x, y, verbose=0, callbacks=[kd.callbacks.BroadcastGlobalVariables()])
+    with lab.raises(kd.errors.UnsupportedError, "Expected only the optimizer.*min_size"):
         assigning.fit(x, y, verbose=0)
     lab.still_usable(strategy)
