@@ -72,9 +72,9 @@ WORKERS = (
     ),
 )
 
-# Of the exactness suites and of KerasHub's models on JAX. `KERASDIST_CONFORMANCE_FULL=1` has XLA
-# optimize, and so has every process that is not given `of_suite`'s: the examples, Keras's own
-# tests, the unit tests.
+# Of the exactness suites, of custom loops, and of KerasHub's models on JAX. With
+# `KERASDIST_CONFORMANCE_FULL=1` XLA optimizes, and so it does in every process that is not given
+# `suite_settings`: the examples, Keras's own tests, the other unit tests.
 SLOWER_KERNELS = Setting(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import CPU_DEVICES, values
+from tests.environment import suite_settings, values
 from tests.fresh import run_python
 
 CASES = "tests.unit.backends.jax_cases"
@@ -19,7 +19,8 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def failures():
-    output = run_python("-m", CASES, seconds=900, KERAS_BACKEND="jax", **values(CPU_DEVICES))
+    settings = values(suite_settings("jax"))
+    output = run_python("-m", CASES, seconds=900, KERAS_BACKEND="jax", **settings)
     return json.loads(output.splitlines()[-1])
 
 
