@@ -18,10 +18,10 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Generator[str]:
+def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generator[str]:
     """Yields a temporary name in the same folder; the file replaces `path` in one step.
 
-    It is on the disk by then, so that a loss of power leaves one of the two.
+    With `survives` it is on the disk by then, so that a loss of power leaves one of the two.
     """
     if is_remote(path):
         name = os.fspath(path)
@@ -38,9 +38,11 @@ def replacing(path: str | os.PathLike[str]) -> Generator[str]:
     _unfinished.add(str(unfinished))
     try:
         yield str(unfinished)
-        flush(unfinished)
+        if survives:
+            flush(unfinished)
         unfinished.replace(path)
-        flush(path.parent)
+        if survives:
+            flush(path.parent)
     finally:
         _unfinished.discard(str(unfinished))
         if unfinished.is_dir():

@@ -103,7 +103,7 @@ class Board:
                 self._later = None
             self._written = time.monotonic()
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_files.replacing(self._path) as unfinished:
+            with whole_files.replacing(self._path, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
                 Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
 

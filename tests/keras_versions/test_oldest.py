@@ -25,6 +25,7 @@ SECONDS = 1500
 
 # A case for each hook, and for each thing that an older Keras does otherwise.
 CASES = (
+    "async_checkpoint.same_bytes",
     "callbacks.callback_reads_and_writes",
     "data.validation_split",
     "losses.activity_regularizer",

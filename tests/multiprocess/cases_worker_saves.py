@@ -1,5 +1,7 @@
 """Saving on several workers: one whole file, whoever of them calls `save`."""
 
+from pathlib import Path
+
 import numpy as np
 
 from kerasdist import whole_files
@@ -18,7 +20,7 @@ class Written:
 
     def __enter__(self):
         def replacing(path):
-            self.names.append(path.name)
+            self.names.append(Path(path).name)
             return self._original(path)
 
         self._module.replacing = replacing
