@@ -97,10 +97,14 @@ _ON_LARGER = (
     "shards.data_policy",
 )
 
-# Whose replicas divide the state of a model (`sharding=`).
+# Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.
 DIVIDED = {
     "tensorflow": (),
-    "jax": (Layout(2, 1, sharding="full"), Layout(2, 1, sharding="optimizer")),
+    "jax": (
+        Layout(2, 1, sharding="full"),
+        Layout(2, 1, sharding="optimizer"),
+        Layout(2, 2, sharding="full"),
+    ),
     "torch": (),
 }
 _ON_DIVIDED = "divided."
@@ -172,7 +176,8 @@ def everything() -> bool:
 def layouts(backend: str) -> tuple[Layout, ...]:
     """The layouts of a run of the tests."""
     larger = LARGER[backend] if everything() else LARGER[backend][:1]
-    return (PAIR, *larger, *GPUS[backend], *DIVIDED[backend])
+    divided = DIVIDED[backend] if everything() else DIVIDED[backend][:2]
+    return (PAIR, *larger, *GPUS[backend], *divided)
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
