@@ -185,7 +185,7 @@ class Group:
         return self.sums(placed, here=here)
 
     def note_assigned(self, variable: Any, whole: Any) -> None:
-        """Keeps what is assigned to a divided variable, for `equalize`."""
+        """Keeps what is assigned to a divided variable, None if it is not known."""
         del variable, whole  # all replicas are in this process
 
     def forget_assigned(self) -> None:

@@ -274,8 +274,9 @@ class WorkerGroup(Group):
 
     def note_assigned(self, variable: Any, whole: Any) -> None:
         """Keeps, on the chief's host, what is assigned to a divided variable, for `equalize`."""
-        if self.local.start == 0 and tf.executing_eagerly():
-            self._assigned[id(variable)] = variable, whole.numpy()
+        self._assigned.pop(id(variable), None)
+        if whole is not None and self.local.start == 0 and tf.executing_eagerly():
+            self._assigned[id(variable)] = variable, tf.convert_to_tensor(whole).numpy()
 
     def forget_assigned(self) -> None:
         """Drops what `note_assigned` has kept, as a step begins."""

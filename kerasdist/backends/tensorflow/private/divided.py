@@ -23,7 +23,8 @@ class Divided(distributed_values.MirroredVariable):
         division: Who has which part.
         weight: The Keras variable that this one belongs to, as a slot of an optimizer.
         joined: Returns the whole, given the parts of this process.
-        assigned: Called with this variable and the whole that is assigned to it.
+        assigned: Called with this variable, and the whole that is assigned to it; None if it has
+            changed in another way.
     """
 
     # There is no `__init__`: TensorFlow makes the object, whose class is then changed to this one.
@@ -47,6 +48,13 @@ class Divided(distributed_values.MirroredVariable):
         """Returns the value as a tensor."""
         return tf.convert_to_tensor(self._get())
 
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns the whole, or in an update the part."""
+        done = super().assign(value, *args, **kwargs)
+        if distribute_lib.get_update_replica_id() is None and not _in_replica():
+            self.assigned(self, value)
+        return done
+
     def _get(self) -> Any:
         own = distribute_lib.get_update_replica_id()
         if own is not None:
@@ -68,7 +76,7 @@ class Divided(distributed_values.MirroredVariable):
             value = tf.convert_to_tensor(value, self.dtype)
         if own is not None:
             return update_fn(self._values[own], self.division.part(value, own), **kwargs)
-        self.assigned(self, value)
+        self.assigned(self, None)
         for index, copy in enumerate(self._values):
             with tf.device(copy.device):
                 update_fn(copy, self.division.part(value, index), **kwargs)
