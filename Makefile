@@ -82,7 +82,7 @@ keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.m
 gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (20 minutes)
 	KERASDIST_GPU_LIKE=all $(PYTEST) -q tests/gpu_like
 
-sharded: $(STAMP) ## the suites' cases on JAX with state that the replicas divide (20 minutes)
+sharded: $(STAMP) ## the suites' cases with state that the replicas divide, on JAX and TensorFlow (an hour)
 	KERASDIST_SHARDED=all $(PYTEST) -q tests/sharded
 
 gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU

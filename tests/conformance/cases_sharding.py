@@ -159,15 +159,15 @@ def slots_that_stay_whole(lab):
         layers = [keras.Input((3,)), keras.layers.Dense(8, kernel_constraint=constraint)]
         with lab.strategy(sharding=kd.Sharding("optimizer", min_size=9)).scope():
             model = keras.Sequential(layers)
-            model.compile(optimizer, "mse")
+            model.compile(optimizer(), "mse")
             model.optimizer.build(model.trainable_variables)
         return [part(one) for one in model.optimizer.variables if tuple(one.shape)]
 
-    lab.equal([0.5, 0.5, 1.0, 1.0], made("adam"))
-    lab.equal([1.0] * 4, made("adam", "unit_norm"))
+    lab.equal([0.5, 0.5, 1.0, 1.0], made(keras.optimizers.Adam))
+    lab.equal([1.0] * 4, made(keras.optimizers.Adam, "unit_norm"))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        lab.equal([1.0] * 4, made(keras.optimizers.Lamb()))
+        lab.equal([1.0] * 4, made(keras.optimizers.Lamb))
     said = [str(one.message) for one in warned if "Received: Lamb" in str(one.message)]
     lab.check(len(said) == 1, f"expected one warning, not {said}")
 

@@ -103,8 +103,8 @@ _ON_LARGER = (
     "worker_sharding.slots_divided",
 )
 
-# Whose replicas divide the state of a model (`sharding=`); on TensorFlow `worker_sharding.` does. The
-# first two in every run of the tests.
+# Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.
+# On TensorFlow the cases `worker_sharding.` do it on the pair.
 DIVIDED = {
     "tensorflow": (),
     "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),

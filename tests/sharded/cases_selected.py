@@ -38,7 +38,6 @@ SELECTED = {
     "optimizer": {
         "optimizers.accumulation",
         "optimizers.ema_at_the_end",
-        "optimizers.global_clipnorm_opposing",
         "optimizers.loss_scale_overflow",
         "training.steps_per_execution_not_dividing",
         "facade.training.adam_clipnorm",

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import keras
 import tensorflow as tf
@@ -30,10 +30,17 @@ from kerasdist.user_warnings import warn_user
 @final
 @dataclass(frozen=True)
 class _Rule:
-    """Whose slots are divided, and over whom."""
+    """Which slots are divided, and over whom. It lives no longer than its strategy."""
 
-    group: Group
+    weak_group: ref[Group]
     sharding: Sharding
+
+    @property
+    def group(self) -> Group:
+        """The replicas."""
+        group = self.weak_group()
+        assert group is not None
+        return group
 
     def division(self, optimizer: Any, slot: Any, weight: Any) -> Division | None:
         """Returns how a weight's slot is divided, None if it stays whole.
@@ -45,9 +52,10 @@ class _Rule:
         needs_whole = is_gradient and _clips_by_norm(optimizer)
         if weight.constraint is not None or needs_whole or tuple(slot.shape) != shape:
             return None
-        replicas = self.group.engine.num_replicas_in_sync
+        group = self.group
+        replicas = group.engine.num_replicas_in_sync
         axis = self.sharding.axis(shape, replicas)
-        return None if axis is None else Division(shape, axis, replicas, self.group.local.start)
+        return None if axis is None else Division(shape, axis, replicas, group.local.start)
 
 
 _rules: WeakKeyDictionary[tf.distribute.Strategy, _Rule] = WeakKeyDictionary()
@@ -57,7 +65,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 def add(group: Group, sharding: Sharding) -> None:
     """Divides the slots that optimizers make under a group's native strategy from now on."""
-    _rules[group.engine] = _Rule(group, sharding)
+    _rules[group.engine] = _Rule(ref(group), sharding)
     _install()
 
 
@@ -93,13 +101,14 @@ def divide(optimizer: Any, slot: Any, weight: Any) -> None:
     if not keras_compat.is_elementwise(optimizer):
         _say_that_it_stays_whole(optimizer)
         return
+    group = rule.group
     with nullcontext() if tf.distribute.has_strategy() else EngineScope(engine):
         parts: Any = tf.Variable(
             lambda: tf.zeros(division.part_shape, whole.dtype), trainable=False, name=slot.name
         )
         parts.__class__ = Divided
         parts.division, parts.weight = division, weight
-        parts.joined = lambda own, here: rule.group.joined([here], [own])[0]
+        parts.joined = lambda own, here: group.joined([here], [own])[0]
         first = whole.values[0].read_value()
         for index, copy in enumerate(parts.values):
             copy.assign(division.part(first, index))
