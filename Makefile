@@ -33,6 +33,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 $(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	+$(MAKE) --no-print-directory --jobs=4 install-locked $(BESIDE:%=install-%)
+	# Else all processes that start at once would compile the frameworks' modules, each for itself.
+	for backend in tensorflow jax torch; do KERAS_BACKEND=$$backend $(BIN)/python -c "import keras" || exit; done
 	touch $@
 
 # Two steps, because --no-deps keeps the second from changing what the first has pinned,

@@ -80,10 +80,10 @@ class MirroredStrategy(Strategy):
                 on PyTorch with several GPUs in a script that no launcher has started, else threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all. ``"optimizer"``: the optimizer's variables are
-                divided; on JAX and TensorFlow. ``"full"``: the weights too; on JAX. Small variables
-                stay whole, see `kerasdist.Sharding`. Or, on JAX, a
-                ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the batch,
-                and whose other axes divide variables.
+                divided. ``"full"``: the weights too; not on TensorFlow. On PyTorch each replica
+                must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or, on
+                JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the
+                batch, and whose other axes divide variables.
 
         Raises:
             JobError: In a worker of a job of several, unless ``kerasdist run --workers gpu`` or

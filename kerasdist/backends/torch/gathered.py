@@ -154,7 +154,7 @@ class GatheredWeights:
         leaf = self._by_address.get(tensor.untyped_storage().data_ptr())
         if leaf is None:
             return tensor
-        return _Saved(leaf, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return _Saved(leaf, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):

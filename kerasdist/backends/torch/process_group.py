@@ -36,8 +36,8 @@ _SUMMED_AS = {
     torch.complex128: torch.float64,
 }
 # Newer versions of torch have another name for it.
-_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # A type's number in the header of a message is its index here.
 _TYPES = (
     torch.float32,

@@ -1,0 +1,57 @@
+"""How a worker's part of a variable is cut, and where Keras's optimizers are hooked."""
+
+from tests.fresh import run_fresh
+
+PROBE = """
+from types import SimpleNamespace
+import keras
+import torch
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from kerasdist import keras_compat
+from kerasdist.backends.torch.shards import Shard, padded
+
+for size in range(1, 12):
+    whole = torch.arange(size, dtype=torch.float32)
+    for workers in (1, 2, 3, 4):
+        groups = [SimpleNamespace(size=workers, rank=rank) for rank in range(workers)]
+        shards = [Shard((size,), group) for group in groups]
+        parts = [shard.part(whole) for shard in shards]
+        assert torch.equal(torch.cat(parts), whole), (size, workers)
+        messages = [padded(part, shards[0].length) for part in parts]
+        assert torch.equal(torch.cat(messages)[:size], whole)
+        assert {len(one) for one in messages} == {shards[0].length}
+        assert shards[0].padded_size == workers * shards[0].length < size + workers
+
+shard = Shard((3, 5), SimpleNamespace(size=2, rank=1))
+matrix = torch.arange(15.0).reshape(3, 5)
+assert shard.part(matrix).tolist() == [8.0 + i for i in range(7)]
+shard.part(matrix).add_(1)  # a view
+assert matrix[2, 4] == 15
+
+called = []
+
+def note(name):
+    def hook(original, optimizer, *args):
+        called.append(name)
+        return original(optimizer, *args)
+    return hook
+
+keras_compat.install_updates(note("update"), note("clip"), note("finite"))
+weight = keras.Variable([1.0, 2.0])
+optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0))
+optimizer.build([weight])
+optimizer.apply([torch.ones(2)])
+assert called == ["finite", "update", "clip"], called
+assert keras_compat.updating(optimizer) is optimizer.inner_optimizer
+assert keras_compat.is_elementwise(optimizer.inner_optimizer)
+assert not keras_compat.is_elementwise(keras.optimizers.Adafactor())
+
+class Own(keras.optimizers.SGD):
+    pass
+
+assert not keras_compat.is_elementwise(Own())
+"""
+
+
+def test_parts_and_hooks():
+    run_fresh(PROBE, KERAS_BACKEND="torch")
