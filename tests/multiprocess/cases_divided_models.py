@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.conformance.actions import fit, predict
-from tests.conformance.compare import ADAPTIVE
+from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
@@ -142,6 +142,20 @@ def lora(lab):
     """LoRA on divided weights, merged when saved."""
     x, y = regression(9)
     lab.same(adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
+
+
+@case(TOPIC, backends=BACKENDS)
+def in_bfloat16(lab):
+    """Weights in bfloat16, which NumPy has not, are trained, read and assigned."""
+    x, y = regression(9)
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = lab.same(wide, fit(x, y, batch_size=4), tolerance=BFLOAT16)
+        weights = model.get_weights()
+        model.set_weights(weights)
+        lab.equal(weights, model.get_weights())
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 @case(TOPIC, backends=BACKENDS)

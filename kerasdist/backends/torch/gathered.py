@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -84,9 +84,10 @@ class GatheredWeights:
             which that reads gradients alone, until the optimizer's update.
     """
 
-    def __init__(self) -> None:
-        """Starts without weights."""
+    def __init__(self, *, in_layers: bool) -> None:
+        """Starts without weights; says whether layers read some, or none but the optimizer."""
         self.are_differentiated = False
+        self._in_layers = in_layers
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: list[Leaf] = []
         self._by_address: dict[int, Leaf] = {}
@@ -117,7 +118,8 @@ class GatheredWeights:
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Lets autograd save notes in place of weights; releases all weights at the end."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        with hooks if self._in_layers else nullcontext():
             try:
                 yield
             finally:

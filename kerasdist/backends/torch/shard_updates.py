@@ -259,7 +259,7 @@ class ShardRules:
         install()
         self.group = group
         self.divides_weights = sharding.state == "full"
-        self.weights = GatheredWeights()
+        self.weights = GatheredWeights(in_layers=self.divides_weights)
         self._job = job
         self._min_size = sharding.min_size
         self._warned: weakref.WeakSet[Any] = weakref.WeakSet()

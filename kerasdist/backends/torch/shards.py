@@ -100,7 +100,9 @@ def _meet(work: str, variable: Any, value: torch.Tensor | None = None) -> bool:
     """
     job = current()
     assert job is not None  # one process divides nothing
-    checksum = 0 if value is None else checksums.of_array(value.detach().cpu().numpy())
+    checksum = 0
+    if value is not None:  # its bytes, as NumPy lacks some types
+        checksum = checksums.of_array(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
     label = f"{work} of the divided variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
