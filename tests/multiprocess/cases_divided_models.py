@@ -191,6 +191,35 @@ def restarts_with_another_sharding(lab):
             lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
 
 
+class UpdatesTooEarly(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply([keras.ops.ones_like(one) for one in weights], weights)
+        loss.backward()
+        return {"loss": loss}
+
+
+@case(TOPIC, backends=TORCH)
+def updated_before_the_backward_pass(lab):
+    """A backward pass through weights that have changed is refused, as by autograd itself."""
+    x, y = regression(8)
+    with lab.strategy().scope():
+        model = UpdatesTooEarly()
+        model.compile("sgd", "mse")
+    with lab.raises(RuntimeError, "before the weights.*are updated|modified by an inplace"):
+        model.fit(x, y, verbose=0)
+    lab.still_usable(lab.strategy())
+
+
 class Assigning(keras.layers.Layer):
     def build(self, shape):
         self.scale = self.add_weight(shape=(4,), initializer="ones", name="scale")

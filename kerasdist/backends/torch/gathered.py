@@ -51,6 +51,11 @@ class Leaf:
         """Returns whether the variable's part is still the one of this leaf."""
         return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
 
+    @property
+    def version(self) -> int:
+        """A number that every change of the values increases."""
+        return self._stored._version
+
     def gather(self) -> None:
         """Gathers the values. All workers must call it."""
         whole = self._shard.whole(self._stored)
@@ -73,6 +78,7 @@ class _Saved:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    version: int
 
 
 @final
@@ -156,11 +162,23 @@ class GatheredWeights:
         leaf = self._by_address.get(tensor.untyped_storage().data_ptr())
         if leaf is None:
             return tensor
-        return _Saved(leaf, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return _Saved(
+            leaf,
+            tuple(tensor.shape),
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            leaf.version,
+        )
 
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
+        if saved.version != saved.leaf.version:  # autograd itself refuses a changed tensor
+            raise RuntimeError(
+                "Expected a backward pass before the weights that it needs are updated. Received: "
+                f"a changed weight of shape={tuple(saved.leaf.tensor.shape)}. Take the gradients "
+                "of both losses first, then apply them."
+            )
         self._gather(saved.leaf)
         whole = saved.leaf.tensor.detach()
         return whole.as_strided(saved.shape, saved.stride, saved.offset)
