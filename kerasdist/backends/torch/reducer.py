@@ -22,6 +22,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch import shard_updates
 from kerasdist.backends.torch.buckets import Buckets
 from kerasdist.backends.torch.gradients import Gradients, weighted_sum
+from kerasdist.backends.torch.group import ALL_WHOLE
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.variables import ReplicaScope
@@ -123,7 +124,7 @@ class HookedBuckets(Buckets):
         served: Sequence[bool],
         group: ProcessGroup,
         scope: ReplicaScope,
-        shards: Mapping[int, Shard],
+        shards: Mapping[int, Shard] = ALL_WHOLE,
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter that is served."""
         self._variables = list(variables)  # `begin` checks whether a parameter was replaced
