@@ -71,7 +71,7 @@ def add(group: Group, sharding: Sharding) -> None:
 
 @cache
 def _install() -> None:
-    keras_compat.install_slots(_made, lambda original, *args, **kwargs: original(*args, **kwargs))
+    keras_compat.install_slots(_made)
     keras_compat.install_update(_update, _average, _are_whole)
 
 
