@@ -21,6 +21,7 @@ _NOT_HERE = (
     "saving.",
     "bad_input.",
     "models.really_distributed",
+    "async_checkpoint.",  # on workers: `cases_worker_callbacks`
     "callbacks.model_checkpoint",
     "callbacks.csv_logger",
     "callbacks.tensorboard",
