@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
-from kerasdist import keras_compat
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
@@ -16,12 +15,11 @@ from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.devices import Device
-from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
-from kerasdist.strategies.state_sharding import ShardingOption, options_with
+from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 from kerasdist.training.check_mode import check_mode
@@ -75,7 +73,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 and number them from 0; torch sees all, with the numbers they had.
             batch_norm: As in `MirroredStrategy`.
             check: As in `MirroredStrategy`.
-            sharding: As in `MirroredStrategy`; a LayoutMap in a job of one alone.
+            sharding: As in `MirroredStrategy`. The mesh of a LayoutMap has the devices of all
+                workers, numbered from 0 in the order of the workers: ``"gpu:8"`` is the first one
+                of worker 1 where each has eight. A replica's devices belong to one worker.
 
         Raises:
             TypeError: If `communication_options` is something else.
@@ -112,13 +112,6 @@ def replicas_of_job(
     communication: CommunicationOptions = DEFAULT_COMMUNICATION,
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
-    if keras_compat.is_layout_map(options.sharding):
-        raise UnsupportedError(
-            f"[worker {place.rank}/{place.num_workers}] Expected sharding to be None, 'optimizer', "
-            "'full' or a kerasdist.Sharding in a job of several workers. Received: "
-            f"sharding={options.sharding!r:.200}. For a LayoutMap train on the devices of one "
-            "machine by one process, with kerasdist.MirroredStrategy(sharding=...)."
-        )
     prepare(backend, names)
     job, is_new = current.join(place, _versions(backend))
     if is_new:
@@ -129,7 +122,7 @@ def replicas_of_job(
     chosen = {
         "check": options.check,
         "batch_norm": options.batch_norm,
-        "sharding": repr(options.sharding),
+        "sharding": described(options.sharding),
     }
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)

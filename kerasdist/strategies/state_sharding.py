@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+import numpy as np
+
 from kerasdist import keras_compat
 from kerasdist.backends.options import ReplicaOptions
 from kerasdist.sharding import Divided, Sharding
@@ -42,6 +44,17 @@ def checked_sharding(sharding: ShardingOption) -> Any:
     if is_map:
         _check_mesh(sharding)
     return sharding if is_map or isinstance(sharding, Sharding) else Sharding(sharding)
+
+
+def described(sharding: Any) -> str:
+    """Returns in words what a checked argument says, which is to be the same on all workers."""
+    if not keras_compat.is_layout_map(sharding):
+        return repr(sharding)
+    mesh = sharding.device_mesh
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    devices = [str(one) for one in np.ravel(mesh.devices)]
+    layouts = {key: layout.axes for key, layout in sharding.items()}
+    return f"LayoutMap({layouts}), over a mesh of {sizes}, {devices}"
 
 
 def _devices_per_replica(layout_map: Any) -> int:

@@ -156,14 +156,8 @@ def shapes_that_do_not_match(lab):
 
 
 @case("workers", backends=("jax",))
-def layout_maps_are_refused(lab):
-    """A LayoutMap over several workers is refused, and so is `sharding=` that differs by worker."""
-    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
-    said = (
-        r"worker \d/\d.*Expected sharding to be None, 'optimizer'.*Received: sharding=.*LayoutMap"
-    )
-    with lab.raises(kd.errors.UnsupportedError, said):
-        lab.strategy(sharding=keras.distribution.LayoutMap(mesh))
+def sharding_differs(lab):
+    """`sharding=` that differs by worker is refused."""
     own = kd.Sharding("full", min_size=1 + lab.job.rank)
     said = r"same options of the strategy. Received: sharding=.*min_size=\d.* on worker"
     with lab.raises(kd.errors.DisagreementError, said):

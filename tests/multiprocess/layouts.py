@@ -102,6 +102,7 @@ _ON_LARGER = (
     "shards.arrays_by",
     "shards.data_policy",
     "worker_sharding.slots_divided",
+    "layout_maps.",
 )
 
 # Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.

@@ -82,6 +82,13 @@ class JaxBackend(Backend):
             _require_no_other_processes(devices[0].kind)
             return JaxReplicaSet(here, devices, options)
         check_no_compression(communication.compression, "JAX")
+        if len(devices) % options.devices_per_replica:
+            raise UnsupportedError(
+                f"[worker {job.rank}/{job.num_workers}] Expected each worker to have all devices "
+                f"of its replicas. Received: devices={len(devices)}, and a LayoutMap by which a "
+                f"replica has {options.devices_per_replica}. Divide the batch over more devices, "
+                "and the variables over fewer."
+            )
         if here[0].platform == "cpu":
             connection.check_way_back(job)
         job.assert_equal("kind of devices", {"platform": here[0].platform})

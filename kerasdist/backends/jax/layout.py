@@ -141,11 +141,17 @@ def _mapped(
 ) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
     """Returns what a LayoutMap's mesh says: devices in order, axes of a replica, and the rule."""
     mesh = layout_map.device_mesh
-    known = {f"{one.platform}:{one.id}": one for one in devices}
     wanted = [str(name) for name in np.ravel(mesh.devices)]
-    if sorted(wanted) != sorted(known):
+    if _are_of_workers(devices):
+        known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
+        fits = wanted == list(known)  # a replica's devices are neighbours in one process
+    else:
+        known = {f"{one.platform}:{one.id}": one for one in devices}
+        fits = sorted(wanted) == sorted(known)
+    if not fits:
         raise DeviceError(
-            "Expected the mesh of the LayoutMap to have the strategy's devices. Received: "
+            "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
+            "workers in their order. Received: "
             f"sharding=LayoutMap over {wanted}, devices={list(known)}. Name the same devices."
         )
     data, *others = mesh.axis_names
@@ -160,10 +166,16 @@ def _mapped(
 def _grid(devices: Sequence[Any], shape: tuple[int, ...]) -> Any:
     """Arranges devices in a grid of this shape, the logical devices of a replica being neighbours.
 
-    With one device per replica, their order is that of the workers, who divide a batch in order.
+    With several workers their order stays: each has whole replicas, and they divide a batch in
+    order.
     """
-    if len(shape) > 1 and devices[0].platform == "tpu":
+    if len(shape) > 1 and devices[0].platform == "tpu" and not _are_of_workers(devices):
         # The chips of a TPU slice are connected as a torus, along which they are not numbered.
         with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
             return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return np.array(devices).reshape(shape)
+
+
+def _are_of_workers(devices: Sequence[Any]) -> bool:
+    """Whether other processes have some of the devices. Those of a plan are nobody's."""
+    return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1

@@ -91,7 +91,9 @@ class ByLayoutMap(StateRule):
                 f"divide it evenly. Received: layout={layout.axes} for the variable {owner.path!r} "
                 f"of shape {shape}, on a mesh of {dict(self._sizes)}. Change the LayoutMap."
             )
-        return PartitionSpec(*(self._names.get(one) for one in layout.axes))
+        pairs = zip(layout.axes, pieces, strict=True)
+        axes = [self._names[axis] if count > 1 else None for axis, count in pairs]
+        return PartitionSpec(*axes) if any(axes) else WHOLE  # JAX leaves out axes of size 1
 
     def update_spec(self, weight: Any) -> PartitionSpec:
         """Returns what the map has for the weight."""

@@ -155,9 +155,10 @@ class WorkerPlacement(MeshPlacement):
             return jax.tree.map(self._whole, batch)
 
         def assembled(leaf: Any) -> Any:
-            share = leaf.shape[0] // len(self.layout.local)
-            parts = [leaf[i * share : (i + 1) * share] for i in range(len(self.layout.local))]
-            return self._joined(parts, (total, *leaf.shape[1:]), self.pieces)
+            here = len(self.layout.local_replicas)
+            share = leaf.shape[0] // here
+            parts = [leaf[i * share : (i + 1) * share] for i in range(here)]
+            return self._of_replicas(parts, (total, *leaf.shape[1:]), self.pieces)
 
         return jax.tree.map(assembled, batch)
 
@@ -172,7 +173,12 @@ class WorkerPlacement(MeshPlacement):
             self.lasting(leaf[(*before, slice(replica * share, (replica + 1) * share))])
             for replica in here
         ]
-        return self._joined(parts, leaf.shape, target)
+        return self._of_replicas(parts, leaf.shape, target)
+
+    def _of_replicas(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
+        """Makes a global array of which each device of a replica has the replica's part."""
+        each = self.layout.splits.logical_devices
+        return self._joined([part for part in parts for _ in range(each)], shape, target)
 
     def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
         placed = jax.device_put(parts, list(self.layout.local))

@@ -1,0 +1,101 @@
+"""A `keras.distribution.LayoutMap` over several workers: replicas of several devices."""
+
+from tests.conformance.actions import fit, predict
+from tests.conformance.cases_sharding import even, part, parts
+from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lab import fresh, optimizer_values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+
+def _layouts(lab, per_replica):
+    """The batch is divided over the workers, weights over the devices of each."""
+    count = lab.replicas
+    shape = count // per_replica, per_replica
+    names = [f"cpu:{number}" for number in range(count)]
+    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), names)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*up/kernel"] = (None, "model")
+    layouts[".*up/bias"] = ("model",)
+    layouts[".*down/kernel"] = ("model", "batch")
+    return layouts
+
+
+@case("workers", backends=("jax",))
+def as_one_device(lab):
+    """`fit`, `predict`, files and backups by a LayoutMap over the devices of all workers."""
+    each = lab.replicas // lab.job.num_workers
+    x, y = regression(9, outputs=4)
+    strategy = lab.strategy(sharding=_layouts(lab, each))
+    lab.equal(lab.job.num_workers, strategy.num_replicas_in_sync)
+    actions = fit(x, y, batch_size=4, epochs=2), predict(x)
+    model = lab.same(even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="by a map")
+    divided = 1 / lab.replicas
+    lab.equal([1 / each, 1 / each, divided, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
+    slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
+    lab.equal([1 / each] * 4 + [divided] * 2 + [1.0] * 6, slots)
+    lab.alike(model.get_weights())
+    with lab.folder() as folder:
+        model.save(folder / "m.keras")
+        whole = keras.models.load_model(folder / "m.keras")
+        lab.equal(model.get_weights(), whole.get_weights())
+        lab.equal(optimizer_values(model), optimizer_values(whole))
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[kd.callbacks.BackupAndRestore(folder)])
+        lab.everyone("loaded")
+
+
+@case("workers", backends=("jax",))
+def custom_loop(lab):
+    """`strategy.run` by a LayoutMap over the devices of all workers, beside one device."""
+    each = lab.replicas // lab.job.num_workers
+    x, y = regression(8, outputs=4)
+
+    def train(strategy):
+        fresh()
+        with strategy.scope():
+            model = even()
+            model.optimizer.build(model.trainable_variables)
+
+        @kd.function
+        def step(data):
+            inputs, targets = data
+
+            def loss():
+                errors = keras.ops.square(model(inputs, training=True) - targets)
+                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=8)
+
+            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
+            model.optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        losses = []
+        for _ in range(3):
+            for batch in strategy.distribute_dataset([(x, y)]):
+                losses.append(strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None))
+        return [float(one) for one in losses], model
+
+    expected, plain = train(kd.get_strategy())
+    actual, model = train(lab.strategy(sharding=_layouts(lab, each)))
+    lab.equal(expected, actual)
+    lab.equal(plain.get_weights(), model.get_weights(), ADAPTIVE)
+    lab.check(each == 1 or 1 / each in parts(model.weights), f"whole: {parts(model.weights)}")
+
+
+@case("workers", backends=("jax",))
+def refused(lab):
+    """A replica over two workers, devices in another order, and maps that differ by worker."""
+    each = lab.replicas // lab.job.num_workers
+    with lab.raises(
+        kd.errors.UnsupportedError, r"worker \d/.*all devices of its replicas.*Received: devices="
+    ):
+        lab.strategy(sharding=_layouts(lab, lab.replicas))
+    names = [f"cpu:{number}" for number in reversed(range(lab.replicas))]
+    mesh = keras.distribution.DeviceMesh((lab.replicas // each, each), ("batch", "model"), names)
+    with lab.raises(kd.errors.DeviceError, "workers in their order.*Received: sharding=LayoutMap"):
+        lab.strategy(sharding=keras.distribution.LayoutMap(mesh))
+    layouts = _layouts(lab, each)
+    layouts[f".*of {lab.job.rank}"] = ("model",)
+    said = r"same options of the strategy. Received: sharding=.*LayoutMap.*of \d.* on worker"
+    with lab.raises(kd.errors.DisagreementError, said):
+        lab.strategy(sharding=layouts)
