@@ -22,20 +22,14 @@ ROOT = Path(__file__).parents[2]
 BACKENDS = ("jax", "torch", "tensorflow")
 PYTHONS = ("3.11", "3.12", "3.13")
 WHEELS = ROOT / "build" / "wheels"
-# What README's reader has: data.
-DATA = """
-import numpy as np
-x = np.random.default_rng(0).normal(size=(1000, 8)).astype("float32")
-y = x[:, :1]
-"""
 SECONDS = 1800
 
 
 def snippet() -> str:
-    """The first program of README, with data for it."""
+    """The first program of README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return DATA + next(block for block in blocks if "MirroredStrategy" in block)
+    return next(block for block in blocks if "MirroredStrategy" in block)
 
 
 def build(folder: Path) -> Path:
@@ -81,7 +75,7 @@ def attempt(wheel: Path, python: Path, backend: str, constraints: Path | None) -
         version = _run([bin_folder / "kerasdist", "--version"], folder).strip()
         _run([bin_folder / "kerasdist", "info"], folder, backend)
         said = _run([bin_folder / "python", "train.py"], folder, backend)
-        if "val_mae" not in said:
+        if not re.search(r"\d replicas, loss \d", said):
             raise RuntimeError(f"the snippet has not trained: {said}")
         packages = _run([*pip, "list", "--format=freeze"], folder).splitlines()
         shown = [one for one in packages if one.partition("==")[0] in ("keras", backend)]
