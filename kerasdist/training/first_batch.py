@@ -7,6 +7,7 @@ global program, whose numbers are those of one device, so nothing is compared th
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import keras
@@ -19,6 +20,9 @@ from kerasdist.user_warnings import warn_user
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
+# Workers that divide a model with more weights may have no room for its whole state, which a step
+# on one device needs. With Adam and gradients this many take 256 MiB.
+MOST_WHOLE = 1 << 24
 
 
 def is_wanted(model: Any) -> bool:
@@ -33,6 +37,9 @@ def is_wanted(model: Any) -> bool:
         for layer in keras_compat.flat_layers(model)
     ):
         _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
+        return False
+    if replicas.divides_state and sum(math.prod(one.shape) for one in model.weights) > MOST_WHOLE:
+        _log.debug("%s: not checked: too large to be whole on each worker.", model.name)
         return False
     return True
 

@@ -1,6 +1,7 @@
 """The check of the first batch, and the report of it, where workers hold parts of the batch."""
 
 import os
+from unittest import mock
 
 import numpy as np
 
@@ -92,6 +93,19 @@ def choices(lab):
     lab.equal(warned(model, batch), [])
     with lab.raises(kd.errors.DisagreementError, "Received: check='"):
         lab.strategy(check="warn" if lab.job.is_chief else "off")
+
+
+@case("the first-batch check", backends=CHECKED)
+def large_divided_state(lab):
+    """Workers that divide a large model's state do not make it whole for the comparison."""
+    from kerasdist.training import first_batch
+
+    for most, expected in ((first_batch.MOST_WHOLE, "compared"), (1, "too large to be whole")):
+        options = {"sharding": kd.Sharding("optimizer", min_size=1)}
+        model, batch = made(lab, lambda backend: added_sum(backend, repaired=True), **options)
+        with checked() as checks, mock.patch.object(first_batch, "MOST_WHOLE", most):
+            warned(model, batch)
+        lab.check(len(checks) == 1 and expected in checks[0], f"{expected}: {checks}")
 
 
 @case("the first-batch check", backends=CHECKED)
