@@ -331,7 +331,7 @@ class Strategy:
         return self._sole_context
 
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
-        """Turns errors that a lost worker causes in the call into its loss."""
+        """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
         job = None if self._replica_set is None else self._replica_set.job
         return contextlib.nullcontext() if job is None else job.translating_failures(call)
 

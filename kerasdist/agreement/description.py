@@ -1,7 +1,7 @@
 """Any value as JSON that is equal on workers which run the same script in the same way.
 
 Addresses, the order of sets and dictionaries, names that Keras numbers, seeds and initializers are
-left out: the first mean nothing, and variables start with the chief's values.
+left out: they say nothing about the computation, and variables start with the chief's values.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def own_code(instance: Any) -> dict[str, Any]:
 
 
 def _made_with(instance: Any) -> dict[str, Any]:
-    """Returns the arguments that an object keeps; some `get_config`s lack one (Huber's)."""
+    """Returns the arguments that an object keeps, since some `get_config`s omit one (Huber's)."""
     kept, found = vars(instance), dict[str, Any]()
     for name in _parameters(type(instance)):
         value = kept.get(name, kept.get(f"_{name}"))

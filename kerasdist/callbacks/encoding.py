@@ -30,7 +30,7 @@ _DEPTH = 6
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
 
-# Code, and objects that the script makes again: nothing to keep.
+# Code, and objects that the script makes again: a backup keeps nothing of them.
 _CODE = (
     type,
     types.FunctionType,

@@ -42,7 +42,7 @@ def read(variables: Variables) -> Membership | Absent:
 
 
 def _membership(variables: Variables, hosts: list[str], worker: int) -> Membership | Absent:
-    """Returns the place of a worker of a slice; the variables tell of the other slices."""
+    """Returns a worker's membership; environment variables describe the other slices."""
     slices = variables.optional_integer("MEGASCALE_NUM_SLICES") or 1
     count = len(hosts) * slices
     if count == 1:

@@ -26,7 +26,7 @@ class Gate:
         self._credentials = credentials
         self._who = f"[worker 0/{workers}]"
         self._limit = max(_MOST_STRANGERS, 2 * workers)
-        # Open connections that have not proved anything yet, oldest first.
+        # Open connections that have not proved yet that they belong to the job, oldest first.
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._refused = 0
         self._unreported = 0

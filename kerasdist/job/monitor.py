@@ -68,7 +68,7 @@ class Monitor:
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, which only waits for the others."""
+        """Ends this process, which is only waiting for the others."""
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 
@@ -83,7 +83,7 @@ class Monitor:
         self.fail(None, 1)
 
     def hasten(self) -> None:
-        """Limits the time of what follows the job, if this worker was interrupted."""
+        """Limits how long this process may take after the job, if the worker was interrupted."""
         if self._interrupted and not starter.has_started_others():
             interruption.limit_interpreter()
 

@@ -34,7 +34,7 @@ def command() -> tuple[str, ...]:
 
 
 def why_not_again() -> str | None:
-    """Returns why this process is nothing that can be started again, None if it can."""
+    """Returns why this process cannot be started again, None if it can."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or hasattr(sys, "ps1") or sys.flags.interactive or not Path(file).is_file():
         return "this is a notebook, an interactive interpreter or a program without a file"

@@ -50,7 +50,7 @@ class _ThisProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not come to its end yet."""
+        """Whether it has not ended yet."""
         return self._code is None
 
     @property
@@ -59,7 +59,7 @@ class _ThisProcess:
         return self._code or 0
 
     def end(self, code: int) -> None:
-        """Notes that it ends."""
+        """Records that it ends."""
         with self._lock:
             if self._code is not None:
                 return

@@ -96,7 +96,7 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Says of how many devices a collective is: of those of a replica, or of all."""
+    """Returns a collective with its number of devices: those of a replica, or all."""
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)

@@ -120,10 +120,10 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
 
 
 def check_promise(backend: Backend) -> None:
-    """Refuses to compute on CPUs in silence where a GPU is there for this process.
+    """Warns or raises if this process would compute on CPUs although it has a GPU.
 
-    Called where the framework sees no accelerator. A framework built for CPUs is warned about,
-    unless a variable names GPUs for this process: then somebody has asked for them.
+    Called where the framework sees no accelerator. Warns if the framework is built for CPUs; raises
+    if a variable gives GPUs to this process, so that the user has asked for them.
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None

@@ -129,7 +129,7 @@ class AmongWorkers(Maker):
         self._job = job
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Contributes this worker's components; the workers exchange their shapes first."""
+        """Makes values of all workers' components; the workers exchange the shapes first."""
         if scopes.program() is not None and len(values) == self._replicas:
             return transpose(values, self._joined)
         columns: list[Sequence[Any]] = []
@@ -155,7 +155,7 @@ class AmongWorkers(Maker):
         return transpose(split_batch(batch, self._replicas), brought)
 
     def entering(self, structure: Any) -> Any:
-        """Contributes the components of values that the user has made by hand."""
+        """Makes global values of those whose components the user has made by hand."""
         leaves, form = jax.tree.flatten(structure, is_leaf=is_distributed)
         by_hand = [
             index
@@ -173,7 +173,7 @@ class AmongWorkers(Maker):
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Returns a value per list of this worker's components, after an exchange of shapes."""
+        """Makes one value per column of this worker's components; workers exchange the shapes."""
         self._check_outside()
         here = len(self._place.layout.local_replicas)
         wrong = [len(column) for column in columns if len(column) != here]

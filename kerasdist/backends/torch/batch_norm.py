@@ -84,7 +84,7 @@ def _serves(inputs: Any) -> bool:
         and inputs.numel() > 0
         and inputs.is_contiguous()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.compiler.is_compiling()  # which joins Keras's own operations
+        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
     )
 
 

@@ -151,13 +151,13 @@ class ReplicaScope(keras.StatelessScope):
         self._copies = copies
         self.weight = 1.0
         self.rules: Rules
-        # Whether all replicas assign equal values now, and the ids of the variables they did so to.
+        # Whether all replicas assign equal values now; the ids of variables that got equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, Any] = {}
-        # What compiled code has assigned, and whether all replicas assigned equal values.
+        # What compiled code has assigned; whether all replicas assigned equal values.
         self.assigned: list[tuple[Any, bool]] = []
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
