@@ -80,9 +80,9 @@ class Strategy:
     def chief_first(self) -> Generator[None]:
         """Runs a block on the chief first, and then on the other workers, at once.
 
-        For what is done once and then found done, such as a download into a folder that all workers
-        see. All workers must enter it, and the block must not call what needs all workers. In a
-        single process it does nothing.
+        For work that only the first worker needs to do, such as a download into a folder that all
+        workers see. All workers must enter it, and the block must not call what needs all workers.
+        In a single process it does nothing.
 
         The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds for it, 600 by default; then the job
         ends.

@@ -81,7 +81,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
         given = {} if keras_compat.is_wired(instance) else instance.get_config()
     except Exception:  # noqa: BLE001  user classes need not have one
         given = {}
-    # Keras writes a user function down with the path of its file.
+    # `get_config` gives the path of a user function's file, so the function itself is described.
     given = {**_made_with(instance), **given, **_functions(instance)}
     if is_own:
         given = {name: value for name, value in given.items() if name not in code.OWN}

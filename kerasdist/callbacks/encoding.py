@@ -186,7 +186,7 @@ def renumbered(form: Any, first: int) -> Any:
 
 
 def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
-    """Returns the value of a form; a mutable one is the current value, filled in place."""
+    """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
     kind = form[_TAG]

@@ -192,7 +192,7 @@ class Position:
             self._record_place(self._iterations.place())
 
     def _record_place(self, place: bytes | None) -> None:
-        """Keeps the position of this epoch's iterator; Keras makes others to look at a batch."""
+        """Keeps the position of this epoch's iterator; Keras makes others to inspect a batch."""
         if self._is_due:
             self._place, self._is_due, self._is_read = place, False, True
 

@@ -49,7 +49,7 @@ def _membership(variables: Variables, hosts: list[str], worker: int) -> Membersh
         return Absent("This TPU slice has one host.")
     index = variables.optional_integer("MEGASCALE_SLICE_ID") or 0
     rank = index * len(hosts) + worker
-    # libtpu's own coordinator listens at this port, if it is set.
+    # With several slices, the host of libtpu's own coordinator, on rank 0's machine.
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]

@@ -11,7 +11,7 @@ from kerasdist.job import handshake, protocol
 from kerasdist.job.handshake import RefusedError
 from kerasdist.job.secret import Credentials
 
-# Anyone can open connections and prove nothing; the oldest of those is closed for a new one.
+# How many connections may have proved nothing yet; for a new one the oldest is closed.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5

@@ -24,10 +24,10 @@ def command() -> tuple[str, ...]:
     """Returns the command; the caller has found that there is one."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # a script, and no module: the script may have changed its folder
+    if main.__spec__ is None:  # a script, not a module; it may have left its first folder
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # it is as typed, behind the folder
+            if file == word or file.endswith(f"/{word}"):  # the user typed it relative to a folder
                 words[index] = file
                 break
     return tuple(words)

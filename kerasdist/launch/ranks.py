@@ -128,7 +128,7 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         starter.register(self.finish)
-        atexit.register(self._at_exit)  # before the job's own, which so runs before it
+        atexit.register(self._at_exit)  # registered before the job's own, so it runs after that
 
     def pass_on_interrupts(self) -> None:
         """Lets Ctrl-C, which a terminal sends to this process alone, reach the others as well."""

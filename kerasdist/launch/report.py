@@ -68,7 +68,7 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
-        return said  # another machine may have it
+        return said  # the workers' machine may have the backend
     return f"{said}\nwarning: {backend.problem}"
 
 

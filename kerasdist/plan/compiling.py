@@ -103,5 +103,5 @@ def _named(each: Collective, program: TrainingProgram, target: Target) -> Collec
 
 
 def _bytes(number: str, unit: str) -> float:
-    """Reads a size as XLA writes it, such as 15.75 and G."""
+    """Returns the bytes of a size that XLA writes as a number and a unit, such as 15.75 and G."""
     return float(number) * 1024.0 ** " KMGT".index(unit or " ")

@@ -249,7 +249,7 @@ def _rounded(batch: int) -> int:
 
 
 def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
-    """Returns the examples of a device: as asked for, or the script's batch, divided.
+    """Returns the examples per device: as the user asked, or the script's batch, divided.
 
     Raises:
         InputError: If the script's batch has fewer examples than there are devices.

@@ -106,7 +106,7 @@ def taken(
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
     """Returns a worker's part of GPUs that only its framework has found.
 
-    So it is in a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+    Such a case is a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
 
     Args:
         devices: What the framework sees.
@@ -116,7 +116,7 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    return [devices[index] for index in own] or devices  # too few: each sees another one
+    return [devices[index] for index in own] or devices  # too few: each worker sees its own
 
 
 def check_promise(backend: Backend) -> None:

@@ -42,7 +42,7 @@ def mark_unread(variables: Iterable[Any], arrays: Iterable[Any]) -> None:
 
 
 def consumable(variables: Iterable[Any], arrays: Sequence[Any]) -> list[Any]:
-    """Returns the variables' arrays, but copies of those to which other code may refer."""
+    """Returns arrays to donate: the variables' own, or copies if other code may refer to them."""
     return [
         array if _unread.get(variable) is array else jnp.copy(array)
         for variable, array in zip(variables, arrays, strict=True)

@@ -65,7 +65,7 @@ class Maker(abc.ABC):
         return Padded(array, tuple(shapes))
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
-        """Returns a value from all replicas' components, which this process has or is tracing."""
+        """Returns a value of all replicas' components, which this process holds or traces."""
         if not is_array(leaves[0]):
             return _of_objects(leaves)
         if replica_scope.current() is not None:

@@ -195,7 +195,7 @@ class PlacedSpec(tf.TypeSpec):
 
     @property
     def value_type(self) -> type[PlacedIterator]:
-        """The type of what has this specification."""
+        """The type of the iterators that this specification describes."""
         return PlacedIterator
 
     def _serialize(self) -> tuple[Any, ...]:

@@ -212,7 +212,7 @@ class ReplicaScope(keras.StatelessScope):
             self.refresh(self.rules.commit([self], sums=False))
 
     def note_assigned(self) -> None:
-        """Keeps what compiled code has written into the variables themselves."""
+        """Records that compiled code has written some variables, past this scope."""
         for variable, is_equal in self.assigned:
             self.state_mapping[id(variable)] = keras_compat.stored_value(variable)
             self.written[id(variable)] = variable
