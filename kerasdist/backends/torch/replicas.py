@@ -33,11 +33,11 @@ from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.buckets import in_packs
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import Components, LoopRules
+from kerasdist.backends.torch.divided_state import ShardRules
 from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.placing import computing_on, torch_device
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.shard_updates import ShardRules
 from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.steps import Steps
 from kerasdist.backends.torch.thread_pool import ThreadPool

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import shard_updates, shards, states
+from kerasdist.backends.torch import divided_state, shards, states
 from kerasdist.backends.torch.steps import of_all
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
 from kerasdist.input import sharding
@@ -90,7 +90,7 @@ class TorchTrial(Trial):
         self.restore()
         self._kept.clear()
         self._open.close()
-        shard_updates.divide_after_trial()
+        divided_state.divide_after_trial()
 
     def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
