@@ -43,7 +43,7 @@ class BackendChoice:
 
     @property
     def problem(self) -> str | None:
-        """Why the backend cannot be used in this interpreter, and what to do; None if it can."""
+        """Why this interpreter cannot use the backend, and what to do; None if it can."""
         installed = [name for name in KNOWN if _is_installed(name)]
         if self.name in installed:
             return None

@@ -106,7 +106,7 @@ def open_placements() -> list[Placement]:
 
 @contextmanager
 def placements_left() -> Generator[None]:
-    """Runs code as outside of the placements that are open in this thread."""
+    """Runs code as if no placement were open in this thread."""
     placements, _here.placements = _here.placements, []
     for one in reversed(placements):
         one.leave()
@@ -124,7 +124,7 @@ def replica() -> ReplicaContext | None:
 
 
 def enclosing_replica() -> ReplicaContext | None:
-    """Returns the replica that called this code, also in the function of a merge call."""
+    """Returns the replica whose code called this code, even through `merge_call`."""
     for context in reversed(_here.replicas):
         if context is not None:
             return context

@@ -27,7 +27,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 _INDEX = re.compile(r"\d+")
 _MIG = "MIG-"
 _NAME = re.compile(r"\d|GPU-|MIG-")
-# In the properties of a node of AMD's driver: kinds of memory that are a GPU's own.
+# The kinds of memory that are a GPU's own, by the numbers of AMD's driver.
 _OF_GPU = (1, 2)
 
 
@@ -78,8 +78,8 @@ class Usage:
     Attributes:
         used: Its memory in use, in bytes.
         total: Its memory in bytes.
-        busy: The share of the last moment in which it computed; None where the driver does not
-            tell, as for parts of a divided GPU.
+        busy: The driver's utilization, from 0 to 1; None where the driver reports none, as for a
+            MIG part of a GPU.
     """
 
     used: int
@@ -89,7 +89,7 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use, as often as one likes: NVML stays open.
+    """Asks NVML how much of some GPUs is in use, and keeps NVML open in between.
 
     Args:
         seen: The GPUs; those of other makers than NVIDIA are left out.
@@ -106,7 +106,7 @@ class Watch:
             self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
 
     def usage(self) -> list[Usage]:
-        """Returns how much of each GPU is in use, without those that do not tell."""
+        """Returns the usage of each GPU that reports it."""
         found: list[Usage] = []
         for handle in self._handles:
             try:
@@ -122,7 +122,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether a variable gives GPUs to a process, whether or not they are there."""
+    """Returns whether an environment variable gives GPUs to a process, existing or not."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -165,7 +165,7 @@ def driver_problem() -> str | None:
 
 
 def part(count: int, workers: int, number: int) -> range:
-    """Returns which of `count` GPUs a worker has that shares them with others, as many for each.
+    """Returns which GPUs a worker takes, if several workers divide `count` GPUs equally.
 
     Args:
         count: How many GPUs there are.
@@ -277,7 +277,7 @@ def _parts(nvml: Any, handle: Any) -> Iterator[Gpu]:
 def _described(nvml: Any, handle: Any) -> Gpu:
     try:
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # where it is the machine's
+    except nvml.NVMLError:  # the GPU shares the machine's memory
         memory = None
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
 

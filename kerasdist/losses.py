@@ -13,8 +13,8 @@ def compute_average_loss(
 ) -> Any:
     """Returns a replica's part of the mean loss of the global batch.
 
-    The sum of it over the replicas, which is what ``optimizer.apply`` makes of gradients, is the
-    mean over all examples. An example's loss is the sum along all other axes: where it should be
+    The sum of the replicas' parts is the mean over all examples; ``optimizer.apply`` sums the
+    gradients likewise. An example's loss is the sum along all other axes: where it should be
     their mean, take that first.
 
     Example::

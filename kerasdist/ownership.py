@@ -36,7 +36,7 @@ def any_is_used() -> bool:
 
 
 def record_owner(variable: Any, strategy: Strategy) -> None:
-    """Keeps the strategy that a variable is made under."""
+    """Records the strategy that a variable is made under."""
     _made_under.put(variable, weakref.ref(strategy))
 
 

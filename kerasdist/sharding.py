@@ -39,7 +39,7 @@ class Sharding:
         """Checks the values.
 
         Raises:
-            ValueError: If `state` is none of its choices, or `min_size` is no positive number.
+            ValueError: If `state` is none of its values, or `min_size` is no positive number.
         """
         if self.state not in get_args(Divided):
             raise ValueError(

@@ -80,9 +80,9 @@ class Strategy:
     def chief_first(self) -> Generator[None]:
         """Runs a block on the chief first, and then on the other workers, at once.
 
-        For what is done once and then found done, such as a download into a folder that all workers
-        see. All workers must enter it, and the block must not call what needs all workers. In a
-        single process it does nothing.
+        For work that only the first worker needs to do, such as a download into a folder that all
+        workers see. All workers must enter it, and the block must not call what needs all workers.
+        In a single process it does nothing.
 
         The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds for it, 600 by default; then the job
         ends.
@@ -331,7 +331,7 @@ class Strategy:
         return self._sole_context
 
     def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
-        """Turns errors that a lost worker causes in the call into its loss."""
+        """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
         job = None if self._replica_set is None else self._replica_set.job
         return contextlib.nullcontext() if job is None else job.translating_failures(call)
 

@@ -15,7 +15,7 @@ def warn_user(message: str) -> None:
     """Gives a `UserWarning` that names the innermost line outside of the libraries."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
-        if frame.f_back is None:  # a thread of a framework's: no script is above it
+        if frame.f_back is None:  # a framework's thread, without a script
             level = 2
             break
         frame, level = frame.f_back, level + 1

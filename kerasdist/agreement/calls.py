@@ -30,7 +30,7 @@ _ARGUMENTS = (
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
-# Arguments of callbacks that change nothing in the training.
+# Arguments of callbacks that do not affect training.
 _LEFT_OUT = ("self", "verbose")
 
 

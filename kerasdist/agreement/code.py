@@ -12,7 +12,7 @@ from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, cast
 
-# The name under which facts hold digests of code.
+# The key of the digests of code, among the facts that workers compare.
 KEY = "code"
 
 # Names whose values differ by worker, so they are not compared.

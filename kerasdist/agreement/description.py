@@ -1,7 +1,7 @@
 """Any value as JSON that is equal on workers which run the same script in the same way.
 
 Addresses, the order of sets and dictionaries, names that Keras numbers, seeds and initializers are
-left out: the first mean nothing, and variables start with the chief's values.
+left out: they say nothing about the computation, and variables start with the chief's values.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
         given = {} if keras_compat.is_wired(instance) else instance.get_config()
     except Exception:  # noqa: BLE001  user classes need not have one
         given = {}
-    # Keras writes a user function down with the path of its file.
+    # `get_config` gives the path of a user function's file, so the function itself is described.
     given = {**_made_with(instance), **given, **_functions(instance)}
     if is_own:
         given = {name: value for name, value in given.items() if name not in code.OWN}
@@ -164,7 +164,7 @@ def own_code(instance: Any) -> dict[str, Any]:
 
 
 def _made_with(instance: Any) -> dict[str, Any]:
-    """Returns the arguments that an object keeps; some `get_config`s lack one (Huber's)."""
+    """Returns the arguments that an object keeps, since some `get_config`s omit one (Huber's)."""
     kept, found = vars(instance), dict[str, Any]()
     for name in _parameters(type(instance)):
         value = kept.get(name, kept.get(f"_{name}"))

@@ -13,7 +13,7 @@ from kerasdist.agreement.description import configuration, described
 # The attribute for the arguments of `compile`; set without Keras's tracking.
 _COMPILED = "_kerasdist_compiled"
 
-# The attribute for the facts that the workers have compared since.
+# The attribute for the facts that workers have compared since `compile`.
 _COMPARED = "_kerasdist_compared"
 
 
@@ -36,7 +36,7 @@ def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
 
 
 def mark_compared(model: Any, facts: Mapping[str, Any]) -> None:
-    """Keeps that all workers have the same model."""
+    """Records that all workers have compared the model, and found it equal."""
     object.__setattr__(model, _COMPARED, facts)
 
 
@@ -71,7 +71,7 @@ def _of_call(operation: Any, calls: list[Any]) -> Any:
 
 
 def _named(one: Any) -> str:
-    """Returns the class, and the name if the user has chosen it."""
+    """Returns an object's class, and its name if the user has chosen one."""
     kind = type(one)
     own = not keras_compat.is_default_name(one.name, kind)
     return f"{kind.__name__} {one.name!r}" if own else kind.__name__

@@ -81,7 +81,7 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
 
 
 def _variables(model: Any) -> list[Any]:
-    """Returns the variables that each worker holds whole and that training decides."""
+    """Returns the variables to compare: training alone changes them, alike on all workers."""
     optimizer = model.optimizer if model.compiled else None
     known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     return [
@@ -89,13 +89,13 @@ def _variables(model: Any) -> list[Any]:
         for one in {id(variable): variable for variable in known}.values()
         if one.synchronization != "on_read"
         and keras_compat.stored_value(one) is not None
-        # A layer that augments data in a pipeline draws as far ahead as it likes.
+        # Not the seeds of layers that augment data: pipelines of workers run ahead differently.
         and not one.path.endswith("seed_generator_state")
     ]
 
 
 def _measures(variable: Any) -> list[float]:
-    """Returns the norm, a weighted sum that depends on the order, and the scale of both."""
+    """Returns the norm, a sum weighted by position, and the size by which both are compared."""
     values = np.asarray(ops.convert_to_numpy(variable)).astype("float64").reshape(-1)
     weights = 1.0 + np.arange(values.size) % 97 / 97
     sizes = np.abs(values)

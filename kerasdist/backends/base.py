@@ -66,7 +66,7 @@ class Backend(abc.ABC):
     def uses_gpus(self) -> bool | None:
         """Returns whether the framework is built for GPUs. Does not start it.
 
-        None: its user has told the framework itself which to take, or none.
+        None: the user has configured which GPUs the framework takes.
         """
 
     @abc.abstractmethod
@@ -144,11 +144,11 @@ class Backend(abc.ABC):
         )
 
     def accelerators(self) -> tuple[Device, ...]:
-        """Returns this machine's accelerators: its TPUs, else its GPUs, else none."""
+        """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
-# Steps on accelerators that count as one where the host takes the time.
+# How many steps the host starts ahead of an accelerator; meters time so many steps as one.
 _STEPS_AHEAD = 8
 
 

@@ -74,7 +74,10 @@ class FirstBatches:
         self._waiting = None
 
     def compare(self) -> None:
-        """Compares a new first batch over the workers. All workers must call it, before a step."""
+        """Compares the last iteration's first batch over the workers, if it is new.
+
+        All workers must call it, before a step.
+        """
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self.require_equal(waiting)
@@ -124,7 +127,7 @@ _OTHER_VALUES = (
 
 
 def _shows_one_order(column: Sequence[Beginning]) -> bool:
-    """Whether an array is equal on all workers, which it would not be in different orders."""
+    """Whether an array shows that workers read in one order: it is equal, and its rows differ."""
     return column[0].has_order and all(one == column[0] for one in column)
 
 

@@ -49,7 +49,7 @@ class Figures:
 
     @property
     def own(self) -> float | None:
-        """How long the host did not wait for other workers; None: not measured."""
+        """How long the host worked, without its waits for other workers; None: not measured."""
         return None if self.collectives is None else self.seconds - self.collectives
 
 
@@ -85,7 +85,7 @@ class Window:
             self._listener(self)
 
     def add_waits(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds times that the host has waited, and of a pause's beginning."""
+        """Adds times: of a pause's beginning, and of the host's waits for data and collectives."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -96,7 +96,7 @@ class Window:
             self._measured.clear()
 
     def take(self, *, group: int, knows_data: bool, knows_collectives: bool) -> Figures:
-        """Returns what the steps have shown, and begins anew."""
+        """Returns the figures of the window's steps, and starts the next window."""
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data = self._data
         self._read_measured()
@@ -121,7 +121,7 @@ _MOST_TENSORS = 256
 
 @final
 class Meter:
-    """Notes the steps of one call of `fit`.
+    """Records the steps of one call of `fit`.
 
     Attributes:
         steps: How many steps there were, at most: the last call of several may have had fewer.
@@ -151,7 +151,7 @@ class Meter:
         return self._windows[-1]
 
     def figures(self, window: Window) -> Figures:
-        """Returns what a window has shown, and begins it anew."""
+        """Returns a window's figures, and starts the next window."""
         return window.take(
             group=self.steps_ahead,
             knows_data=self.knows_data,
@@ -178,7 +178,7 @@ class Meter:
         _running[:] = [self]
 
     def pause(self) -> None:
-        """Stops the clock: what follows is no training."""
+        """Stops the clock: what follows is not training."""
         if _running != [self]:
             return
         _running.clear()
@@ -187,7 +187,7 @@ class Meter:
             window.add_waits(seconds, self._data, self._collectives)
 
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
-        """Notes a call of the train function that has returned.
+        """Records a call of the train function that has returned.
 
         Args:
             steps: How many steps it had.
@@ -241,7 +241,7 @@ class Meter:
 
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
-    """Returns the seconds a step of calls, each with as many others as make up a group of steps."""
+    """Returns the seconds per step, averaged over groups of calls that have `group` steps."""
     numbers = (np.cumsum(steps) - steps) // group  # of the group in which a call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
         numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last one is too short
@@ -254,7 +254,7 @@ _running: list[Meter] = []  # at most one: the main thread's call of `fit`
 
 @contextmanager
 def measured() -> Generator[None]:
-    """Stops the clock of a call of `fit` that fails, and gives the outer call's back."""
+    """Restores the meter of the outer call when a call of `fit` ends, even by an error."""
     outer = _running[:]
     try:
         yield
@@ -263,7 +263,7 @@ def measured() -> Generator[None]:
 
 
 def running() -> Meter | None:
-    """Returns the meter of the training that runs now, None if nobody measures it."""
+    """Returns the meter of the training that runs now, None if it is not measured."""
     return _running[0] if _running else None
 
 
@@ -316,7 +316,7 @@ class _MeteredAdapter(WrappedAdapter):
 
     @property
     def builtin_prefetch(self) -> bool:
-        """As of the inner adapter."""
+        """The inner adapter's."""
         return self._inner.builtin_prefetch
 
 
@@ -347,7 +347,7 @@ class _Waits(Iterator[Any]):
 
 
 def scalars(logs: Any) -> Mapping[str, float]:
-    """Returns those of a step's logs that are numbers. It waits for the step."""
+    """Returns the numbers among a step's logs; waits for the step."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():
         if getattr(value, "ndim", 0) == 0:

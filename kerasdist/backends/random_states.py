@@ -48,7 +48,7 @@ def put_back(states: Mapping[str, Any]) -> None:
 
 
 def of_gpus() -> list[str]:
-    """Returns the states of the GPUs' generators, which differ by worker; only PyTorch has any."""
+    """Returns the states of the GPUs' generators, one set per worker; only PyTorch has any."""
     torch = registry.torch_states()
     return [] if torch is None else torch.gpu_random_states()
 

@@ -12,8 +12,8 @@ import keras
 
 from kerasdist.input import sharding
 
-# Called in place of a random function: takes its name, a function that draws, and its first
-# argument, which is the result where the draw would only drop, scale or reorder that argument.
+# Called in place of a random function. Takes its name, a function that draws, and its first
+# argument. Returns that argument unchanged if the draw would only drop, scale or reorder it.
 Draw = Callable[[str, Callable[[], Any], Any], Any]
 
 
@@ -89,7 +89,7 @@ class Trial(abc.ABC):
 
     @abc.abstractmethod
     def __exit__(self, *error: object) -> None:
-        """Puts everything back."""
+        """Restores all state that the trial has changed."""
 
     @abc.abstractmethod
     def keep(self, variables: Iterable[Any]) -> None:
@@ -97,7 +97,7 @@ class Trial(abc.ABC):
 
     @abc.abstractmethod
     def restore(self) -> None:
-        """Gives the variables their saved values."""
+        """Restores the saved values of the variables."""
 
     @abc.abstractmethod
     def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:

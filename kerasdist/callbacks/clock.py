@@ -11,7 +11,10 @@ from kerasdist.backends.metering import Meter
 
 @final
 class Clock(keras.callbacks.Callback):
-    """Lets a meter's clock run while an epoch's steps do. Others read the meter after it."""
+    """Runs a meter's clock while an epoch's steps run.
+
+    Callbacks that read the meter come after this one.
+    """
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class Offset:
 
 
 def offset(job: Job | None) -> Offset:
-    """Measures it. All workers must call it.
+    """Measures the offset of this worker's clock. All workers must call it.
 
     Workers of one machine have one clock. Others meet several times: the coordinator lets all go
     on at once, and each looks at its clock then. The median of the differences is off by the
@@ -45,7 +45,7 @@ def offset(job: Job | None) -> Offset:
 
 
 def of_stamps(own: list[int], chiefs: list[int]) -> Offset:
-    """Returns the offset by the times in nanoseconds at which two workers went on, by round."""
+    """Returns the offset, from the times (ns) at which two workers went on after each meeting."""
     differences = sorted((mine - theirs) / 1e3 for mine, theirs in zip(own, chiefs, strict=True))
     quarter = len(differences) // 4
     spread = differences[-1 - quarter] - differences[quarter]

@@ -30,7 +30,7 @@ _DEPTH = 6
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
 
-# Code, and objects that the script makes again: nothing to keep.
+# Code, and objects that the script makes again: a backup keeps nothing of them.
 _CODE = (
     type,
     types.FunctionType,
@@ -186,7 +186,7 @@ def renumbered(form: Any, first: int) -> Any:
 
 
 def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
-    """Returns the value of a form; a mutable one is the current value, filled in place."""
+    """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
     kind = form[_TAG]

@@ -15,7 +15,7 @@ _PACKAGE = "tensorboard"
 
 
 def is_possible() -> bool:
-    """Returns whether the package tensorboard is here."""
+    """Returns whether the package tensorboard is installed."""
     return importlib.util.find_spec(_PACKAGE) is not None
 
 

@@ -86,7 +86,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._newest = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Raises what has failed."""
+        """Raises the error of the thread, if writing has failed."""
         self._file.check()
         super().on_epoch_begin(epoch, logs)
 
@@ -113,11 +113,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._file.memory.clear()
 
     def wait(self) -> None:
-        """Waits until all files are written, and raises what has failed."""
+        """Waits until all files are written; raises the thread's error, if writing has failed."""
         self._file.wait()
 
     def settle(self) -> None:
-        """Waits until all files are written; a warning says what has failed."""
+        """Waits until all files are written; warns if writing has failed."""
         self._file.settle()
 
     def _begin(self, model: Any, save: Callable[..., None], filepath: str, **options: Any) -> None:
@@ -168,34 +168,34 @@ class BackgroundFile:
         threads.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Waits until the file is written; raises what has failed."""
+        """Waits until the file is written; raises the thread's error, if writing has failed."""
         failed = self._outcome()
         if failed is not None:
             failed.add_note("kerasdist.callbacks.ModelCheckpoint was writing in the background.")
             raise failed
 
     def check(self) -> None:
-        """Raises what has failed."""
+        """Raises the thread's error, if writing has failed."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def settle(self) -> None:
-        """Waits until the file is written; a warning says what has failed."""
+        """Waits until the file is written; warns if writing has failed."""
         failed = self._outcome()
         self.memory.clear()
         if failed is not None:
             warn_user(f"ModelCheckpoint has not written a file in the background: {failed!r}.")
 
     def state_dict(self) -> None:
-        """For a backup, which has nothing to keep of this."""
+        """Returns nothing: backups keep no state of this object."""
 
     def load_state_dict(self, state: None) -> None:
-        """The other half of `state_dict`."""
+        """Does nothing: `state_dict` keeps no state."""
 
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # an interrupt may end this
+        failed = self._writing.exception()  # waits; an interrupt may end the wait
         self._writing = None
         return failed
 

@@ -78,13 +78,13 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 
 
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
-    """Returns the meter of a call of `fit`, None if nobody wants its figures."""
+    """Returns the meter of a call of `fit`, None if nothing reads its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
     if not listeners and status.channel() is None and profiling.wanted() is None:
         return None
     meter = Meter(
         knows_data=replicas.measures_data,
-        # One device has none, which takes no time.
+        # A single replica has no collectives: they take no time, which is known.
         knows_collectives=replicas.measures_collectives or replicas.num_replicas == 1,
         steps_ahead=replicas.steps_ahead,
     )
@@ -146,7 +146,7 @@ def _on_worker(callback: Any, replicas: ReplicaSet, job: Job) -> Any:
 
 
 def _require_no_read_by_chief_alone(callback: Any) -> None:
-    """Refuses a callback that reads weights on the chief, which has a part of each alone."""
+    """Refuses a callback that reads weights on the chief alone, if it holds only parts of them."""
     instead = None
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         instead = "kerasdist.callbacks.BackupAndRestore"
@@ -181,7 +181,7 @@ def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: A
 
 
 def _aside(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """Takes part in the chief's reads of a model, and keeps nothing."""
+    """Takes part in the collectives of the chief's reads of a model, and drops the values."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 

@@ -115,7 +115,7 @@ class Position:
             keras_compat.replace_dataset(adapter, followed)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Takes data that this worker alone reads; the chief cannot keep their state."""
+        """Follows data that only this worker reads; the chief cannot save their position."""
         self._pass_epochs = source.pass_epochs
         if source.pass_epochs is None:
             self._lost.append("the place in pipelines that a function makes for each worker")
@@ -163,7 +163,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Returns an iterator over a framework's own pipeline, likewise."""
+        """Does the same as `begun`, for a framework's own pipeline."""
         following = self._iterations
         return self.begun(make if following is None else lambda: following.begun(make))
 
@@ -192,7 +192,7 @@ class Position:
             self._record_place(self._iterations.place())
 
     def _record_place(self, place: bytes | None) -> None:
-        """Keeps the position of this epoch's iterator; Keras makes others to look at a batch."""
+        """Keeps the position of this epoch's iterator; Keras makes others to inspect a batch."""
         if self._is_due:
             self._place, self._is_due, self._is_read = place, False, True
 
@@ -253,7 +253,7 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, Any] | None) -> _Begin:
-        """Returns the state before an iteration that Keras began when an epoch ended."""
+        """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
         return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
     def _now(self, random: Mapping[str, Any] | None) -> _Begin:
@@ -287,7 +287,7 @@ class PositionedAdapter(WrappedAdapter):
 
     @property
     def builtin_prefetch(self) -> bool:
-        """As of the inner adapter."""
+        """The inner adapter's."""
         return self._inner.builtin_prefetch
 
 

@@ -63,7 +63,7 @@ class Progress(keras.callbacks.Callback):
                 "samples_per_s": None if samples is None else samples / figures.seconds,
                 **times_of_worker(figures),
             }
-        # A step's logs are read once a second, which waits for that step alone.
+        # Reading logs waits for their step, so it happens once a second.
         loss = metering.scalars(logs or self._meter.logs).get("loss")
         if loss is not None:
             self._report_of_fit["loss"] = loss

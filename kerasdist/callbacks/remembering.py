@@ -53,7 +53,7 @@ class Remembering:
         for one, begin in zip(self._objects, self._at_begin, strict=True):
             name, values = type(one).__name__, _values(one)
             now = digests(values, self._elsewhere)
-            # The file has lines of the process before, which the script does not write again.
+            # The file has lines of the previous process, which the script does not write again.
             changed = [key for key in values if key == _CONTENT or begin.get(key) != now[key]]
             own = {key: encoder.encode(values[key], f"{name}.{key}") for key in changed}
             forms.append([name, own])

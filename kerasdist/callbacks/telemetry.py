@@ -182,7 +182,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
-        if self._lines is None:  # `fit` has failed, and is over
+        if self._lines is None:  # after `fit` has failed
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
         self._lines.write(json.dumps(head | fields) + "\n")
@@ -190,7 +190,7 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def described(figures: Figures) -> dict[str, Any]:
-    """Returns what figures say, in the form of a line."""
+    """Returns figures as the entries of a line."""
     seconds = figures.seconds
     waits = {"data": figures.data, "collectives": figures.collectives}
     shares = {name: None if one is None else one / seconds for name, one in waits.items()}
@@ -206,7 +206,7 @@ def described(figures: Figures) -> dict[str, Any]:
 
 
 def times_of_worker(figures: Figures) -> dict[str, float | None]:
-    """Returns a worker's times of a step in milliseconds, by which the slowest is found."""
+    """Returns a worker's times per step, in milliseconds, as `stragglers.slowest` takes them."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
     return {name: None if one is None else 1000 * one / steps for name, one in times.items()}

@@ -26,7 +26,7 @@ def of_host() -> dict[str, int | None]:
 
 
 def of_gpus() -> list[dict[str, Any]]:
-    """Returns the memory in bytes, and how busy they are, of NVIDIA's GPUs that this process sees.
+    """Returns the memory in bytes, and the utilization, of the NVIDIA GPUs that this process sees.
 
     Empty without such a GPU.
     """

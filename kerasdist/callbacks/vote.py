@@ -39,7 +39,7 @@ class Vote(keras.callbacks.Callback):
             self.on_train_batch_end = self._after_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the number of the epoch."""
+        """Remembers the number of the epoch."""
         del logs
         self._epoch = epoch
 

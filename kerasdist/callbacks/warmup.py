@@ -76,7 +76,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = math.ceil(self._epochs * steps)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the number of the epoch, which the learning rate depends on."""
+        """Remembers the number of the epoch, on which the learning rate depends."""
         del logs
         self._epoch = epoch
 

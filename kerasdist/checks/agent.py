@@ -29,8 +29,8 @@ _AT_ONCE = 32
 
 
 def main() -> None:
-    """Answers until the input ends."""
-    # What libraries print must not be taken for an answer.
+    """Answers questions until the input ends."""
+    # Keeps what libraries print apart from the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)
 
@@ -59,7 +59,7 @@ def _facts() -> dict[str, Any]:
 
 
 def _listen(name: str) -> dict[str, Any]:
-    """Opens a port of those that jobs use, where this agent says its name to whoever comes."""
+    """Listens on a port that jobs use, and sends this agent's name to whatever connects."""
     server = listening("")
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()
     return {"port": server.getsockname()[1], "name": name, "host": socket.gethostname()}

@@ -31,7 +31,7 @@ _BATCH = 256
 @final
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is asked for.
+    """The options of `kerasdist bench`.
 
     Attributes:
         script: The script; None: kerasdist's own model.
@@ -107,17 +107,17 @@ class _Bench:
         return min(_MOST_ON_CPU, supervisor.cores())
 
     def row(self, count: int) -> Row:
-        """Returns what so many workers do."""
+        """Measures training with so many workers."""
         ran = jobs.run(self._spec(count), self._backend, self._options.seconds, _NO_FIT)
         if ran.failure is None:
-            # A script may fit several times. The longest says most, of those that do not count the
-            # time to compile, if there is one.
+            # A script may call `fit` several times. The longest one is the best measurement, if
+            # possible of those that do not include the time to compile.
             best = max(ran.results, key=lambda one: (not one["with_compilation"], one["seconds"]))
             return Row(count, best)
         return Row(count, None, f"{ran.failure}; the workers' output is in {ran.logs}")
 
     def reference(self) -> links.Reference | None:
-        """Returns what the links allow where all workers are."""
+        """Returns the limit that the links set between the devices of all workers."""
         device = "cpu:0" if self._where.is_on_cpu else "gpu:0"
         return links.reference(device, is_one_machine=not self._options.hosts)
 

@@ -19,7 +19,7 @@ from kerasdist.plan.report import milliseconds, size
 @final
 @dataclass(frozen=True)
 class Row:
-    """What a number of workers did.
+    """The measurement with one number of workers.
 
     Attributes:
         workers: How many.
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Examples a second, or steps where the size of a batch is not known."""
+        """Examples per second; steps per second if the size of a batch is not known."""
         assert self.measured is not None
         return (self.measured["batch"] or 1) / self.step
 
@@ -66,7 +66,7 @@ class Scaling:
         script: What was trained.
         backend: On which backend.
         rows: By the number of workers.
-        reference: What the links allow; None where nobody knows.
+        reference: What the links allow; None if not known.
     """
 
     script: str
@@ -85,7 +85,7 @@ class Scaling:
         return row.rate / row.replicas / (first.rate / first.replicas)
 
     def of_links(self, row: Row) -> float | None:
-        """Returns the part of what the links allow that an all-reduce reaches."""
+        """Returns an all-reduce's bandwidth, as a part of what the links allow."""
         if self.reference is None or row.bus_bandwidth is None:
             return None
         return row.bus_bandwidth / self.reference.rate

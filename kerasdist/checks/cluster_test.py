@@ -13,7 +13,7 @@ from kerasdist.launch.spec import python_command
 
 _WORKER = "kerasdist.checks.cluster_test_worker"
 
-# A GPU rounds products of float32 to TF32 where nobody forbids it, which is no error of ours.
+# GPUs round products of float32 to TF32 by default, which is no error of kerasdist.
 _FULL_FLOAT32 = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",

@@ -35,7 +35,7 @@ _BYTES_ON_CPU = 8 << 20
 
 
 def main() -> None:
-    """Runs all checks; the chief tells the findings."""
+    """Runs all checks; the chief reports the findings."""
     began = time.perf_counter()
     strategy = auto()
     findings = [

@@ -26,7 +26,7 @@ def run(names: Sequence[str], *, as_json: bool) -> bool:
 
 
 def _shortened(found: Sequence[Finding]) -> list[Finding]:
-    """Puts what is well on a host into one line."""
+    """Joins a host's findings without a problem into one line."""
     shown: list[Finding] = []
     for where in dict.fromkeys(one.where for one in found):
         here = [one for one in found if one.where == where]

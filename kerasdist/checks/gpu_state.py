@@ -19,7 +19,7 @@ _BUSY = 0.1
 
 
 def look() -> Iterator[Finding]:
-    """Yields what there is to say of this machine's accelerators."""
+    """Yields findings about this machine's accelerators."""
     problem = gpus.driver_problem()
     if problem is not None:
         said = "No GPU can be used. Reinstall NVIDIA's driver, or start the machine again."
@@ -35,9 +35,9 @@ def look() -> Iterator[Finding]:
 
 
 def is_built_for_gpus(backend: str) -> bool | None:
-    """Returns whether an installed framework is built for GPUs; None: only itself could say."""
+    """Returns whether an installed framework is built for GPUs; None: only it could tell."""
     if backend == "jax":
-        return any(map(_is_there, _JAX_CUDA)) or None  # a build of one's own, or of AMD's
+        return any(map(_is_there, _JAX_CUDA)) or None  # perhaps the user's own build, or AMD's
     if backend == "torch":
         version = _version("torch") or ""
         return False if version.endswith("+cpu") else None
@@ -83,7 +83,7 @@ def _memory(nvml: Any) -> Iterator[Finding]:
     for index, handle in gpus.handles(nvml):
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        except nvml.NVMLError:  # where it is the machine's
+        except nvml.NVMLError:  # the GPU shares the machine's memory
             continue
         if memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
@@ -98,7 +98,7 @@ def _memory(nvml: Any) -> Iterator[Finding]:
 
 
 def of_links(found: Sequence[GpuLinks]) -> Iterator[Finding]:
-    """Yields what the links between GPUs mean."""
+    """Yields findings about the links between GPUs."""
     if not found:
         return
     narrow = [

@@ -43,7 +43,7 @@ class Agent:
     """
 
     def __init__(self, host: str | None) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
             host: The host; None: this machine.
@@ -131,7 +131,7 @@ def _command(host: str | None) -> list[str]:
 
 
 def look(hosts: Sequence[str]) -> list[Finding]:
-    """Returns what there is to say of each host, and of what is between them.
+    """Returns findings about each host, and about the connections between them.
 
     Raises:
         ClusterError: If the hosts are written wrongly.
@@ -176,7 +176,7 @@ def _unreachable(name: str, why: str) -> Finding:
 
 
 def between(agents: Sequence[Agent]) -> list[Finding]:
-    """Returns what there is to say of versions, clocks, names and ports of several hosts.
+    """Compares versions, clocks, names and ports of several hosts; returns findings.
 
     Raises:
         AgentError: If an agent has ended.
@@ -206,7 +206,7 @@ def _all(agents: Sequence[Agent], question: str) -> list[Any]:
 
 
 def _offset(agent: Agent) -> tuple[float, float]:
-    """Returns how far a host's clock is before this one's, and how far wrong that may be."""
+    """Returns how far a host's clock is ahead of this one's, and the largest possible error."""
     best = (0.0, float("inf"))
     for _ in range(_TRIES):
         before = time.time()
@@ -218,7 +218,7 @@ def _offset(agent: Agent) -> tuple[float, float]:
 
 
 def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
-    """Returns what the versions on the hosts mean for a job."""
+    """Returns the finding about the versions on the hosts."""
     packages = sorted({name for versions in facts.values() for name in versions})
     differing = [
         f"{package}: "
@@ -236,7 +236,7 @@ def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
 
 
 def of_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """Returns what the clocks of the hosts mean; each offset has the error that it may have."""
+    """Returns the finding about the clocks of the hosts, given their offsets and errors."""
     first, last = (
         min(offsets, key=lambda x: offsets[x][0]),
         max(offsets, key=lambda x: offsets[x][0]),
@@ -254,7 +254,7 @@ def of_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
 
 
 def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Finding]:
-    """Returns what it means which hosts find and reach which."""
+    """Returns findings about which hosts know each other's names, and reach each other."""
     unknown = [pair for pair, each in reached.items() if not each["addresses"]]
     itself = [
         pair

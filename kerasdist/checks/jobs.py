@@ -41,7 +41,7 @@ class Place:
     seconds: float = 600.0
 
     def spec(self, command: Sequence[str], environment: Mapping[str, str]) -> JobSpec:
-        """Returns the job that runs a command here."""
+        """Returns the specification of a job that runs the command here."""
         workers = self.workers
         if workers is None and not self.hosts and not has_accelerator():
             workers = 2
@@ -55,7 +55,7 @@ class Place:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether workers compute on CPU devices, as far as is known here."""
+        """Whether workers compute on CPU devices, as far as this machine can tell."""
         return self.devices_per_worker is not None or not (self.hosts or has_accelerator())
 
 

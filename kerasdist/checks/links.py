@@ -12,7 +12,7 @@ import numpy as np
 from kerasdist import gpus
 from kerasdist.plan.hardware import CHIPS, Chip
 
-# Bytes a second of one lane and direction, by generation, after the line code.
+# Bytes per second of one PCIe lane in one direction, by generation, after encoding.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
 _COPIED = 64 << 20
@@ -90,7 +90,7 @@ def chip_of(name: str) -> Chip | None:
 
 
 def reference(device: str, *, is_one_machine: bool) -> Reference | None:
-    """Returns what the links between devices of a kind allow; None: nobody knows.
+    """Returns what the links between devices of a kind allow; None: not known.
 
     Args:
         device: The name of a device, such as ``"gpu:0"``.

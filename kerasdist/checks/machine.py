@@ -31,7 +31,7 @@ _CPU_PACKAGES = {"tensorflow": "tensorflow-cpu"}
 
 
 def look() -> list[Finding]:
-    """Returns what there is to say of this machine."""
+    """Returns findings about this machine."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _versions,
         _backend,
@@ -200,7 +200,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def of_shared_memory(free: float) -> Finding:
-    """Returns what so many free bytes of shared memory mean."""
+    """Returns the finding about the free shared memory, in bytes."""
     found = f"{size(free)} free in {_SHM}"
     if free < _LEAST_SHM:
         said = (
@@ -217,7 +217,7 @@ def _files() -> Iterator[Finding]:
 
 
 def of_files(soft: int, hard: int) -> Finding:
-    """Returns what a limit of open files means."""
+    """Returns the finding about the limit of open files."""
     if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
         shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} open files"
         return Finding("open files", "ok", shown, "Enough for connections and data loaders.")
@@ -230,7 +230,7 @@ def of_files(soft: int, hard: int) -> Finding:
 
 
 def _locked_memory() -> Iterator[Finding]:
-    """The limit that matters where there is InfiniBand."""
+    """The limit of locked memory, which InfiniBand needs."""
     cards = Path("/sys/class/infiniband")
     if not cards.is_dir() or not any(cards.iterdir()):
         return

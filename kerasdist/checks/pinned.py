@@ -14,7 +14,7 @@ from kerasdist.cluster.kerasdist_variables import LOCAL_RANK
 
 
 def main() -> None:
-    """Becomes the command."""
+    """Replaces this process by the command."""
     size = int(sys.argv[1])
     first = int(os.environ[LOCAL_RANK]) * size
     cores = sorted(os.sched_getaffinity(0))[first : first + size]

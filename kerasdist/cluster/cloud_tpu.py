@@ -42,14 +42,14 @@ def read(variables: Variables) -> Membership | Absent:
 
 
 def _membership(variables: Variables, hosts: list[str], worker: int) -> Membership | Absent:
-    """Returns the place of a worker of a slice; the variables tell of the other slices."""
+    """Returns a worker's membership; environment variables describe the other slices."""
     slices = variables.optional_integer("MEGASCALE_NUM_SLICES") or 1
     count = len(hosts) * slices
     if count == 1:
         return Absent("This TPU slice has one host.")
     index = variables.optional_integer("MEGASCALE_SLICE_ID") or 0
     rank = index * len(hosts) + worker
-    # libtpu's own coordinator listens at this port, if it is set.
+    # With several slices, the host of libtpu's own coordinator, on rank 0's machine.
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]

@@ -72,7 +72,7 @@ def choose(found: tuple[Finding, ...]) -> Source | None:
     told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
     of_process = [each for each in told if each[0].kind is Kind.PROCESS]
     _raise_first_error(of_process)
-    # A launcher ran in this task or pod, which so differs from the process.
+    # A launcher in this task or pod takes precedence: it describes workers, not the task.
     trusted = [
         (source, answer)
         for source, answer in told

@@ -28,7 +28,7 @@ class Membership:
         addresses: ``host:port`` of every rank; empty where the environment does not tell.
         coordinator: ``host:port`` at which the process of rank 0 can be reached by kerasdist; None
             where the environment does not tell.
-        source: Who told, for example ``"TF_CONFIG"``.
+        source: The source of these facts, such as ``"TF_CONFIG"``.
         local_rank: The number among the workers on this machine; None where it is not known.
         local_workers: How many workers this machine has; None where it is not known.
     """

@@ -19,7 +19,7 @@ _JOB = ("I_MPI_HYDRA_UUID", "PALS_APID", "PMI_JOBID")
 def read(variables: Variables) -> Membership | Absent:
     """Reads the variables.
 
-    They name no machine. None is needed if all ranks are on one.
+    They do not name rank 0's machine, which matters only if ranks are on several machines.
     """
     if not variables.has("PMI_RANK", "PMI_SIZE"):
         return Absent("PMI_RANK and PMI_SIZE are not both set.")

@@ -1,4 +1,4 @@
-"""Addresses, and the port of kerasdist where the environment names another program's.
+"""Addresses, and kerasdist's own port beside one that the environment names.
 
 Workers find each other at the *coordinator*: a port on the machine of rank 0 that is kerasdist's
 own. Where an environment names a port, another program listens there: torchrun's agent at

@@ -99,7 +99,7 @@ def _by_file(dataset: Any, job: Job) -> Any:
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
         own, why = None, "it is none"
-    # A worker that finds its files does not know whether another worker finds any.
+    # A worker that finds files does not know whether the other workers find any.
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
@@ -145,7 +145,7 @@ class _Epochs:
         return iter(keras_compat.own_batches(self._own) if known else self._own)
 
     def pass_over(self, epochs: int) -> None:
-        """Skips epochs that another process has read."""
+        """Skips epochs that an earlier process has read."""
         self._number += epochs
         if keras_compat.is_tf_dataset(self._own):
             for _ in range(epochs):

@@ -44,7 +44,7 @@ def whole(dataset: Any, **beside: Any) -> Any:
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
-        return dataset  # the user distributed it by the framework, without kerasdist
+        return dataset  # a framework's distributed dataset that kerasdist did not make
     if keras_compat.is_dataset(source) or inspect.isgenerator(source):
         return source
     _refuse(beside)

@@ -73,7 +73,7 @@ def weights(total: int, replicas: int) -> tuple[float, ...]:
 
 
 def spared(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns how many of each replica's examples a trial uses, as one device may not hold all.
+    """Returns how many of each replica's examples a trial uses: one device may not hold all.
 
     Args:
         sizes: How many examples each replica has.

@@ -10,8 +10,8 @@ from typing import Any
 
 from kerasdist.job.comparison import described_difference
 
-# How many steps all workers are beyond the one that differs, before the job ends. Sooner, the end
-# of the epoch may find it, where the script can go on after the error.
+# How many steps after the first difference the job ends. Before that, the comparison at the end of
+# the epoch may report it, after which the script can go on.
 STEPS_BEYOND = 20
 
 # A worker whose batches change their form more often does not say so until the epoch ends.
@@ -26,7 +26,7 @@ ADVICE = (
 
 
 def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
-    """Returns in words where workers had different batches, None if they had the same."""
+    """Describes the first batch that differs between workers; None if none does."""
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None

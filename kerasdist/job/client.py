@@ -126,7 +126,7 @@ class Client:
             self._closed = True
 
     def fail(self, kind: str, why: str) -> None:
-        """Keeps why the job has ended."""
+        """Stores the error that ended the job."""
         with self._changed:
             if self._failure is None and not self._closed:
                 self.interrupted = kind == _INTERRUPTED

@@ -14,7 +14,7 @@ _SHOWN = 200
 # How many more places a message names.
 _MORE = 4
 
-# What a worker has where another one has a value.
+# What a message shows for a worker that lacks a value that another one has.
 _NOTHING = "nothing"
 
 

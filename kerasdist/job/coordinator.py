@@ -64,7 +64,7 @@ class Member:
     batches: Mapping[str, Any] | None = None
 
     def tell(self, message: Any) -> None:
-        """Sends a message; a worker that does not read leaves it in the buffer."""
+        """Sends a message; does not wait until the worker reads it."""
         if not self.left:
             self.writer.write(protocol.packed(message))
 

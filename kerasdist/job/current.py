@@ -42,5 +42,5 @@ def current() -> Job | None:
 
 
 def translating_failures(place: str) -> AbstractContextManager[None]:
-    """Returns a context that turns errors of the work inside into the loss that caused them."""
+    """Returns a context that raises WorkerLostError in place of errors that a loss causes."""
     return _current[0].translating_failures(place) if _current else _ALONE

@@ -11,7 +11,7 @@ from kerasdist.job import handshake, protocol
 from kerasdist.job.handshake import RefusedError
 from kerasdist.job.secret import Credentials
 
-# Anyone can open connections and prove nothing; the oldest of those is closed for a new one.
+# How many connections may have proved nothing yet; for a new one the oldest is closed.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -26,7 +26,7 @@ class Gate:
         self._credentials = credentials
         self._who = f"[worker 0/{workers}]"
         self._limit = max(_MOST_STRANGERS, 2 * workers)
-        # Open connections that have not proved anything yet, oldest first.
+        # Open connections that have not proved yet that they belong to the job, oldest first.
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._refused = 0
         self._unreported = 0

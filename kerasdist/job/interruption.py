@@ -22,14 +22,14 @@ from typing import final
 
 from kerasdist.errors import JobError
 
-# The reason with which an interrupted worker leaves the job.
+# The reason that an interrupted worker gives when it leaves the job.
 CTRL_C = "Ctrl-C"
 
 # How long a worker may take to end after it was interrupted, and how long the interpreter alone.
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
-# Paths that begin so are not the user's script.
+# Beginnings of paths that are not of the user's script.
 _PACKAGE = str(Path(__file__).parents[1])
 _ELSEWHERE = (
     _PACKAGE,

@@ -186,7 +186,7 @@ class Job:
 
     @contextmanager
     def translating_failures(self, place: str) -> Generator[None]:
-        """Turns errors that a lost worker causes in the work inside into its loss."""
+        """Raises WorkerLostError in place of errors that a lost worker causes in the block."""
         self.check()
         outer, self._client.place = self._client.place, self._client.place or place
         self._client.entered += 1

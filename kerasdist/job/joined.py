@@ -1,4 +1,4 @@
-"""Tells the launcher that a worker has joined its job, and does not train by itself."""
+"""Tells the launcher that a worker has joined its job, so that it does not train alone."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Monitor:
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, which only waits for the others."""
+        """Ends this process, which is only waiting for the others."""
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 
@@ -83,7 +83,7 @@ class Monitor:
         self.fail(None, 1)
 
     def hasten(self) -> None:
-        """Limits the time of what follows the job, if this worker was interrupted."""
+        """Limits how long this process may take after the job, if the worker was interrupted."""
         if self._interrupted and not starter.has_started_others():
             interruption.limit_interpreter()
 
@@ -122,7 +122,7 @@ class Monitor:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        if self._ending:  # the framework's hook, which ours has called, calls ours
+        if self._ending:  # our hook called the framework's, which calls ours again
             self._original(kind, error, trace)
             return
         self._ending = True
@@ -132,7 +132,7 @@ class Monitor:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._client.who} {said}\n")
-            if not starter.has_started_others():  # whose exit code is to be that of an interrupt
+            if not starter.has_started_others():  # else it waits for them, and exits as interrupted
                 interruption.limit()
             self._interrupted = True
             self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)

@@ -17,7 +17,7 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(addresses: Sequence[str], rank: int) -> str | None:
-    """Returns the address to give to other machines, if that of this machine's name is wrong."""
+    """Returns this machine's address for others, None if its own name leads to that already."""
     if not _is_loopback(socket.gethostname()):
         return None
     hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]

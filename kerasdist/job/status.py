@@ -26,7 +26,7 @@ class Channel:
     def tell(self, report: Mapping[str, Any]) -> None:
         """Sends a report, unless the launcher is gone or does not read."""
         line = f"{json.dumps(report)}\n".encode()
-        if len(line) > select.PIPE_BUF:  # only shorter lines stay whole
+        if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
             return
         with contextlib.suppress(OSError):
             os.write(self._descriptor, line)

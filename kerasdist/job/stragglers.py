@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-# What tells it, the best first: the time of a step without waits for other workers, or for data.
+# The figures that show it, the better one first: a step's time without waits for other workers, and
+# its wait for data.
 _BY = ("own_ms", "data_ms")
 
 

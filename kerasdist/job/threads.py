@@ -1,4 +1,4 @@
-"""Threads that wait for their turn.
+"""Starts threads that do not interrupt others when they wake.
 
 Gloo, with which PyTorch and JAX sum on CPUs, has a thread that hands out what arrives from other
 workers. It must hold the lock of a connection for that. If it can't have the lock, it asks the
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 def waiting_their_turn() -> Iterator[None]:
     """Threads started in this block do not interrupt others when they wake.
 
-    Where the system has no such class, or forbids it, threads start as always. So they do if the
-    user has chosen another class than the usual one.
+    Where the system lacks or forbids the scheduling class for that, threads start as always. So
+    they do if the user has chosen a scheduling class.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield

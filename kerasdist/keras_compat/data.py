@@ -89,5 +89,5 @@ def shuffles_without_seed(adapter: Any) -> bool:
 
 
 def reads_aside(adapter: Any) -> bool:
-    """Returns whether another thread reads the data ahead, by Python code, for Keras."""
+    """Returns whether TensorFlow reads the data ahead by Python code, in another thread."""
     return backend_name() == "tensorflow" and isinstance(adapter, _READ_BY_PYTHON)

@@ -31,7 +31,7 @@ DIVIDES_ACTIVITY_PENALTY = _VERSION >= (3, 14)
 KNOWS_SYNCHRONIZED = keras.config.backend() == "tensorflow"
 
 
-# The events of a batch.
+# The events that Keras's callbacks get for each batch.
 TRAIN_BATCH_EVENTS = (
     "on_batch_begin",
     "on_batch_end",

@@ -12,7 +12,7 @@ _floatx = keras.config.floatx
 def settings() -> tuple[str, str, bool]:
     """Returns the settings that a compiled function depends on beside its arguments and variables.
 
-    Every step calls it, so it does as little as possible.
+    Every step calls it, so it is fast.
     """
     own = _threads_own
     policy = getattr(own, "dtype_policy", None) or keras.config.dtype_policy()

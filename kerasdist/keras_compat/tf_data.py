@@ -58,7 +58,7 @@ def auto_shard_policy(dataset: Any) -> str | None:
 
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
-    """Returns the pipeline over every n-th file, or TensorFlow's reason why it cannot."""
+    """Returns a pipeline over every n-th file, and TensorFlow's reason if it cannot make one."""
     try:
         # `tf.distribute` does the same; there is no public API for it.
         variant = tf.raw_ops.AutoShardDataset(

@@ -13,7 +13,7 @@ from typing import Any, final
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.module_utils import tensorflow as tf
 
-# `tf.data.experimental.ExternalStatePolicy.IGNORE`: kerasdist itself warns of lost state.
+# `tf.data.experimental.ExternalStatePolicy.IGNORE`: kerasdist itself warns about lost state.
 _IGNORE = 1
 
 # Operations that draw by a seed of their own, other numbers in each iteration; and operations that

@@ -57,7 +57,7 @@ class Held(Protocol):
         ...
 
     def kill_guard(self) -> None:
-        """Ends the worker's guard, which did not end it."""
+        """Ends the worker's guard, if it did not end the worker."""
         ...
 
     def ending(self, deadline: float) -> WorkerExit:
@@ -146,7 +146,7 @@ class Attempt:
             return
         match code:
             case 0:
-                seconds = self._stop_seconds  # the others come to their end as well
+                seconds = self._stop_seconds  # the others are ending as well
             case ExitCode.LOST_WORKER:
                 seconds = LOST_SECONDS
             case ExitCode.PREEMPTED:

@@ -69,7 +69,7 @@ def begin(
                 told=None if board is None else partial(board.heard, slot.rank),
             )
             worker = Worker(start, screen, events)
-            # The worker has them.
+            # The worker has its own copies.
             if opened is not None:
                 opened.close()
             if reports is not None:

@@ -60,13 +60,13 @@ class Board:
         if not isinstance(report, dict):
             return
         with self._lock:
-            if self._workers[rank]["phase"] == "ended":  # the report was on its way
+            if self._workers[rank]["phase"] == "ended":  # the report was late
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
         self.write()
 
     def ended(self, rank: int, exit_code: int) -> None:
-        """Notes that a worker has ended."""
+        """Records that a worker has ended."""
         with self._lock:
             self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
         self.write()
@@ -115,7 +115,7 @@ class Board:
 
 
 def _rate(workers: Sequence[dict[str, Any]]) -> float | None:
-    """Returns the samples a second of the whole job, None as long as nobody has told any."""
+    """Returns the samples per second of the whole job, None before the first report of them."""
     told = [one for one in workers if one.get("samples_per_s") is not None]
     if not told:
         return None
@@ -126,6 +126,6 @@ def _rate(workers: Sequence[dict[str, Any]]) -> float | None:
 
 def _slow(workers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     if any(one.get("workers", 1) < 2 for one in workers):
-        return None  # nobody waits for it
+        return None  # nothing reads it
     found = stragglers.slowest(workers)
     return None if found is None or found["ms"] < SLOW * found["others_ms"] else found

@@ -47,7 +47,7 @@ def read_failure(folder: Path, rank: int) -> Failure | None:
     if not trace.exists():
         return None
     raised = None
-    with contextlib.suppress(Exception):  # an error may not be what it needs to be made again
+    with contextlib.suppress(Exception):  # not every error can be unpickled
         raised = pickle.loads(error.read_bytes())
     return Failure(raised, trace.read_text(encoding="utf-8"))
 

@@ -14,7 +14,7 @@ from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.worker_count import counted
 
-# What is drawn anew at every start, or is a secret.
+# Variables whose values are random at every start, or secret.
 _HIDDEN = (JOB_ID, SECRET)
 
 

@@ -35,7 +35,7 @@ def of_worker(
 ) -> dict[str, str]:
     """Returns a worker's variables beyond the launcher's own."""
     variables = {
-        "PYTHONUNBUFFERED": "1",  # what a worker has said is to be seen when it is killed
+        "PYTHONUNBUFFERED": "1",  # else lines are lost when a worker is killed
         **spec.environment,
         kerasdist_variables.WORKERS: str(workers),
         kerasdist_variables.RANK: str(slot.rank),

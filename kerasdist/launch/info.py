@@ -36,11 +36,11 @@ _DEVICE_VARIABLES = (
 @final
 @dataclass(frozen=True)
 class SourceFacts:
-    """What one source says.
+    """What one source of the cluster says.
 
     Attributes:
         name: The source.
-        verdict: ``"believed"``, ``"agrees"``, ``"outer"`` (of a task that a launcher ran in),
+        verdict: ``"believed"``, ``"agrees"``, ``"outer"`` (it describes the task of a launcher),
             ``"contradicts"``, ``"wrong"`` or ``"absent"``.
         reason: Why.
         variables: Its variables that are set.

@@ -35,7 +35,7 @@ class Screen:
     """This process's output, shared by the workers, a whole line at a time."""
 
     def __init__(self, *, is_scripts: bool = False) -> None:
-        """Makes it.
+        """Makes the screen.
 
         Args:
             is_scripts: Whether this process prints lines of its own, which must not be broken.
@@ -170,7 +170,7 @@ class Pump:
         text = line.decode(errors="replace")
         self._last.append(text)
         if text == supervisor.APART:
-            return  # the launcher says it once for all workers
+            return  # the launcher reports it once for all workers
         self._screen.write(self._prefix, text, stream, self._rank)
 
 

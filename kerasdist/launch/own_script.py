@@ -24,17 +24,17 @@ def command() -> tuple[str, ...]:
     """Returns the command; the caller has found that there is one."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # a script, and no module: the script may have changed its folder
+    if main.__spec__ is None:  # a script, not a module; it may have left its first folder
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # it is as typed, behind the folder
+            if file == word or file.endswith(f"/{word}"):  # the user typed it relative to a folder
                 words[index] = file
                 break
     return tuple(words)
 
 
 def why_not_again() -> str | None:
-    """Returns why this process is nothing that can be started again, None if it can."""
+    """Returns why this process cannot be started again, None if it can."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or hasattr(sys, "ps1") or sys.flags.interactive or not Path(file).is_file():
         return "this is a notebook, an interactive interpreter or a program without a file"

@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 def listening(host: str) -> socket.socket:
-    """Returns a socket that listens on a port which Linux gives to no outgoing connection."""
+    """Returns a socket that listens on a port outside of Linux's range for outgoing connections."""
     for _ in range(_TRIES):
         try:
             return socket.create_server((host, ports.of_job(_draw())), backlog=_BACKLOG)

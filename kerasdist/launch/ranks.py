@@ -50,7 +50,7 @@ class _ThisProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not come to its end yet."""
+        """Whether it has not ended yet."""
         return self._code is None
 
     @property
@@ -59,7 +59,7 @@ class _ThisProcess:
         return self._code or 0
 
     def end(self, code: int) -> None:
-        """Notes that it ends."""
+        """Records that it ends."""
         with self._lock:
             if self._code is not None:
                 return
@@ -128,7 +128,7 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         starter.register(self.finish)
-        atexit.register(self._at_exit)  # before the job's own, which so runs before it
+        atexit.register(self._at_exit)  # registered before the job's own, so it runs after that
 
     def pass_on_interrupts(self) -> None:
         """Lets Ctrl-C, which a terminal sends to this process alone, reach the others as well."""

@@ -55,7 +55,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
 
 
 def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
-    """Returns the first line: how many workers, where, and on which backend."""
+    """Returns the launcher's first line: how many workers, where, and on which backend."""
     backend = backend_choice({**os.environ, **spec.environment})
     sizes = Counter(slot.host for slot in slots)
     workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
@@ -68,7 +68,7 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
-        return said  # another machine may have it
+        return said  # the workers' machine may have the backend
     return f"{said}\nwarning: {backend.problem}"
 
 

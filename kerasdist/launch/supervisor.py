@@ -46,7 +46,7 @@ TOO_EARLY = (
 
 
 def follow_into_death() -> None:
-    """Has the kernel end the worker if this guard is killed; only Linux can."""
+    """Makes the kernel end the worker if this guard is killed; only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -45,8 +45,8 @@ class Start:
     """How a worker is started.
 
     Attributes:
-        rank: Its number.
-        name: What it is called in front of its lines.
+        rank: The worker's number.
+        name: The prefix of the lines that it prints.
         command: The command that starts its guard.
         variables: What its environment has beyond this process's own.
         directory: Where it runs; None: where this process does.
@@ -54,8 +54,8 @@ class Start:
         secret: The job's secret, which the guard reads from its standard input; None: the guard
             has it from its environment.
         inherited: The files that the worker inherits.
-        reports: The pipe by which its reports come; None: by its output, if at all.
-        told: Takes its reports; None: it makes none.
+        reports: The pipe that carries its reports; None: its output carries them, if it sends any.
+        told: Is called with each of its reports; None: it sends none.
     """
 
     rank: int

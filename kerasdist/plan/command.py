@@ -25,7 +25,7 @@ _PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 @final
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is asked for.
+    """The options of `kerasdist plan`.
 
     Attributes:
         script: A file, or ``module:function``.
@@ -109,7 +109,7 @@ def run(options: PlanOptions) -> bool:
 
 
 def _name_of(sharding: Any) -> str | None:
-    """Returns the name of a strategy's argument `sharding`."""
+    """Returns a text for a strategy's argument `sharding`."""
     if sharding is None:
         return None
     return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__

@@ -96,12 +96,12 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Says of how many devices a collective is: of those of a replica, or of all."""
+    """Returns a collective with its number of devices: those of a replica, or all."""
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)
 
 
 def _bytes(number: str, unit: str) -> float:
-    """Reads a size as XLA writes it, such as 15.75 and G."""
+    """Returns the bytes of a size that XLA writes as a number and a unit, such as 15.75 and G."""
     return float(number) * 1024.0 ** " KMGT".index(unit or " ")

@@ -107,7 +107,7 @@ class _Computation:
 
 
 def _read(text: str) -> tuple[dict[str, _Computation], _Computation]:
-    """Returns a program's computations by name, and the one that is entered."""
+    """Returns a program's computations by name, and its entry computation."""
     found: dict[str, _Computation] = {}
     entry = current = _Computation("")
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Makes a plan of what compilations of a training step show."""
+"""Makes a plan from what compilations of a training step show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONSTANT = ("parameters", "optimizer", "metrics", "program")  # kinds to which 
 @final
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """What XLA has made of a training step, a device.
+    """What XLA has made of a training step, for each device.
 
     Attributes:
         batch: The examples of a device.
@@ -46,7 +46,7 @@ class Compilation:
 
     @property
     def constant(self) -> float:
-        """Those of them that are known to be the same for any number of examples."""
+        """The bytes that are the same for any number of examples."""
         return float(sum(self.memory.get(kind, 0) for kind in _CONSTANT))
 
 
@@ -149,8 +149,8 @@ def make_plan(
     """Makes a plan.
 
     Args:
-        subject: What is planned.
-        batch: The examples of a device.
+        subject: The script and its model.
+        batch: The number of examples per device.
         target: The devices.
         compile_step: Compiles the step.
         largest: Whether to look for the largest batch.
@@ -180,7 +180,7 @@ def _smallest_group(target: Target) -> Target:
 def largest_batch(
     first: Compilation, target: Target, compile_step: Compile, most: int | None = None
 ) -> LargestBatch | None:
-    """Returns the most examples of a device that fit; None if not even one does.
+    """Returns the largest number of examples per device that fits; None if not even one does.
 
     The bytes of a device grow with its examples in a straight line, nearly: two compilations give
     the line, and one or two more what there is at its end.
@@ -233,7 +233,7 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
     """Returns where the line through the last two compilations reaches a number of bytes.
 
     After one compilation it goes through the bytes that no example adds to, which leaves the growth
-    too steep. None if nothing grows, or if a size is not known.
+    too steep. None if the bytes do not grow, or a size is not known.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:
@@ -249,7 +249,7 @@ def _rounded(batch: int) -> int:
 
 
 def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
-    """Returns the examples of a device: as asked for, or the script's batch, divided.
+    """Returns the examples per device: as the user asked, or the script's batch, divided.
 
     Raises:
         InputError: If the script's batch has fewer examples than there are devices.

@@ -2,10 +2,9 @@
 
 A device needs as long as the slower of its units and its memory, both at their full rates, or as
 XLA estimates for its instructions, if that is longer. No program is faster, most are slower.
-Collectives come on top, except for what XLA has
-put between their starts and their ends. Their times follow the usual model of latency and
-bandwidth, with sums in rings over the fast links, and between machines or slices by all chips, each
-with its part.
+Collectives come on top, except for what XLA has put between their starts and their ends. Their
+times follow the usual model of latency and bandwidth, with sums in rings over the fast links;
+between machines or slices each chip sends its part.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
     chip = target.chip
     between = math.log2(groups) * chip.network_latency
     if chip.axes:
-        # Both ways around a closed axis, half of it is the furthest.
+        # Data go both ways around a closed axis: the furthest chip is half the axis away.
         hops = sum(size // 2 if _is_closed(size, chip) else size - 1 for size in target.shape)
         return passes * (hops * chip.link_latency + between)
     slower = 1.8 if groups > 1 else 1.0  # as NCCL's model has it

@@ -230,7 +230,7 @@ def _short(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Returns a number of bytes for people, such as ``"1.5 GB"``."""
+    """Returns a number of bytes as a text, such as ``"1.5 GB"``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
             return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
@@ -239,5 +239,5 @@ def size(value: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time for people."""
+    """Returns a time in seconds as a text in milliseconds."""
     return f"{seconds * 1e3:.3g} ms"

@@ -53,7 +53,7 @@ class CentralStorageStrategy(Strategy):
             JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`.
-            ValueError: If `batch_norm` or `check` is none of its choices.
+            ValueError: If `batch_norm` or `check` is none of its values.
         """
         require_no_other_workers("CentralStorageStrategy")
         norm, mode = checked_batch_norm(batch_norm), check_mode(check)

@@ -106,7 +106,7 @@ def taken(
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
     """Returns a worker's part of GPUs that only its framework has found.
 
-    So it is in a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+    Such a case is a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
 
     Args:
         devices: What the framework sees.
@@ -116,14 +116,14 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    return [devices[index] for index in own] or devices  # too few: each sees another one
+    return [devices[index] for index in own] or devices  # too few: each worker sees its own
 
 
 def check_promise(backend: Backend) -> None:
-    """Refuses to compute on CPUs in silence where a GPU is there for this process.
+    """Warns or raises if this process would compute on CPUs although it has a GPU.
 
-    Called where the framework sees no accelerator. A framework built for CPUs is warned about,
-    unless a variable names GPUs for this process: then somebody has asked for them.
+    Called where the framework sees no accelerator. Warns if the framework is built for CPUs; raises
+    if a variable gives GPUs to this process, so that the user has asked for them.
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None

@@ -27,13 +27,13 @@ class MirroredStrategy(Strategy):
     Each device holds a replica of the model; every batch is divided among them, and their gradients
     are combined so that the result is that of one device with the whole batch.
 
-    On PyTorch several GPUs are computed on by a process each: the script that makes the strategy is
+    On PyTorch each of several GPUs has its own process: the script that makes the strategy is
     started once more for each other GPU, and goes on as worker 0 of them, as if ``kerasdist run
     --workers gpu`` had started it. So the strategy must be the first thing that the script does
     with Keras, and every process runs the whole script, with the same arguments, in the same order;
     what one process alone is to do, worker 0 does (``KERASDIST_RANK=0``). What the others print
     stands behind their names, ``[worker 1/8]``. When one fails, all end, with its exit code. In a
-    notebook the GPUs are computed on by threads; `kerasdist.launch` has processes there.
+    notebook the GPUs have one thread each; `kerasdist.launch` starts processes there.
 
     Example::
 
@@ -75,9 +75,10 @@ class MirroredStrategy(Strategy):
                 where code of yours could mix examples: ``"warn"`` if it differs, ``"raise"``, or
                 ``"off"``. None: as the variable ``KERASDIST_CHECK`` says, else ``"warn"``. See
                 `kerasdist.compare_with_one_device`.
-            launcher: ``"processes"``: a process a device, on PyTorch alone, where it can also be
-                tried with CPU devices. ``"threads"``: one process for all devices. None: processes
-                on PyTorch with several GPUs in a script that no launcher has started, else threads.
+            launcher: ``"processes"``: one process per device; on PyTorch alone,
+                where it can be tried with CPU devices too. ``"threads"``: one process for all
+                devices. None: processes on PyTorch with several GPUs, in a script that no launcher
+                has started; else threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all. ``"optimizer"``: the optimizer's variables are
                 divided. ``"full"``: the weights too; not on TensorFlow. On PyTorch each replica
@@ -92,7 +93,7 @@ class MirroredStrategy(Strategy):
             DeviceError: If a device is unknown, named twice, or there is none.
             UnsupportedError: If the backend cannot do `batch_norm`, `launcher` or `sharding`, if
                 this process cannot be started again, or if `cross_device_ops` is given.
-            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its choices.
+            ValueError: If `batch_norm`, `check`, `launcher` or `sharding` is none of its values.
         """
         told = None if launcher == "threads" else processes.told_devices()
         if told is None:

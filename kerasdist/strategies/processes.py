@@ -1,4 +1,4 @@
-"""A process a device: when a `MirroredStrategy` is over the workers of a job, and starts them."""
+"""One process per device: when a `MirroredStrategy` spans a job's workers, and starts them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def checked_names(
 
 
 def check_same(devices: Sequence[Device], told: str) -> None:
-    """Refuses another choice of devices than that of the workers that have been started."""
+    """Refuses devices that are not those for which the workers were started."""
     if ",".join(_by_rank(devices)) != told:
         raise UnsupportedError(
             f"Expected the devices for which this script has started its processes: {told}. "
@@ -139,7 +139,7 @@ def check_same(devices: Sequence[Device], told: str) -> None:
 
 
 def after_joining(told: str) -> None:
-    """Notes that this process has joined its job by a `MirroredStrategy`."""
+    """Records that this process has joined its job by a `MirroredStrategy`."""
     if not _joined:
         _joined.append(told)
         os.environ[MIRRORED] = JOINED
@@ -153,7 +153,7 @@ def _by_rank(devices: Sequence[Device]) -> list[str]:
 
 
 def _other_job() -> str | None:
-    """Returns what says that this process is a worker, or a job of its own; None: nothing does."""
+    """Returns why this process is a worker already, or a job of its own; None if it is neither."""
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for finding in detection.findings():

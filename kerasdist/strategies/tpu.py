@@ -68,7 +68,7 @@ class TPUStrategy(Strategy):
             DeviceError: If there are not enough devices, or not as many as workers have.
             UnsupportedError: On TensorFlow and PyTorch; for replicas of several devices in a job of
                 several workers, or with `sharding`.
-            ValueError: If `sharding` is none of its choices.
+            ValueError: If `sharding` is none of its values.
         """
         del experimental_spmd_xla_partitioning
         self._resolver = _resolver(tpu_cluster_resolver)

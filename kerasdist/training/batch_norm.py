@@ -71,7 +71,7 @@ def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Lets custom loops treat statistics made outside of the scope as those made in it."""
     replica = context.replica()
     if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
-        # Variables made in a scope never have the aggregation "none".
+        # A variable with the aggregation "none" was made outside of every scope.
         keep_statistics(
             layer,
             replica.strategy.options.batch_norm,

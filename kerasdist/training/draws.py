@@ -17,7 +17,7 @@ _LEFT_OUT = ("dropout", "shuffle")
 
 
 class _InDraw(threading.local):
-    """Whether the calling thread draws, so that a draw inside of a draw is not counted."""
+    """Whether the calling thread draws, so that draws within a draw are not recorded."""
 
     active = False
 

@@ -69,7 +69,7 @@ class FitMeter(keras.callbacks.Callback):
     """Measures the epochs of a `fit`, and the sum of gradients after the first."""
 
     def __init__(self, binding: Binding, data: Any) -> None:
-        """Makes it.
+        """Makes the meter.
 
         Args:
             binding: That of the model.

@@ -69,6 +69,6 @@ def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
         return None
     scope = keras_compat.stateless_scope()
     if scope is None:
-        # An only replica shares layers with no other one, and its context outlives its models.
+        # A single replica shares its layers with no other one: Keras's own list serves.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
     return None if type(scope) is keras.StatelessScope else replica.layer_losses

@@ -87,7 +87,7 @@ def _gathered(replica: ReplicaContext, structure: Any) -> Any:
 
 
 def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a metric that Keras does not ship see the global batch, if it is made in a scope."""
+    """Gives a metric made in a scope the global batch, unless Keras ships the metric."""
     original(metric, *args, **kwargs)
     if context.has_strategy() and not keras_compat.is_builtin(type(metric)):
         bind(metric, GlobalBatchMetric)

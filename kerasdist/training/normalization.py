@@ -48,7 +48,7 @@ def global_moments(
 
 
 def added_to_count(mask: Any) -> float:
-    """Returns what Keras adds to the count by which it divides: epsilon with a mask, else 0."""
+    """Returns what Keras adds to the count by which it divides: epsilon with a mask, else zero."""
     return 0.0 if mask is None else keras.config.epsilon()
 
 

@@ -45,7 +45,7 @@ class TrialWorkers:
         try:
             everyone = self.job.all_gather_object(label, said)
         except JobError as lost:
-            # The others wait in a collective of the step that has failed here.
+            # The others are waiting in a collective of the step that has failed here.
             raise lost from error
         if error is not None:
             raise error

@@ -28,7 +28,7 @@ _ADVICE = (
 def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns facts about a call's arguments that all workers must share; {} without a job."""
     job = binding.replicas.job
-    # In `fit`, Keras calls `evaluate` with the arguments of `fit`.
+    # Not of `evaluate` in `fit`, whose arguments were compared with those of `fit`.
     if job is None or job.is_watched:
         return {}
     return calls.facts_of(arguments, job, on_workers.CHANGE_TRAINING)

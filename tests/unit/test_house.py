@@ -1,6 +1,8 @@
-"""What `make house` counts is counted right, and no modules import each other in a circle."""
+"""What `make house` counts is counted right, no imports in a circle, a room for each module."""
 
 import ast
+import posixpath
+import re
 
 from tests import house
 
@@ -52,3 +54,33 @@ def test_the_waist_is_found():
 
 def test_no_modules_import_each_other():
     assert house.circles() == []
+
+
+HOW = house.PACKAGE.parent / "docs" / "how-it-works.md"
+
+
+def rooms() -> set[str]:
+    """The files and folders that the table of how-it-works.md names, as paths in the package.
+
+    A name is looked for in the folder of the name before it in its row, then in the package.
+    """
+    found: set[str] = set()
+    for row in HOW.read_text("utf-8").partition("## Where to look")[2].splitlines():
+        folder = ""
+        for name in re.findall(r"`([\w/<>]+(?:\.py|/))`", row.rpartition(" | ")[2]):
+            beside = posixpath.join(folder, name)
+            in_one = house.PACKAGE / beside.replace("<framework>", "jax")
+            path = beside if in_one.exists() else name
+            folder = posixpath.dirname(path)
+            found |= {path.replace("<framework>", one) for one in house.FRAMEWORKS}
+    return found
+
+
+def test_the_guide_names_a_room_for_each_module():
+    named = rooms()
+    assert [name for name in sorted(named) if not (house.PACKAGE / name).exists()] == []
+    folders = tuple(name for name in named if name.endswith("/"))
+    modules = {str(path.relative_to(house.PACKAGE)) for path in house.FILES}
+    known = {name for name in modules if name in named or name.startswith(folders)}
+    packages = {name for name in modules if name.startswith("backends/") and "__init__" in name}
+    assert sorted(modules - known - packages) == []

@@ -239,7 +239,7 @@ class PlanningBackend(Backend):
         """Does nothing: all names are known."""
 
     def uses_gpus(self) -> None:
-        """Returns None: it uses none of this machine's."""
+        """Returns None: it uses no GPU of this machine."""
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Does nothing: no step runs."""

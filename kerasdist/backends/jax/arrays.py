@@ -38,7 +38,7 @@ def is_traced(leaf: Any) -> bool:
 
 def is_placed(leaf: Any, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
-    # Mostly it is the same object, and comparing meshes takes time.
+    # Usually it is the same object: the test saves a slow comparison of meshes.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 

@@ -54,7 +54,7 @@ class JaxBackend(Backend):
                 ) from error
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether a plugin for GPUs is installed; None: JAX is told which to take."""
+        """Returns whether a GPU plug-in is installed; None: JAX's settings choose the devices."""
         platforms = jax.config.values["jax_platforms"]
         without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
         chosen = {jax.config.values[f"jax_{kind}_visible_devices"] for kind in ("cuda", "rocm")}

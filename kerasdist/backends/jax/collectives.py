@@ -73,7 +73,7 @@ class JaxCollectives(Collectives):
         self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
-        if self._applies:  # an outer optimizer has summed them
+        if self._applies:  # a wrapping optimizer has summed them
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         # The gradient of a float8 scale and its like is its next value: take the maximum.

@@ -51,7 +51,7 @@ def recall(variable: Any) -> Components | None:
 
 
 def diverged(keys: Any) -> list[int]:
-    """Returns those of the given ids that belong to variables with components."""
+    """Selects the ids of variables that have components."""
     return [key for key in _of_variable.ids() if key in keys]
 
 

@@ -31,18 +31,18 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
 
 
 def mark_read(variable: Any) -> None:
-    """Keeps programs from consuming the variable's array, to which other code may refer now."""
+    """Keeps programs from donating the variable's array, to which other code may now refer."""
     _unread.discard(variable)
 
 
 def mark_unread(variables: Iterable[Any], arrays: Iterable[Any]) -> None:
-    """Lets the next program consume the arrays, to which only the variables refer."""
+    """Lets the next program donate the arrays, to which only the variables refer."""
     for variable, array in zip(variables, arrays, strict=True):
         _unread.put(variable, array)
 
 
 def consumable(variables: Iterable[Any], arrays: Sequence[Any]) -> list[Any]:
-    """Returns the variables' arrays, but copies of those to which other code may refer."""
+    """Returns arrays to donate: the variables' own, or copies if other code may refer to them."""
     return [
         array if _unread.get(variable) is array else jnp.copy(array)
         for variable, array in zip(variables, arrays, strict=True)

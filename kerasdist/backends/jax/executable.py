@@ -79,7 +79,7 @@ class _Form:
     pieces: list[tuple[int, Callable[[Any], Any]]]
 
     def together(self, whole: Sequence[Any], pieces: Sequence[Any]) -> Any:
-        """Rebuilds the results from the arrays."""
+        """Rebuilds the program's results from the arrays that it returned."""
         leaves = list(self.constants)
         pairs = zip([*self.whole, *self.pieces], [*whole, *pieces], strict=True)
         for (index, made), array in pairs:

@@ -139,7 +139,7 @@ class Layout:
 def _mapped(
     devices: Sequence[Any], layout_map: Any
 ) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
-    """Returns what a LayoutMap's mesh says: devices in order, axes of a replica, and the rule."""
+    """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if _are_of_workers(devices):
@@ -156,7 +156,7 @@ def _mapped(
         )
     data, *others = mesh.axis_names
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    # A name of the user's must not be the name of our axis.
+    # The user may have given an axis the same name as our axis of replicas.
     names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
     rule = ByLayoutMap(layout_map, sizes, names)
     shape = tuple(sizes[one] for one in others)

@@ -57,7 +57,8 @@ def _install() -> None:
 def _moments(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
     layout, axes = _tracing.layout, layer._reduction_axes
     replica = context.replica()
-    # In `strategy.run` a replica holds its own rows. Fewer rows than replicas are not divided.
+    # In `strategy.run` a replica has its own rows. A batch with fewer rows than replicas is not
+    # divided.
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     if layout is None or in_run or 0 not in axes or inputs.shape[0] < layout.replicas:
         return original(layer, inputs, mask)

@@ -139,7 +139,7 @@ class ReplicaScope(Scope):
         self.apart[id(variable)] = variable
 
     def written_apart(self) -> dict[int, Any]:
-        """Returns the written variables of which replicas hold components, by their ids."""
+        """Returns, by id, the written variables of which each replica holds a component."""
         return {key: one for key, one in self.variables.items() if self._is_apart(one)}
 
     def aggregates(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -118,7 +118,7 @@ class JaxReplicaSet(ReplicaSet):
 
 @contextmanager
 def _together(job: Job, work: str, fact: Callable[[], Any]) -> Generator[bool]:
-    """Lets workers do something together; yields whether the fact is the same on all of them."""
+    """Waits for all workers before common work; yields whether `fact()` is equal on all."""
     with job.translating_failures(work):
         digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
         yield len(set(job.all_gather_object(work, digest))) == 1

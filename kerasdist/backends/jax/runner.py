@@ -184,7 +184,7 @@ class JaxRunner(Runner):
         return jax.tree.unflatten(end.form, wrapped)
 
     def _piece(self, leaf: Any) -> Any:
-        """Returns the `Source` of a distributed value, any other argument unchanged."""
+        """Returns a distributed value's `Source`; returns any other argument unchanged."""
         if not is_distributed(leaf):
             return leaf
         source = joined(leaf, self._replicas)
@@ -271,7 +271,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has here: this worker's, or all inside a program."""
+        """How many components a value has: this worker's, or inside a program all workers'."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)

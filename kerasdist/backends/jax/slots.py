@@ -78,11 +78,11 @@ def _note(variable: Any, weight: Any) -> None:
 
 
 def is_slot(variable: Any) -> bool:
-    """Returns whether a variable is an optimizer's."""
+    """Returns whether a variable belongs to an optimizer."""
     return _weights.get(variable) is not None
 
 
 def weight_of(variable: Any) -> Any:
-    """Returns the weight that an optimizer's variable belongs to; of any other, itself."""
+    """Returns the weight that an optimizer's variable belongs to; else the variable itself."""
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]

@@ -32,7 +32,7 @@ class StateRule(abc.ABC):
 
     @abc.abstractmethod
     def update_spec(self, weight: Any) -> PartitionSpec:
-        """Returns the same of a weight's update, which is divided as the optimizer's variables."""
+        """Returns the axes of the mesh that divide a weight's update, as they divide its slots."""
 
 
 @final
@@ -55,8 +55,8 @@ class OverReplicas(StateRule):
         return WHOLE if divided is None else PartitionSpec(*[None] * divided, self._axis)
 
     def _is_for(self, variable: Any) -> bool:
-        # A replica has its own component of what is added up on reading. Unsigned integers are
-        # bytes on their way, or the state of a random generator, which is read at each draw.
+        # Not sync-on-read variables, of which each replica has a component. Nor unsigned integers:
+        # they are bytes in transit, or the state of a random generator, which each draw reads.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
         if is_on_read(variable) or is_unsigned:
             return False

@@ -104,7 +104,7 @@ class JaxTrainer(ReplicatedTrainer):
         return function
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute; Keras would look for variables in the state of every step."""
+        """Sets an attribute; the state bypasses Keras's tracking, which would search it."""
         if name == "_jax_state":
             vars(self)[name] = value
         else:

@@ -65,7 +65,7 @@ class Maker(abc.ABC):
         return Padded(array, tuple(shapes))
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
-        """Returns a value from all replicas' components, which this process has or is tracing."""
+        """Returns a value of all replicas' components, which this process holds or traces."""
         if not is_array(leaves[0]):
             return _of_objects(leaves)
         if replica_scope.current() is not None:
@@ -129,7 +129,7 @@ class AmongWorkers(Maker):
         self._job = job
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Contributes this worker's components; the workers exchange their shapes first."""
+        """Makes values of all workers' components; the workers exchange the shapes first."""
         if scopes.program() is not None and len(values) == self._replicas:
             return transpose(values, self._joined)
         columns: list[Sequence[Any]] = []
@@ -155,7 +155,7 @@ class AmongWorkers(Maker):
         return transpose(split_batch(batch, self._replicas), brought)
 
     def entering(self, structure: Any) -> Any:
-        """Contributes the components of values that the user has made by hand."""
+        """Makes global values of those whose components the user has made by hand."""
         leaves, form = jax.tree.flatten(structure, is_leaf=is_distributed)
         by_hand = [
             index
@@ -173,7 +173,7 @@ class AmongWorkers(Maker):
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Returns a value per list of this worker's components, after an exchange of shapes."""
+        """Makes one value per column of this worker's components; workers exchange the shapes."""
         self._check_outside()
         here = len(self._place.layout.local_replicas)
         wrong = [len(column) for column in columns if len(column) != here]

@@ -74,7 +74,7 @@ def adopt(
 
 
 def with_inner(optimizer: Any) -> list[Any]:
-    """Returns an optimizer, and the one inside of it, if it scales losses."""
+    """Returns an optimizer and, if it scales losses, the one that it wraps."""
     if isinstance(optimizer, keras_compat.LossScaleOptimizer):
         return [optimizer, optimizer.inner_optimizer]
     return [optimizer]

@@ -98,10 +98,10 @@ class AllReduce:
         seconds = options.timeout_seconds or self._seconds_to_wait()
         placed = self._on_lanes(tf.identity, vectors)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second before that starts: a graph runs
+            # Eagerly, the first lane would wait for the second, which has not started. A graph runs
             # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
-            with self._one_at_a_time:  # two threads' sums would meet in the devices
+            with self._one_at_a_time:  # the devices would mix up two threads' sums
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
 

@@ -109,7 +109,7 @@ def beginnings_of_first(number: tf.Tensor, batch: Any) -> Any:
 
     def beginning(leaf: Any) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
-            return tf.constant(0)  # a leaf without rows is not compared
+            return tf.constant(0)  # leaves without rows are not compared
         rows = leaf[: tf.where(number == 0, ROWS, 0)]
         count = tf.shape(rows)[0]
         return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])[:, :ELEMENTS]

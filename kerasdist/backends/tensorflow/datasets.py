@@ -49,8 +49,8 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     ) -> None:
         """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
 
-        `prefetched` makes an iterator whose batches wait on the devices. What it has read ahead is
-        no part of its state, so that it does not serve where the position is kept.
+        `prefetched` makes an iterator whose batches wait on the devices. Its state
+        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
         """
         self._iterate = iterate
         self._prefetched = prefetched or iterate
@@ -64,7 +64,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     @classmethod
     def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Returns the dataset, as one whose iterators `begin` makes."""
+        """Returns the dataset with iterators that `begin` makes."""
         if isinstance(dataset, tf.data.Dataset):
             dataset = cls.of(dataset, dataset.element_spec, is_of_arrays=False)
         if isinstance(dataset, cls):

@@ -59,7 +59,7 @@ class _Rule:
 
 
 _rules: WeakKeyDictionary[tf.distribute.Strategy, _Rule] = WeakKeyDictionary()
-# The optimizers of which a warning has said that their slots stay whole.
+# The optimizers for which the user was warned that their slots stay whole.
 _whole: WeakSet[Any] = WeakSet()
 
 

@@ -81,7 +81,7 @@ def _is_of_unique_rows(indices: Any) -> bool:
 
 
 def divided(total: Any, count: Any) -> Any:
-    """Returns a sum divided by a number; of integers a float64."""
+    """Returns a sum divided by a number; a sum of integers becomes a float64."""
     if isinstance(total, tf.distribute.DistributedValues):
         return mirrored([divided(part, count) for part in total.values])
     return on_values(lambda values: values / tf.cast(count, values.dtype), total)

@@ -75,7 +75,7 @@ class Group:
     def _iterated(
         self, dataset: tf.data.Dataset, spec: Any, sized: Any, *, is_of_arrays: bool
     ) -> GlobalBatchDataset:
-        """Returns a dataset whose batches wait on the devices, where these share no memory.
+        """Returns a dataset whose batches go to the devices ahead, unless these share memory.
 
         `sized` has the static sizes of the global batches, None if nothing has.
         """
@@ -143,7 +143,7 @@ class Group:
         ]
 
     def _travels(self, parts: Parts, here: bool) -> bool:
-        """Whether `sums` adds up a value by a collective, not on one device."""
+        """Whether `sums` adds up a value by a collective rather than on one device."""
         first = next((part for part in parts if part is not None), None)
         if here or self._all_reduce is None or first is None:
             return False

@@ -108,7 +108,7 @@ def apply_everywhere(
         if not optimizer.built and known:
             optimizer.build(known)
     check_mirrored(optimizer.variables, engine, "the optimizer")
-    # Keras's own ``apply`` does the rest, also of an optimizer inside a LossScaleOptimizer.
+    # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
     before, _here.is_applying = _here.is_applying, True
     try:
         with cross_replica_code_without_merge_call():
@@ -135,7 +135,7 @@ def apply_everywhere(
 
 @contextmanager
 def _moved(optimizer: Any, strategy: Any) -> Iterator[None]:
-    """Inside, the optimizer updates variables by another strategy."""
+    """Makes the optimizer update variables of another strategy, in the block."""
     before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
     try:
         yield

@@ -195,7 +195,7 @@ class PlacedSpec(tf.TypeSpec):
 
     @property
     def value_type(self) -> type[PlacedIterator]:
-        """The type of what has this specification."""
+        """The type of the iterators that this specification describes."""
         return PlacedIterator
 
     def _serialize(self) -> tuple[Any, ...]:
@@ -297,7 +297,7 @@ def _functions(
 
 
 def _called(graph: Any, source: tf.Tensor, given: Sequence[Any], types: Sequence[Any]) -> Any:
-    """Calls a function on the host, in a device's pipeline."""
+    """Calls a function of the host from a device's pipeline."""
     return tf.raw_ops.RemoteCall(target=source, args=given, Tout=types, f=graph)
 
 

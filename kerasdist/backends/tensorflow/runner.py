@@ -48,7 +48,7 @@ class TensorFlowRunner(Runner):
         self._engine = replica_set.group.engine
         self._shares_memory = replica_set.group.shares_memory
         self.places_ahead = not self._shares_memory
-        # For each user `tf.function`, one that runs the user's code on all replicas in one graph.
+        # For each user `tf.function`, the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(

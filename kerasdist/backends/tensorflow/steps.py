@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
 
 
-# Reads from an iterator in a graph: returns what it read, and numbers to be added up over steps.
+# Gets a function that reads from an iterator in a graph. Returns the batch that it read, and
+# numbers that the steps of a call add up.
 _Take = Callable[[Callable[[], Any]], tuple[Any, list[Any]]]
 
 
@@ -158,7 +159,7 @@ def _measured(inside: Callable[..., Any], iterator: Any) -> Any:
 
 
 def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Reads a batch in a graph. Returns it, that it is one, and the seconds that it took."""
+    """Reads a batch in a graph. Returns it with the count 1, and the seconds that reading took."""
     begin = tf.timestamp()
     with tf.control_dependencies([begin]):
         batch = read()

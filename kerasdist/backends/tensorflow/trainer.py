@@ -88,7 +88,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         take_on(model, replicas.group.engine, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            optimizer.build(model.trainable_variables)  # not while Keras traces its step
+            optimizer.build(model.trainable_variables)  # not while Keras traces a step
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that `fit` calls for each step."""

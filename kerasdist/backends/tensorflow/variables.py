@@ -32,7 +32,7 @@ def gradient_replaces(variable: Any) -> bool:
 
 
 def averaged(variables: Iterable[Any]) -> list[Any]:
-    """Returns the variables of which each replica has its own value, and that read as the mean."""
+    """Returns the sync-on-read variables that are read as the mean of the replicas' values."""
     read_as_mean = (
         v for v in variables if v.synchronization == "on_read" and v.aggregation == "mean"
     )
@@ -41,7 +41,7 @@ def averaged(variables: Iterable[Any]) -> list[Any]:
 
 
 def statistics_of(layers: Iterable[Any]) -> list[Any]:
-    """Returns the moving statistics of BatchNormalization layers that are read as the mean."""
+    """Returns BatchNormalization's moving statistics that are read as the replicas' mean."""
     norms = (
         one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
     )
@@ -79,7 +79,7 @@ _open = _Open()
 
 @contextmanager
 def reads_preceded(listener: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, calls `listener` before each read of a Keras variable by this thread."""
+    """Calls `listener` before each read of a Keras variable by this thread, in the block."""
     _install()
     _open.listeners.append(listener)
     try:

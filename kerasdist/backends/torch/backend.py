@@ -77,7 +77,7 @@ class TorchBackend(Backend):
         return TorchReplicaSet(devices, options, job, communication)
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Creates torch's process group of all workers; torch sets nothing aside on its GPUs."""
+        """Creates torch's process group of all workers; returns the GPUs, whose names stay."""
         connect(job)
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 

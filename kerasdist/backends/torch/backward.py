@@ -25,7 +25,7 @@ def install() -> None:
 
 @final
 class _Place:
-    """A replica, and Keras's scopes at one place of its step."""
+    """A replica, and Keras's scopes, at one point of its step."""
 
     def __init__(self, replica: ReplicaContext) -> None:
         self._replica = replica
@@ -33,7 +33,7 @@ class _Place:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Returns a context in which the calling thread is at this place."""
+        """Returns a context in which the calling thread has this replica and these scopes."""
         if context.replica() is self._replica:
             yield
             return
@@ -66,7 +66,7 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
 
 @final
 class _Repeated:
-    """A function that draws in each call what it has drawn in the first one, as under torch."""
+    """A function that repeats its first call's random draws, as torch.utils.checkpoint does."""
 
     def __init__(self, function: Callable[..., Any], replica: ReplicaContext) -> None:
         self._function = function

@@ -84,7 +84,7 @@ def _serves(inputs: Any) -> bool:
         and inputs.numel() > 0
         and inputs.is_contiguous()
         and not torch._C._are_functorch_transforms_active()
-        and not torch.compiler.is_compiling()  # which joins Keras's own operations
+        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
     )
 
 
@@ -128,7 +128,10 @@ class _Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
     ) -> torch.Tensor:
-        return _forward(ctx, rows, epsilon, columns)
+        mean, variance, scale, offset = columns
+        ctx.save_for_backward(rows, mean, variance, scale)
+        ctx.epsilon = epsilon
+        return _normal(rows, scale, offset, (mean, variance), epsilon)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -148,14 +151,8 @@ class _Normalized(torch.autograd.Function):
         return of_rows, None, of_mean, of_variance, of_scale, of_offset
 
 
-class _NormalizedByOwn(torch.autograd.Function):
+class _NormalizedByOwn(_Normalized):
     """Normalizes rows by their columns' own mean and variance, and differentiates these, too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
-    ) -> torch.Tensor:
-        return _forward(ctx, rows, epsilon, columns)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -173,15 +170,6 @@ class _NormalizedByOwn(torch.autograd.Function):
                 gradient, rows, scale, mean, variance, ctx.epsilon, are_own=True
             )
         return of_rows, None, None, None, of_scale, of_offset
-
-
-def _forward(
-    ctx: Any, rows: torch.Tensor, epsilon: float, columns: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    mean, variance, scale, offset = columns
-    ctx.save_for_backward(rows, mean, variance, scale)
-    ctx.epsilon = epsilon
-    return _normal(rows, scale, offset, (mean, variance), epsilon)
 
 
 def _normal(

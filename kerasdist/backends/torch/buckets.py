@@ -251,7 +251,7 @@ class GradientSum:
         summed = {index: one for index, one in enumerate(like) if index not in overwriting}
         buckets = Buckets(summed, len(like), self._group, shards=shards)
         totals, somewhere = buckets.finish(gradients)
-        for index in overwriting:  # its gradient is its next value: take the maximum
+        for index in overwriting:  # a float8 scale's gradient is its next value
             own = gradients[index]
             own = torch.zeros_like(like[index]) if own is None else own
             if somewhere[index]:
@@ -274,7 +274,7 @@ def _shape_of(variable: Any) -> torch.Tensor:
 
 
 def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yields neighbouring tensors together, of any types, up to the size of a bucket."""
+    """Yields groups of neighbouring tensors of any types, up to the size of a bucket."""
     pack: list[torch.Tensor] = []
     filled = 0
     for tensor in tensors:

@@ -16,7 +16,7 @@ import torch
 
 from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
-from kerasdist.backends.torch import batch_norm, graph_ops, shard_updates
+from kerasdist.backends.torch import batch_norm, divided_state, graph_ops
 from kerasdist.backends.torch.autograd_collectives import (
     GlobalGather,
     GlobalSum,
@@ -191,7 +191,7 @@ class TorchCollectives(Collectives):
                     optimizer.build(variables)
             if rules.reducer is None:
                 own = weighted_sum(all_gradients, weights, known)
-                divided = shard_updates.of_gradients(optimizer, known)
+                divided = divided_state.of_gradients(optimizer, known)
                 reduced = self._group.sum_gradients(own, known, divided)
             else:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)

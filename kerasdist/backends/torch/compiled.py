@@ -42,7 +42,7 @@ class CompiledCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a model in the only replica of a worker; by `plain` if it cannot be compiled."""
+        """Calls a model in a worker's only replica; if it cannot be compiled, calls `plain`."""
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(is_sum(variable) for variable in model.non_trainable_variables):
@@ -55,7 +55,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except TorchDynamoException as error:
-            if collectives.calls > before:  # the other workers wait for the rest of the call
+            if collectives.calls > before:  # too late: other workers wait for the rest of the call
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise
             said = " ".join(str(error).split())

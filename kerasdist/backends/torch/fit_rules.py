@@ -161,7 +161,7 @@ def _brought(
 ) -> dict[int, torch.Tensor]:
     """Returns what a replica assigned, on a device, by the variable's id."""
     own = [key for key in written if key in scope.written]
-    if scope is not first:  # where all replicas assign equal values, the first one's serve
+    if scope is not first:  # of equal values, the first replica's are enough
         own = [key for key in own if key not in scope.written_equal or key not in first.written]
     values = [scope.state_mapping[key].detach() for key in own]
     return dict(zip(own, moved_together(device, values), strict=True))

@@ -40,11 +40,11 @@ class Leaf:
         """Makes a leaf without values."""
         self._stored = keras_compat.stored_value(variable)
         self._shard = shard
-        # Values that are read by mistake are NaN.
+        # Stands in for values that are not gathered: NaN, so that a read by mistake shows.
         self._nothing = self._stored.new_full((), torch.nan).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
         self.address = 0
-        # Whether it stays gathered until the end of the step: in this step, in each one.
+        # Whether it stays gathered until the end of this step; and of every step.
         self.is_used_itself = self.stays = False
 
     def serves(self, stored: torch.Tensor) -> bool:
@@ -91,7 +91,7 @@ class GatheredWeights:
     """
 
     def __init__(self, *, in_layers: bool) -> None:
-        """Starts without weights; says whether layers read some, or none but the optimizer."""
+        """Starts without weights; `in_layers`: layers read them, not the optimizer alone."""
         self.are_differentiated = False
         self._in_layers = in_layers
         self._leaves: VariableTable[Leaf] = VariableTable()
@@ -123,7 +123,7 @@ class GatheredWeights:
 
     @contextmanager
     def in_step(self) -> Generator[None]:
-        """Lets autograd save notes in place of weights; releases all weights at the end."""
+        """Lets autograd save references to weights, not values; releases the weights at the end."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with hooks if self._in_layers else nullcontext():
             try:

@@ -75,6 +75,6 @@ class Group:
         return [list(tensors)]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor on the chief, else zeros, to be summed; booleans become uint8."""
+        """Returns, to be summed, the chief's tensor, and zeros on others; booleans become uint8."""
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits

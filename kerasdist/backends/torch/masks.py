@@ -41,6 +41,6 @@ def _apply_mask(
             counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
-        if merged.dtype == sample_weight.dtype:  # else Keras changes only a cast copy
+        if merged.dtype == sample_weight.dtype:  # Keras casts others to a copy
             sample_weight *= float_mask.reshape(sample_weight.shape)
     return merged

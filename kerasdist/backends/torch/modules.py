@@ -91,7 +91,7 @@ def _call_module(
     module = wrapper.module
     wrapper.train(training is not False)
     buffers = _buffers(scope, module)
-    if scope.is_only:  # the only replica uses the module's own tensors
+    if scope.is_only:  # a single replica uses the module's own tensors
         return original(wrapper, *args, training=training, **kwargs)
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}

@@ -98,7 +98,7 @@ def connect(job: Job) -> None:
 
 
 def _take_part_of_cores() -> None:
-    """Obeys a variable of a launcher's that was set after torch was imported."""
+    """Limits torch's threads as the launcher says, even if torch was imported before."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))

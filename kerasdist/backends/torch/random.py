@@ -65,7 +65,7 @@ class StepDraws:
         return self._generators[rank]
 
     def state(self, rank: int) -> torch.Tensor | None:
-        """Returns where a replica's generator is; None before the first draw of the step."""
+        """Returns the state of a replica's generator; None before the first draw of the step."""
         return None if self._seed is None else self._generators[rank].get_state()
 
     @contextmanager

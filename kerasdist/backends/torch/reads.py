@@ -43,7 +43,7 @@ class ReadRecorder(keras.StatelessScope):
 
     @property
     def is_nested(self) -> bool:
-        """Whether this recorder is open inside another one, as in a second derivative."""
+        """Whether this recorder is inside another one, as for a second derivative."""
         outer = self.original_scope
         while outer is not None and not isinstance(outer, ReadRecorder):
             outer = outer.original_scope
@@ -97,7 +97,7 @@ class ReadRecorder(keras.StatelessScope):
         keras_compat.initialize_waiting_variable(variable)
         known = self._read.get(id(variable))
         if known is not None and shards.shard_of(variable) is not None:
-            return known  # each read would gather another tensor
+            return known  # each read would gather the weight again
         stored = keras_compat.stored_value(variable)
         return shards.whole_value(variable).requires_grad_(stored.requires_grad)
 

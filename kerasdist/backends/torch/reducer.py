@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import shard_updates
+from kerasdist.backends.torch import divided_state
 from kerasdist.backends.torch.buckets import Buckets
 from kerasdist.backends.torch.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.group import ALL_WHOLE
@@ -72,7 +72,7 @@ class GradientReducer:
 
         Of divided ones it returns this worker's parts of the sums.
         """
-        shards = shard_updates.of_gradients(optimizer, variables)
+        shards = divided_state.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._model.optimizer else None
         if buckets is None:
             totals = self._group.sum_gradients(
@@ -105,7 +105,7 @@ class GradientReducer:
         if not any(served) or self._made == _MOST_BUCKETS:
             return None
         self._made += 1
-        shards = shard_updates.of_gradients(self._model.optimizer, variables)
+        shards = divided_state.of_gradients(self._model.optimizer, variables)
         return HookedBuckets(variables, served, self._group, scope, shards)
 
     def _drop(self) -> None:

@@ -41,7 +41,7 @@ class Rendezvous:
         self._count = 0
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: dict[int, BaseException | None] = {}
-        self._ready: deque[int] = deque()  # participants that may go on, in turn
+        self._ready: deque[int] = deque()  # participants that may continue, in turn
         self._result: Any = None
         self._broken: BaseException | None = None
 

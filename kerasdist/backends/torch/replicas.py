@@ -33,11 +33,11 @@ from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.buckets import in_packs
 from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.components import Components, LoopRules
+from kerasdist.backends.torch.divided_state import ShardRules
 from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.placing import computing_on, torch_device
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.shard_updates import ShardRules
 from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.steps import Steps
 from kerasdist.backends.torch.thread_pool import ThreadPool
@@ -105,7 +105,9 @@ class TorchReplicaSet(ReplicaSet):
                 self.shard_rules = ShardRules(options.sharding, self.group, job)
                 self.reads_need_all_workers = True
         self.gradients_travel_as = self.group.gradients_travel_as
-        self.measures_collectives = job is not None and self.on_cpu  # NCCL's run beside the host
+        self.measures_collectives = (
+            job is not None and self.on_cpu
+        )  # not NCCL's, which do not block
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
@@ -168,7 +170,7 @@ class TorchReplicaSet(ReplicaSet):
         """Gives variables the values that they have on the chief; divided ones keep theirs."""
         whole = [variable for variable in variables if shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
-        for some in in_packs(own):  # a message holds copies of its tensors
+        for some in in_packs(own):  # in packs, as a message holds copies of its tensors
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
                 # Writing an equal value would needlessly invalidate the variable's components.
                 if not torch.equal(mine, chiefs):

@@ -86,7 +86,7 @@ class TorchRunner(Runner):
         if op is ReduceOp.SUM:
             [total] = self._group.checked_sums("reduce", [here])
             return total
-        counted = torch.full((), count, device=here.device)  # made there: the host need not wait
+        counted = torch.full((), count, device=here.device)  # no copy from the host
         total, everyones = self._group.checked_sums("reduce", [here, counted])
         return (total / everyones).to(total.dtype)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A step of Keras or the user, called with a batch.
 Step = Callable[[Any], Any]
 
-# A function that Keras's loops call with a list of batches.
+# A function that Keras's loops call with a list of batches; each batch is one step.
 Function = Callable[[Sequence[Any]], Any]
 
 
@@ -161,7 +161,7 @@ class Steps:
         return divide(batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices)
 
     def _shared_out(self, batch: Any) -> Any:
-        """Returns the batch, or if a worker has no rows of it, the global batch on every worker."""
+        """Returns the batch; if a worker has no rows of it, every worker gets the global batch."""
         if not isinstance(batch, WorkerShard) or min(batch.sizes) > 0:
             return batch
         # The data of some workers have ended. They compute some of the other workers' rows.

@@ -15,7 +15,7 @@ from kerasdist.backends.torch.rendezvous import Rendezvous, Stopped
 
 @final
 class ThreadPool:
-    """Threads that run a step together. After an error (`spent`) the pool must be replaced."""
+    """Threads that run a step together. After an error (`spent`) the caller makes a new pool."""
 
     def __init__(self, size: int, *, timeout: float) -> None:
         """Starts the threads."""

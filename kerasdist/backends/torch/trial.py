@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import shard_updates, shards, states
+from kerasdist.backends.torch import divided_state, shards, states
 from kerasdist.backends.torch.steps import of_all
 from kerasdist.backends.trial import Draw, Trial, TriedBatch
 from kerasdist.input import sharding
@@ -76,7 +76,7 @@ class TorchTrial(Trial):
         self._open.callback(setattr, replicas, "batch_history", replicas.batch_history)
         self._open.callback(setattr, replicas, "batch_logs_matter", replicas.batch_logs_matter)
         replicas.batch_history, replicas.batch_logs_matter = BatchHistory(), True
-        # So that a step on one device needs no other worker.
+        # A step on one device then needs no other worker.
         optimizer = self._model.optimizer
         state = [*self._model.variables, *(optimizer.variables if optimizer else ())]
         self._open.enter_context(shards.whole(state))
@@ -90,7 +90,7 @@ class TorchTrial(Trial):
         self.restore()
         self._kept.clear()
         self._open.close()
-        shard_updates.divide_after_trial()
+        divided_state.divide_after_trial()
 
     def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
@@ -130,7 +130,7 @@ class TorchTrial(Trial):
         if not optimizer.built and variables is not None:
             with self._model.replica_set.placement(), keras.name_scope(optimizer.name):
                 optimizer.build(variables)
-        self._open.enter_context(shards.whole(optimizer.variables))  # of one that the model has not
+        self._open.enter_context(shards.whole(optimizer.variables))  # not one of the model's
         self.keep(optimizer.variables)
 
     def alone(

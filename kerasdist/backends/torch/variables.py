@@ -151,13 +151,13 @@ class ReplicaScope(keras.StatelessScope):
         self._copies = copies
         self.weight = 1.0
         self.rules: Rules
-        # Whether all replicas assign equal values now, and the ids of the variables they did so to.
+        # Whether all replicas assign equal values now; the ids of variables that got equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, Any] = {}
-        # What compiled code has assigned, and whether all replicas assigned equal values.
+        # What compiled code has assigned; whether all replicas assigned equal values.
         self.assigned: list[tuple[Any, bool]] = []
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -212,7 +212,7 @@ class ReplicaScope(keras.StatelessScope):
             self.refresh(self.rules.commit([self], sums=False))
 
     def note_assigned(self) -> None:
-        """Keeps what compiled code has written into the variables themselves."""
+        """Records that compiled code has written some variables, past this scope."""
         for variable, is_equal in self.assigned:
             self.state_mapping[id(variable)] = keras_compat.stored_value(variable)
             self.written[id(variable)] = variable

@@ -15,7 +15,7 @@ from kerasdist.job.current import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user function, converted by AutoGraph if the calling code is converted."""
+    """Returns a user function; AutoGraph converts it if it converted the calling code."""
     here = tf.__internal__.autograph.control_status_ctx()
     return tf.__internal__.autograph.tf_convert(function, here, convert_by_default=False)
 

@@ -109,7 +109,7 @@ def keep_sums_of_integers() -> None:
 
 
 class _OnePassage(logging.Filter):
-    """Lets TensorFlow warn about eager replicas once per process, not in each of five steps."""
+    """Makes TensorFlow warn about eager replicas once per process, not in each of five steps."""
 
     def __init__(self) -> None:
         super().__init__()

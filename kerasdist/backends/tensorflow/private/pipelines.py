@@ -50,7 +50,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def ended_aside(iterator: Any, held: list[Any]) -> None:
-    """Lets the pipeline of an autotuned iterator, `held`, end in another thread (`untuned`)."""
+    """Ends the pipeline of an autotuned iterator, `held`, in another thread (see `untuned`)."""
     # Not threading.Thread, which takes locks: an iterator may be collected while they are held.
     weakref.finalize(iterator, _thread.start_new_thread, held.clear, ()).atexit = False
 

@@ -73,7 +73,7 @@ def cross_replica_code_without_merge_call() -> Iterator[None]:
 
 @final
 class OneCopy:
-    """Stands for a strategy, of which it updates one copy of each variable.
+    """Stands in for a strategy, and updates one copy of each variable.
 
     Attributes:
         divides: Whether the copies of some variables are parts.
@@ -90,7 +90,7 @@ class OneCopy:
         return self
 
     def part(self, variable: Any) -> tuple[Any, Division | None]:
-        """Returns this replica's copy, or its part, of a native variable; how that is divided."""
+        """Returns this replica's copy or part of a variable, and how the variable is divided."""
         copy = variable.values[self._index]
         if isinstance(variable, Divided):
             return copy, variable.division
@@ -106,17 +106,17 @@ class OneCopy:
         return function(self.part(variable)[0], *[self.cut(variable, one) for one in args])
 
     def cut(self, variable: Any, value: Any) -> Any:
-        """Returns that part of a value of the variable's shape."""
+        """Returns the replica's part of a value that has the variable's shape."""
         _, division = self.part(variable)
         return value if division is None else division.part(value, self._index)
 
 
 @contextmanager
 def on_one_copy(index: int, parts: Mapping[str, Division]) -> Iterator[OneCopy]:
-    """Inside, each variable of a strategy stands for one of its copies, as in ``update``.
+    """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Gives what an optimizer takes for the strategy, to update no other copy; of the weights in
-    `parts`, by their ids, it updates the replica's part.
+    Yields a stand-in for the strategy: an optimizer that is given it updates that copy alone, and
+    of the weights in `parts`, by their ids, the replica's part.
     """
     with distribute_lib.UpdateContext(index):
         yield OneCopy(index, parts)

@@ -52,7 +52,7 @@ _DRAWING = (
 
 @contextmanager
 def draws_replaced(draw: Callable[[str, Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Inside, calls `draw` in place of TensorFlow's random functions."""
+    """Calls `draw` in place of TensorFlow's random functions, in the block."""
     places = [(tf.random, name) for name in _DRAWING] + [(tf.nn, "dropout")]
     originals = [getattr(owner, name) for owner, name in places]
 

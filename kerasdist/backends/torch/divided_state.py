@@ -36,7 +36,7 @@ _divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictio
 
 _after_trial: list[Callable[[], None]] = []
 
-# The division whose update runs.
+# The state whose update runs now, at most one.
 _running: list[DividedState] = []
 
 
@@ -89,7 +89,9 @@ class DividedState:
 
     @contextmanager
     def shown(self, weights: Sequence[Any]) -> Generator[None]:
-        """Lets the optimizer see what it updates: parts of most weights and slots.
+        """Shows the optimizer this worker's parts of divided weights and slots, in the block.
+
+        Then gathers the weights that each worker holds whole between steps.
 
         Afterwards weights that are whole at rest are gathered.
         """
@@ -133,7 +135,7 @@ class DividedState:
 
 def _state_of(optimizer: Any, weights: Sequence[Any]) -> DividedState | None:
     """Returns what is divided of an optimizer, or of the one that it wraps; None: nothing."""
-    if probe.running() is not None:  # a trial, which has made all state whole
+    if probe.running() is not None:  # in a trial all state is whole
         return None
     updating = keras_compat.updating(optimizer)
     state = _divisions.get(updating)
