@@ -11,15 +11,16 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends import random_states
+from kerasdist.backends.pieces import HeldPiece
 from kerasdist.binding import binding_of
-from kerasdist.callbacks import training_state
+from kerasdist.callbacks import backup_parts, shared_folder, training_state
 from kerasdist.callbacks.backup_file import Backup
-from kerasdist.callbacks.broadcast import broadcast_arrays, restore
 from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.remembering import Remembering
+from kerasdist.callbacks.restored import Restored
 from kerasdist.callbacks.run_files import RunFiles
 from kerasdist.errors import BackupError
 from kerasdist.job.current import current
@@ -98,7 +99,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._position = Position()
         self._epoch = 0
         self._logs: Any = None
-        self._resumed: Backup | None = None
+        self._resumed: Restored | None = None
         self._skipped = 0
         self._last_saved = 0
         self._stops = self._has_said = False
@@ -155,26 +156,25 @@ class BackupAndRestore(keras.callbacks.Callback):
         job = current()
         variables = training_state.variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
-        found = None
-        self._files = RunFiles(self.backup_dir, self._keep)
-        if job is None or job.is_chief:
-            found = self._files.newest(training_state.forms(self.model, variables))
-        facts = None if found is None else dict(found.facts)
+        binding = binding_of(model)
+        run = None
+        if job is not None and binding is not None and binding.replicas.divides_state:
+            run = shared_folder.name_of_run(self.backup_dir, job)
+        self._files = RunFiles(self.backup_dir, self._keep, job, run)
+        stored = self._files.newest(training_state.forms(self.model, variables))
+        told = self._files.number, None if stored is None else dict(stored.chiefs.facts)
         if job is not None:
-            facts = job.all_gather_object("backup", facts)[0]
+            told = job.all_gather_object("backup", told)[0]
+        self._files.number, facts = told
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False
         if facts is None:
             return
         self._files.number = facts["number"]
-        arrays = [] if found is None else found.arrays
-        restore(model, variables, arrays[: len(variables)])
-        extra: Sequence[Any] = arrays[len(variables) :]
-        extra = broadcast_arrays(self.model, extra, facts["arrays"])
-        kept = Backup(facts, [*training_state.values(variables), *extra])
-        self._begin(kept)
+        in_parts = self._files.in_parts
+        self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
 
-    def _begin(self, kept: Backup) -> None:
+    def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
         self._remembering.put_back(facts["callbacks"], kept.arrays)
@@ -250,7 +250,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         if batches:  # at the end of an epoch they are known to be equal
             require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
         variables = training_state.variables_of(self.model)
-        arrays: list[Any] = training_state.values(variables)
+        binding = binding_of(self.model)
+        pieces: dict[int, Sequence[HeldPiece]] = {}
+        if binding is not None and self._files.in_parts:
+            every = {number: binding.replicas.pieces(one) for number, one in enumerate(variables)}
+            pieces = {number: held for number, held in every.items() if held}
+        arrays = training_state.to_write(variables, elsewhere=pieces)
         if batches:
             training_state.add_up_anew(variables, arrays)
         job = current()
@@ -258,7 +263,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         of_gpus = training_state.random_states_of_gpus(job)
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
+        parts = self._files.write_part(pieces) if pieces else []
         if job is not None and not job.is_chief:
+            training_state.read_along(arrays)
             return
         own, more = self._remembering.state(len(arrays))
         arrays += more
@@ -283,7 +290,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for one in self._others:
             if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
                 one.wait()
-        self._files.write(Backup(facts, arrays))
+        self._files.write(Backup(backup_parts.naming(facts, parts), arrays))
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""
@@ -304,9 +311,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "dicts of them; give it state_dict() and load_state_dict(state) for all else."
             )
 
-    def _go_on(self, kept: Backup) -> None:
+    def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
-        training_state.put_back(training_state.variables_of(model), kept)
+        kept.put_variables_back()
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
         self._skipped = self._last_saved = facts["batches"]

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from kerasdist import keras_compat
 from kerasdist.backends.jax.arrays import is_placed, text_of
 from kerasdist.backends.jax.layout import AXIS, Layout
 from kerasdist.backends.jax.placement import MeshPlacement, Step, moved
+from kerasdist.backends.pieces import HeldPiece, Region
 
 _assembled = jax.make_array_from_single_device_arrays
 
@@ -199,6 +201,35 @@ class WorkerPlacement(MeshPlacement):
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
         return self.whole  # every worker needs the whole output
+
+
+def pieces(variable: Any) -> list[HeldPiece]:
+    """Returns what this process's devices hold of a divided variable; nothing of another."""
+    array = keras_compat.stored_value(variable)
+    if not is_divided(array):
+        return []
+    return [_piece(variable, shard) for shard in array.addressable_shards]
+
+
+def _piece(variable: Any, shard: Any) -> HeldPiece:
+    shape = tuple(variable.shape)
+    # Between workers variables are divided along one axis.
+    axis, begin, end = next(
+        (axis, *one.indices(size)[:2])
+        for axis, (one, size) in enumerate(zip(shard.index, shape, strict=True))
+        if one.indices(size) != (0, size, 1)
+    )
+
+    def write(values: np.ndarray[Any, Any]) -> None:
+        array = keras_compat.stored_value(variable)
+        new = jax.device_put(values.reshape(shard.data.shape), shard.device)
+        parts = [
+            new if one.device == shard.device else one.data for one in array.addressable_shards
+        ]
+        keras_compat.store_value(variable, _assembled(shape, array.sharding, parts))
+
+    region = Region.along(shape, axis, begin, end)
+    return HeldPiece(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)
 
 
 def is_divided(array: Any) -> bool:
