@@ -30,7 +30,7 @@ _MAGIC = b"kerasdist backup 3\n"
 _READABLE = (_MAGIC, b"kerasdist backup 2\n")
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
 UNFINISHED = ".unfinished"
 

@@ -8,7 +8,8 @@ chief's file names are of no use.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
@@ -63,12 +64,18 @@ def named(facts: Mapping[str, Any]) -> list[Written]:
 def require_whole(folder: Path, parts: Iterable[Written]) -> None:
     """Refuses parts that are missing, or whose bytes are not those that were written."""
     for part in parts:
-        try:
+        with _complaining_of(part):
             backup_file.require_whole(folder / part.name, part)
-        except BackupError as error:
-            raise BackupError(f"of its part {part.name}, {error}") from error
-        except OSError as error:
-            raise BackupError(f"its part {part.name} cannot be read: {error}") from error
+
+
+@contextmanager
+def _complaining_of(part: Written) -> Generator[None]:
+    try:
+        yield
+    except BackupError as error:
+        raise BackupError(f"of its part {part.name}, {error}") from error
+    except OSError as error:
+        raise BackupError(f"its part {part.name} cannot be read: {error}") from error
 
 
 def remove_orphans(folder: Path, up_to: int | None = None) -> None:
@@ -110,7 +117,8 @@ class StoredVariables:
         self.chiefs = chiefs
         self._pieces: dict[int, list[tuple[Region, StoredFile, int]]] = {}
         for part in named(chiefs.facts):
-            file = StoredFile(chiefs.path.with_name(part.name))
+            with _complaining_of(part):
+                file = StoredFile(chiefs.path.with_name(part.name))
             for index, (variable, *place) in enumerate(file.facts["pieces"]):
                 found = self._pieces.setdefault(variable, [])
                 found.append((Region(*place), file, index))

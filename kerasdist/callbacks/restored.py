@@ -73,20 +73,24 @@ class Restored:
         broadcast(self._model, self._model.metrics_variables)
 
     def _restore_divided(self, replicas: ReplicaSet) -> None:
-        """Has each worker read its pieces; what has none, the chief sends, one at a time."""
+        """Restores one variable after another. All workers must call it.
+
+        Each reads what it holds, or gets whole variables from the chief if it does not see files.
+        """
         replicas.initial_broadcast.ensure()
         stored = self._stored
-        is_chief = replicas.job is not None and replicas.job.is_chief
         for number, variable in enumerate(self._variables):
-            pieces = replicas.pieces(variable) if self._seen_by_all else ()
-            if stored is not None and pieces:
-                for piece in pieces:
-                    piece.write(stored.part(number, piece.region))
+            if stored is None or not self._seen_by_all:
+                own = [] if stored is None else [stored.whole(number)]
+                form = [keras_compat.stored_dtype(variable), variable.shape]
+                [value] = broadcast_arrays(self._model, own, [form])
+                variable.assign(value)
                 continue
-            own = [stored.whole(number)] if stored is not None and is_chief else []
-            form = [keras_compat.stored_dtype(variable), variable.shape]
-            [value] = broadcast_arrays(self._model, own, [form])
-            variable.assign(value)
+            pieces = replicas.pieces(variable)
+            for piece in pieces:
+                piece.write(stored.part(number, piece.region))
+            if not pieces:
+                variable.assign(stored.whole(number))
 
 
 def _divided_by(model: Any) -> ReplicaSet | None:

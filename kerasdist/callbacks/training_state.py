@@ -65,9 +65,13 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any
             listed.append(np.array(ops.convert_to_numpy(variable)))
         else:
             dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
-            read = partial(ops.convert_to_numpy, variable)
+            read = partial(_value, variable)
             listed.append(Unread(dtype_of(dtype), tuple(variable.shape), read))
     return listed
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    return ops.convert_to_numpy(variable.value)
 
 
 def read_along(arrays: Sequence[Any]) -> None:
