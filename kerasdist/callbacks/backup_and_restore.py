@@ -11,7 +11,6 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends import random_states
-from kerasdist.backends.pieces import HeldPiece
 from kerasdist.binding import binding_of
 from kerasdist.callbacks import backup_parts, shared_folder, training_state
 from kerasdist.callbacks.backup_file import Backup
@@ -47,7 +46,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
     the newest that is whole and of this model, says which it refuses and why, and sends the values
-    to the other workers. `fit` calls this callback after all others, wherever it stands.
+    to the other workers. If the workers divide the state (``sharding=``) and all of them see the
+    folder, each writes and reads the part that it holds; a backup exists once the chief has written
+    its file, after all parts. Any number of workers, with any ``sharding``, can restore either
+    kind. `fit` calls this callback after all others, wherever it stands.
 
     Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
@@ -70,7 +72,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            backup_dir: The folder of the backups, for this run alone; the chief's machine needs it.
+            backup_dir: The folder of the backups, for this run alone. The chief's machine needs it;
+                let all machines see it if the workers divide the state.
             save_freq: ``"epoch"``: at the end of each epoch. A number: also after so many batches
                 of an epoch, and every so many after that.
             keep: How many backups stay, at least 1. With 2 there is one left if the last is torn.
@@ -243,7 +246,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
 
-        All workers must call it; the chief writes.
+        All workers must call it. Each writes what it alone holds, the chief the rest.
         """
         self._last_saved = batches
         self._files.number += 1
@@ -251,10 +254,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
         variables = training_state.variables_of(self.model)
         binding = binding_of(self.model)
-        pieces: dict[int, Sequence[HeldPiece]] = {}
+        pieces = {}
         if binding is not None and self._files.in_parts:
-            every = {number: binding.replicas.pieces(one) for number, one in enumerate(variables)}
-            pieces = {number: held for number, held in every.items() if held}
+            pieces = training_state.pieces(variables, binding.replicas)
         arrays = training_state.to_write(variables, elsewhere=pieces)
         if batches:
             training_state.add_up_anew(variables, arrays)

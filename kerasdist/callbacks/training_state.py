@@ -11,6 +11,8 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends import random_states
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup_file import Unread, dtype_of
 from kerasdist.errors import BackupError
@@ -46,6 +48,12 @@ def forms(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
 def values(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Returns the variables' values. All workers must call it."""
     return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def pieces(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+    """Returns what this worker holds of the variables that workers divide, by their numbers."""
+    held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
+    return {number: own for number, own in held.items() if own}
 
 
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any]:
