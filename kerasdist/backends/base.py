@@ -26,6 +26,7 @@ from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
+    from kerasdist.backends.pieces import HeldPiece
     from kerasdist.backends.profiler import Profiler
     from kerasdist.backends.runner import Runner
     from kerasdist.backends.trial import Trial
@@ -257,6 +258,17 @@ class ReplicaSet(abc.ABC):
             variables: Keras variables that have values.
         """
         del variables  # without a job there are no other workers
+
+    def pieces(self, variable: Any) -> Sequence[HeldPiece]:
+        """Returns what this worker holds of a variable that the workers divide; else nothing.
+
+        The pieces of all workers cover the variable once. The call needs no other worker.
+
+        Args:
+            variable: A Keras variable that has a value.
+        """
+        del variable  # a worker holds whole ones, unless its backend divides them
+        return ()
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker.

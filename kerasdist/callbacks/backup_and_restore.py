@@ -12,14 +12,14 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends import random_states
 from kerasdist.binding import binding_of
-from kerasdist.callbacks import training_state
+from kerasdist.callbacks import backup_parts, shared_folder, training_state
 from kerasdist.callbacks.backup_file import Backup
-from kerasdist.callbacks.broadcast import broadcast_arrays, restore
 from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.remembering import Remembering
+from kerasdist.callbacks.restored import Restored
 from kerasdist.callbacks.run_files import RunFiles
 from kerasdist.errors import BackupError
 from kerasdist.job.current import current
@@ -46,7 +46,10 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
     the newest that is whole and of this model, says which it refuses and why, and sends the values
-    to the other workers. `fit` calls this callback after all others, wherever it stands.
+    to the other workers. If the workers divide the state (``sharding=``) and all of them see the
+    folder, each writes and reads the part that it holds; a backup exists once the chief has written
+    its file, after all parts. Any number of workers, with any ``sharding``, can restore either
+    kind. `fit` calls this callback after all others, wherever it stands.
 
     Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
@@ -69,7 +72,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            backup_dir: The folder of the backups, for this run alone; the chief's machine needs it.
+            backup_dir: The folder of the backups, for this run alone. The chief's machine needs it;
+                let all machines see it if the workers divide the state.
             save_freq: ``"epoch"``: at the end of each epoch. A number: also after so many batches
                 of an epoch, and every so many after that.
             keep: How many backups stay, at least 1. With 2 there is one left if the last is torn.
@@ -98,7 +102,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._position = Position()
         self._epoch = 0
         self._logs: Any = None
-        self._resumed: Backup | None = None
+        self._resumed: Restored | None = None
         self._skipped = 0
         self._last_saved = 0
         self._stops = self._has_said = False
@@ -155,26 +159,25 @@ class BackupAndRestore(keras.callbacks.Callback):
         job = current()
         variables = training_state.variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
-        found = None
-        self._files = RunFiles(self.backup_dir, self._keep)
-        if job is None or job.is_chief:
-            found = self._files.newest(training_state.forms(self.model, variables))
-        facts = None if found is None else dict(found.facts)
+        binding = binding_of(model)
+        run = None
+        if job is not None and binding is not None and binding.replicas.divides_state:
+            run = shared_folder.name_of_run(self.backup_dir, job)
+        self._files = RunFiles(self.backup_dir, self._keep, job, run)
+        stored = self._files.newest(training_state.forms(self.model, variables))
+        told = self._files.number, None if stored is None else dict(stored.chiefs.facts)
         if job is not None:
-            facts = job.all_gather_object("backup", facts)[0]
+            told = job.all_gather_object("backup", told)[0]
+        self._files.number, facts = told
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False
         if facts is None:
             return
         self._files.number = facts["number"]
-        arrays = [] if found is None else found.arrays
-        restore(model, variables, arrays[: len(variables)])
-        extra: Sequence[Any] = arrays[len(variables) :]
-        extra = broadcast_arrays(self.model, extra, facts["arrays"])
-        kept = Backup(facts, [*training_state.values(variables), *extra])
-        self._begin(kept)
+        in_parts = self._files.in_parts
+        self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
 
-    def _begin(self, kept: Backup) -> None:
+    def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
         self._remembering.put_back(facts["callbacks"], kept.arrays)
@@ -243,14 +246,18 @@ class BackupAndRestore(keras.callbacks.Callback):
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
 
-        All workers must call it; the chief writes.
+        All workers must call it. Each writes what it alone holds, the chief the rest.
         """
         self._last_saved = batches
         self._files.number += 1
         if batches:  # at the end of an epoch they are known to be equal
             require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
         variables = training_state.variables_of(self.model)
-        arrays: list[Any] = training_state.values(variables)
+        binding = binding_of(self.model)
+        pieces = {}
+        if binding is not None and self._files.in_parts:
+            pieces = training_state.pieces(variables, binding.replicas)
+        arrays = training_state.to_write(variables, elsewhere=pieces)
         if batches:
             training_state.add_up_anew(variables, arrays)
         job = current()
@@ -258,7 +265,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         of_gpus = training_state.random_states_of_gpus(job)
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
+        parts = self._files.write_part(pieces) if pieces else []
         if job is not None and not job.is_chief:
+            training_state.read_along(arrays)
             return
         own, more = self._remembering.state(len(arrays))
         arrays += more
@@ -283,7 +292,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for one in self._others:
             if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
                 one.wait()
-        self._files.write(Backup(facts, arrays))
+        self._files.write(Backup(backup_parts.naming(facts, parts), arrays))
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""
@@ -304,9 +313,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "dicts of them; give it state_dict() and load_state_dict(state) for all else."
             )
 
-    def _go_on(self, kept: Backup) -> None:
+    def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
-        training_state.put_back(training_state.variables_of(model), kept)
+        kept.put_variables_back()
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
         self._skipped = self._last_saved = facts["batches"]

@@ -2,7 +2,8 @@
 
 A file is a line that identifies it, the length of a JSON header, the header, the bytes of the
 arrays, and a SHA-256 over all of that. It is written under another name, flushed to the disk, and
-then renamed, which replaces a file at once or not at all.
+then renamed, which replaces a file at once or not at all. Arrays are read, written and checked one
+after another, so that memory need not hold them all.
 """
 
 from __future__ import annotations
@@ -11,75 +12,184 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import ml_dtypes
 import numpy as np
 
 from kerasdist import whole_files
+from kerasdist.backends.pieces import Region
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 2\n"
+_MAGIC = b"kerasdist backup 3\n"
+# Of version 2, which differs in nothing else, there are no files with parts.
+_READABLE = (_MAGIC, b"kerasdist backup 2\n")
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
+_CHUNK = 1 << 18
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
-_UNFINISHED = ".unfinished"
+UNFINISHED = ".unfinished"
+
+
+@final
+@dataclass(frozen=True)
+class Unread:
+    """An array that is read while it is written, so that no copy of it stays in memory.
+
+    Attributes:
+        dtype: NumPy's type.
+        shape: Its shape.
+        read: Returns the array.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray[Any, Any]]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Backup:
-    """What a file holds.
+    """What a file is to hold.
 
     Attributes:
         facts: What JSON can say.
-        arrays: NumPy arrays.
+        arrays: NumPy arrays, or how to read them; None for one that is in other files.
     """
 
     facts: Mapping[str, Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
+    arrays: Sequence[Any]
+
+
+@final
+@dataclass(frozen=True)
+class Written:
+    """A file that is on the disk.
+
+    Attributes:
+        name: Its name in the folder.
+        size: How many bytes it has.
+        sha256: The digest at its end.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+@final
+class StoredFile:
+    """A file on the disk, of which arrays are read one at a time.
+
+    Attributes:
+        path: Where it is.
+        facts: What JSON can say.
+        forms: Type and shape of each array; None for one that is in other files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header alone. `require_whole` checks the file."""
+        self.path = path
+        with path.open("rb") as file:
+            _require_magic(file)
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
+            size = os.fstat(file.fileno()).st_size
+            try:
+                header = json.loads(file.read(min(length, size)))
+            except ValueError as error:
+                raise BackupError("its header is not the one that was written: it is torn") from (
+                    error
+                )
+            begin = file.tell()
+        self.facts: Mapping[str, Any] = header["facts"]
+        self.forms: Sequence[Any] = header["arrays"]
+        self._begins = list(accumulate(map(_bytes_of, self.forms), initial=begin))
+
+    def array(self, number: int) -> np.ndarray[Any, Any]:
+        """Reads an array."""
+        _, shape = self.forms[number]
+        return self.columns(number, Region.whole(shape)).reshape(shape)
+
+    def columns(self, number: int, region: Region) -> np.ndarray[Any, Any]:
+        """Reads a region of an array."""
+        dtype = dtype_of(self.forms[number][0])
+        if not region.size:
+            return np.zeros((region.rows, region.end - region.begin), dtype)
+        data = np.memmap(
+            self.path,
+            np.uint8,
+            mode="r",
+            offset=self._begins[number],
+            shape=(region.rows, _bytes_of(self.forms[number]) // region.rows),
+        )
+        columns = slice(region.begin * dtype.itemsize, region.end * dtype.itemsize)
+        return np.array(data[:, columns], subok=False).view(dtype)
 
 
 def write(folder: Path, number: int, backup: Backup) -> Path:
     """Writes a backup."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"backup-{number:012d}.kdb"
-    unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
-    digest = hashlib.sha256()
+    write_file(path, backup)
+    return path
+
+
+def write_file(path: Path, backup: Backup) -> Written:
+    """Writes a file. It is on the disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in backup.arrays]
+    header = json.dumps({"facts": backup.facts, "arrays": forms}).encode()
+    unfinished = path.with_suffix(f".{os.getpid()}{UNFINISHED}")
+    digest, size = hashlib.sha256(), 0
     try:
         with unfinished.open("wb") as file:
-            for part in _parts(backup):
-                digest.update(part)
-                file.write(part)
+            for part in (_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header):
+                _append(file, part, digest)
+            for form, one in zip(forms, backup.arrays, strict=True):
+                if form is not None:
+                    _append(file, _content(one, form), digest)
             file.write(digest.digest())
             file.flush()
+            size = file.tell()
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    whole_files.flush(folder)
-    return path
+    whole_files.flush(path.parent)
+    return Written(path.name, size, digest.hexdigest())
 
 
-def read(path: Path) -> Backup:
-    """Reads a backup."""
-    content = path.read_bytes()
-    if not content.startswith(_MAGIC):
-        found = content[: len(_MAGIC)]
-        raise BackupError(
-            f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
-            "backup"
-        )
-    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
-        raise BackupError(f"its {len(content)} bytes are not those that were written: it is torn")
-    begin = len(_MAGIC) + _LENGTH_BYTES
-    end = begin + int.from_bytes(body[len(_MAGIC) : begin], "big")
-    header = json.loads(body[begin:end])
-    return Backup(header["facts"], list(_arrays(header["arrays"], memoryview(body)[end:])))
+def read(path: Path) -> StoredFile:
+    """Checks a file, and reads its header."""
+    require_whole(path)
+    return StoredFile(path)
+
+
+def require_whole(path: Path, written: Written | None = None) -> None:
+    """Refuses a file whose bytes are not those that were written.
+
+    Args:
+        path: The file.
+        written: What is known of it from elsewhere.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _require_magic(file)
+        file.seek(0)
+        digest, left = hashlib.sha256(), max(size - _DIGEST_BYTES, 0)
+        while chunk := file.read(min(left, _CHUNK)):
+            digest.update(chunk)
+            left -= len(chunk)
+        is_whole = file.read() == digest.digest()
+    if written is not None and written.size != size:
+        raise BackupError(f"it has {size} bytes, and {written.size} were written: it is torn")
+    if not is_whole:
+        raise BackupError(f"its {size} bytes are not those that were written: it is torn")
+    if written is not None and written.sha256 != digest.hexdigest():
+        raise BackupError("it is a file of another backup")
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -89,15 +199,15 @@ def newest_first(folder: Path) -> list[Path]:
     return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
 
 
-def remove(paths: Sequence[Path]) -> None:
-    """Removes backups."""
+def remove(paths: Iterable[Path]) -> None:
+    """Removes files."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the files of a process that was killed while it wrote."""
-    remove(list(folder.glob(f"backup-*{_UNFINISHED}")))
+    """Removes the files of processes that were killed while they wrote."""
+    remove(list(folder.glob(f"backup-*{UNFINISHED}")))
 
 
 def number_of(path: Path) -> int:
@@ -107,29 +217,42 @@ def number_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def _parts(backup: Backup) -> Iterator[bytes]:
-    arrays = [np.asarray(array, order="C") for array in backup.arrays]
-    forms = [[array.dtype.name, list(array.shape)] for array in arrays]
-    header = json.dumps({"facts": backup.facts, "arrays": forms}).encode()
-    yield _MAGIC
-    yield len(header).to_bytes(_LENGTH_BYTES, "big")
-    yield header
-    for array in arrays:
-        yield array.tobytes()
-
-
-def _arrays(forms: Sequence[Any], data: memoryview) -> Iterator[np.ndarray[Any, Any]]:
-    begin = 0
-    for name, shape in forms:
-        dtype = dtype_of(name)
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        yield np.frombuffer(data[begin : begin + size], dtype).reshape(shape)
-        begin += size
-
-
 def dtype_of(name: str) -> np.dtype[Any]:
     """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
     try:
         return np.dtype(name)
     except TypeError:
         return np.dtype(getattr(ml_dtypes, name))
+
+
+def _append(file: BinaryIO, content: Any, digest: Any) -> None:
+    digest.update(content)
+    file.write(content)
+
+
+def _content(one: Any, form: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Returns an array's bytes."""
+    array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
+    if array.dtype.name != form[0] or array.nbytes != _bytes_of(form):
+        raise BackupError(
+            f"Expected an array of the form that the file's header has, {form}. Received: an array "
+            f"of {array.dtype.name}, {list(array.shape)}. Change no variable while a backup is "
+            "written."
+        )
+    return array.reshape(-1).view(np.uint8)
+
+
+def _bytes_of(form: Sequence[Any] | None) -> int:
+    if form is None:
+        return 0
+    name, shape = form
+    return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
+
+
+def _require_magic(file: BinaryIO) -> None:
+    found = file.read(len(_MAGIC))
+    if found not in _READABLE:
+        raise BackupError(
+            f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
+            "backup"
+        )

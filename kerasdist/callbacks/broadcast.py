@@ -8,7 +8,6 @@ from typing import Any, final
 import keras
 import numpy as np
 
-from kerasdist import keras_compat
 from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import dtype_of
 from kerasdist.errors import UnsupportedError
@@ -72,23 +71,6 @@ def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
-
-
-def restore(model: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Gives variables of a model and its optimizer the chief's values on every worker.
-
-    All workers must call it; the others pass no arrays.
-    """
-    binding = binding_of(model)
-    if binding is None or not binding.replicas.divides_state:
-        for variable, value in zip(variables, arrays, strict=False):
-            variable.assign(value)
-        broadcast(model, model.metrics_variables)
-        return
-    for number, variable in enumerate(variables):  # one at a time is whole
-        form = [keras_compat.stored_dtype(variable), variable.shape]
-        [value] = broadcast_arrays(model, arrays[number : number + 1], [form])
-        variable.assign(value)
 
 
 def broadcast_arrays(

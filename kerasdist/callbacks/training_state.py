@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 
+from kerasdist import keras_compat
 from kerasdist.backends import random_states
-from kerasdist.backends.variable_rules import is_sum_on_read
-from kerasdist.callbacks.backup_file import Backup
+from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.pieces import HeldPiece
+from kerasdist.backends.variable_rules import is_on_read, is_sum_on_read
+from kerasdist.callbacks.backup_file import Unread, dtype_of
 from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
@@ -45,13 +50,52 @@ def values(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
 
 
-def put_back(variables: Sequence[Any], backup: Backup) -> None:
+def pieces(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+    """Returns what this worker holds of the variables that workers divide, by their numbers."""
+    held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
+    return {number: own for number, own in held.items() if own}
+
+
+def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any]:
+    """Returns the variables' values for a file; those that are not aggregated are read as late.
+
+    All workers must call it, and `read_along` or write the file.
+
+    Args:
+        variables: The variables.
+        elsewhere: By number, those that other files have, in whose place is None.
+    """
+    listed: list[Any] = []
+    for number, variable in enumerate(variables):
+        if number in elsewhere:
+            listed.append(None)
+        elif is_on_read(variable):
+            listed.append(np.array(ops.convert_to_numpy(variable)))
+        else:
+            dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
+            read = partial(_value, variable)
+            listed.append(Unread(dtype_of(dtype), tuple(variable.shape), read))
+    return listed
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    return ops.convert_to_numpy(variable.value)
+
+
+def read_along(arrays: Sequence[Any]) -> None:
+    """Takes part in the chief's reads of variables while it writes them."""
+    for one in arrays:
+        if isinstance(one, Unread):
+            one.read()
+
+
+def put_back(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
     """Gives variables the values of a backup."""
-    for variable, value in zip(variables, backup.arrays[: len(variables)], strict=True):
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
-def add_up_anew(variables: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
     """Sets the replicas' parts of the metrics' sums to those of a restored run.
 
     The run then adds the same numbers in the same order as the uninterrupted run, and has the same

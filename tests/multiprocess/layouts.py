@@ -106,13 +106,13 @@ _ON_LARGER = (
 )
 
 # Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.
-# On TensorFlow the cases `worker_sharding.` do it on the pair.
+# On TensorFlow the cases `worker_sharding.` and `divided_backups.` do it on the pair.
 DIVIDED = {
     "tensorflow": (),
     "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),
     "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(3, 1, "full")),
 }
-_ON_DIVIDED = ("divided.", "divided_models.")
+_ON_DIVIDED = ("divided.", "divided_backups.", "divided_models.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
 _SELECTED_ON_DIVIDED = (
     *_ON_DIVIDED,
@@ -129,6 +129,7 @@ _SELECTED_ON_DIVIDED = (
     "training.on_batch_methods",
     "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
+    "worker_callbacks.torn_backups",
     "worker_checks.error_on_one",
     "worker_checks.found",
     "worker_saves.save_on_all_workers",
@@ -174,7 +175,7 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if layout.sharding:
             if not case.name.startswith(_NOT_ON_DIVIDED):
                 yield case.name
-        elif case.name.startswith(_ON_DIVIDED):
+        elif case.name.startswith(_ON_DIVIDED) and (DIVIDED[backend] or layout != PAIR):
             continue
         elif layout.like_gpus:
             if everything() or case.name in _ON_GPUS:

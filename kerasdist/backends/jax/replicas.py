@@ -13,7 +13,7 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.jax import divided_state, scopes
+from kerasdist.backends.jax import divided_state, scopes, worker_placement
 from kerasdist.backends.jax.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.batches import placed
 from kerasdist.backends.jax.central_placement import CentralPlacement
@@ -23,6 +23,7 @@ from kerasdist.backends.jax.placement import MeshPlacement, OneDevicePlacement, 
 from kerasdist.backends.jax.trainer import JaxTrainer
 from kerasdist.backends.jax.worker_placement import WorkerPlacement, is_divided
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.devices import Device
@@ -100,6 +101,10 @@ class JaxReplicaSet(ReplicaSet):
         held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
         if held:
             equalize(held, self.arrays)
+
+    def pieces(self, variable: Any) -> list[HeldPiece]:
+        """Returns what this process's devices hold of a divided variable; nothing of another."""
+        return worker_placement.pieces(variable)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a divided one."""

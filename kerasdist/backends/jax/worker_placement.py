@@ -11,9 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from kerasdist import keras_compat
 from kerasdist.backends.jax.arrays import is_placed, text_of
 from kerasdist.backends.jax.layout import AXIS, Layout
 from kerasdist.backends.jax.placement import MeshPlacement, Step, moved
+from kerasdist.backends.pieces import HeldPiece, Region
 
 _assembled = jax.make_array_from_single_device_arrays
 
@@ -205,6 +207,37 @@ class WorkerPlacement(MeshPlacement):
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
         return self.whole  # every worker needs the whole output
+
+
+def pieces(variable: Any) -> list[HeldPiece]:
+    """Returns what this process's devices hold of a divided variable; nothing of another.
+
+    Nothing either of one that a LayoutMap divides along two axes, or over each worker's devices.
+    """
+    array = keras_compat.stored_value(variable)
+    if not is_divided(array):
+        return []
+    part = array.sharding.shard_shape(array.shape)
+    axes = [axis for axis, size in enumerate(array.shape) if part[axis] < size]
+    if len(axes) > 1 or part[axes[0]] * array.sharding.num_devices != array.shape[axes[0]]:
+        return []
+    return [_piece(variable, shard, axes[0]) for shard in array.addressable_shards]
+
+
+def _piece(variable: Any, shard: Any, axis: int) -> HeldPiece:
+    shape = tuple(variable.shape)
+    begin, end, _ = shard.index[axis].indices(shape[axis])
+
+    def write(values: np.ndarray[Any, Any]) -> None:
+        array = keras_compat.stored_value(variable)
+        new = jax.device_put(values.reshape(shard.data.shape), shard.device)
+        parts = [
+            new if one.device == shard.device else one.data for one in array.addressable_shards
+        ]
+        keras_compat.store_value(variable, _assembled(shape, array.sharding, parts))
+
+    region = Region.along(shape, axis, begin, end)
+    return HeldPiece(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)
 
 
 def is_divided(array: Any) -> bool:

@@ -15,9 +15,11 @@ from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.backends.pieces import HeldPiece, Region
 from kerasdist.backends.tensorflow.division import Division
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.private.divided import Divided
@@ -132,6 +134,24 @@ def divisions(optimizer: Any) -> dict[str, Division]:
     """Returns how the weights are divided whose slots are, by their keys in the optimizer."""
     held = keras_compat.stored_values(optimizer.variables)
     return {native(one.weight)._unique_id: one.division for one in held if isinstance(one, Divided)}
+
+
+def pieces(variable: Any) -> list[HeldPiece]:
+    """Returns what the replicas of this process hold of a divided slot; nothing of another."""
+    parts = keras_compat.stored_value(variable)
+    if not isinstance(parts, Divided):
+        return []
+    return [_piece(parts.division, index, copy) for index, copy in enumerate(parts.values)]
+
+
+def _piece(division: Division, index: int, copy: tf.Variable) -> HeldPiece:
+    begin = division.begin(index)
+    region = Region.along(division.shape, division.axis, begin, begin + division.size)
+
+    def write(values: np.ndarray[Any, Any]) -> None:
+        copy.assign(values.reshape(division.part_shape))
+
+    return HeldPiece(region, copy.dtype.name, lambda: copy.read_value().numpy(), write)
 
 
 def gather(

@@ -15,6 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.backends.tensorflow import divided_state, outside_replicas, vector_losses
@@ -111,6 +112,10 @@ class TensorFlowReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
         return EngineScope(self.group.engine)
+
+    def pieces(self, variable: Any) -> list[HeldPiece]:
+        """Returns what the replicas of this process hold of a divided slot; nothing of another."""
+        return divided_state.pieces(variable)
 
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value; 0 for one of which workers hold parts."""

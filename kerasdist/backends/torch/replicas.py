@@ -17,6 +17,7 @@ from kerasdist.backends import checksums
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.backends.torch import (
@@ -28,6 +29,7 @@ from kerasdist.backends.torch import (
     modules,
     random,
     rendezvous,
+    shards,
 )
 from kerasdist.backends.torch.batches import Part
 from kerasdist.backends.torch.buckets import in_packs
@@ -38,7 +40,6 @@ from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.placing import computing_on, torch_device
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.shards import shard_of
 from kerasdist.backends.torch.steps import Steps
 from kerasdist.backends.torch.thread_pool import ThreadPool
 from kerasdist.backends.torch.thread_settings import ThreadSettings
@@ -168,7 +169,7 @@ class TorchReplicaSet(ReplicaSet):
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the values that they have on the chief; divided ones keep theirs."""
-        whole = [variable for variable in variables if shard_of(variable) is None]
+        whole = [variable for variable in variables if shards.shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
         for some in in_packs(own):  # in packs, as a message holds copies of its tensors
             for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
@@ -176,13 +177,17 @@ class TorchReplicaSet(ReplicaSet):
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
+    def pieces(self, variable: Any) -> list[HeldPiece]:
+        """Returns this worker's piece of a divided variable; nothing of another."""
+        return shards.pieces(variable)
+
     def checksums(self, variables: Sequence[Any]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
 
         Workers hold different parts of a divided variable, whose checksum is that of no value.
         """
         values = [
-            (one if shard_of(variable) is None else one[:0]).detach()
+            (one if shards.shard_of(variable) is None else one[:0]).detach()
             for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
         ]
         bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
+import keras
+import numpy as np
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends import checksums, metering
 from kerasdist.backends.checks import differing_assignment
 from kerasdist.backends.initial_broadcast import unnumbered
+from kerasdist.backends.pieces import HeldPiece, Region
 from kerasdist.job.current import current
 from kerasdist.variable_table import VariableTable
 
@@ -116,6 +119,22 @@ def divide(variable: Any, group: ProcessGroup) -> Shard:
     keras_compat.store_value(variable, part)
     _shards.put(variable, shard)
     return shard
+
+
+def pieces(variable: Any) -> list[HeldPiece]:
+    """Returns this worker's piece of a divided variable; nothing of another."""
+    shard = _shards.get(variable)
+    if shard is None:
+        return []
+    part = keras_compat.stored_value(variable)
+
+    def write(values: np.ndarray[Any, Any]) -> None:
+        with torch.no_grad():
+            part.copy_(keras_compat.ops.convert_to_tensor(values.reshape(-1)))
+
+    region = Region(1, shard.begin, shard.end)
+    dtype = keras.backend.standardize_dtype(part.dtype)
+    return [HeldPiece(region, dtype, lambda: keras_compat.ops.convert_to_numpy(part), write)]
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def written(folder, number=3):
 def test_what_is_written_is_read(folder):
     backup = backup_file.read(written(folder))
     assert backup.facts == {"epoch": 2, "best": float("inf")}
-    for found, expected in zip(backup.arrays, ARRAYS, strict=True):
+    for number, expected in enumerate(ARRAYS):
+        found = backup.array(number)
         assert found.dtype == expected.dtype
         assert found.shape == expected.shape
         np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,321 @@
+"""Backups of state that workers divide: each writes its part, and reads no more than it holds.
+
+On layouts such as 2x1-full; on TensorFlow, which has none, on the pair.
+"""
+
+import contextlib
+import tracemalloc
+import warnings
+from importlib import import_module
+
+import numpy as np
+
+from tests.conformance.cases_sharding import even
+from tests.conformance.lab import optimizer_values, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import regression
+from tests.conformance.registry import case
+
+# Where a backend gathers a divided variable outside of steps.
+_GATHERS = {
+    "tensorflow": ("kerasdist.backends.tensorflow.private.divided", "Divided", "_whole"),
+    "jax": ("kerasdist.backends.jax.worker_placement", "WorkerPlacement", "gathered"),
+    "torch": ("kerasdist.backends.torch.shards", "Shard", "whole"),
+}
+_WIDTH = 512
+
+
+class KilledError(Exception):
+    """Stands for whatever ends all processes."""
+
+
+def strategy(lab):
+    if lab.backend == "tensorflow":
+        return lab.strategy(sharding=kd.Sharding("optimizer", min_size=1))
+    return lab.strategy()
+
+
+def trained(lab, *callbacks, epochs=3, made=even, **options):
+    keras.utils.set_random_seed(3)
+    with strategy(lab).scope():
+        model = made()
+    x, y = regression(12, outputs=4)
+    keras.utils.set_random_seed(4)
+    model.fit(x, y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
+    return model
+
+
+def state(model):
+    return [*values(model.weights), *optimizer_values(model)]
+
+
+def backups(folder, **options):
+    return kd.callbacks.BackupAndRestore(folder, save_freq=2, delete_checkpoint=False, **options)
+
+
+def names(folder):
+    return sorted(one.name for one in folder.iterdir())
+
+
+def is_part(name):
+    return "-part" in name
+
+
+def held(lab, variables):
+    """The bytes that this worker holds of the variables that the workers divide."""
+    pieces = strategy(lab).replica_set.pieces
+    return sum(one.read().nbytes for variable in variables for one in pieces(variable))
+
+
+def state_variables(model):
+    return [*model.weights, *model.optimizer.variables]
+
+
+def same(lab, one, other):
+    for own, theirs in zip(one, other, strict=True):
+        lab.check(np.array_equal(own, theirs), f"{own} instead of {theirs}")
+
+
+@contextlib.contextmanager
+def replaced(owner, name, make):
+    """Replaces a function by what ``make`` makes of it."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def wide():
+    layers = [keras.layers.Dense(_WIDTH, use_bias=False) for _ in range(4)]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(4)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+@case("workers")
+def each_writes_its_part(lab):
+    """A worker writes what it holds, which no other reads; the chief's file names the parts."""
+    from kerasdist.callbacks import backup_file
+
+    written, gathered = [], []
+    module, owner, name = _GATHERS[lab.backend]
+
+    def noting(write):
+        def noted(path, *args):
+            written.append(path.name)
+            return write(path, *args)
+
+        return noted
+
+    def counting(gather):
+        def counted(*args):
+            gathered.append(args)
+            return gather(*args)
+
+        return counted
+
+    with lab.folder() as folder:
+        backup = backups(folder)
+        save = backup.save
+
+        def saved(*args):
+            with (
+                replaced(getattr(import_module(module), owner), name, counting),
+                replaced(backup_file, "write_file", noting),
+            ):
+                save(*args)
+
+        backup.save = saved
+        model = trained(lab, backup)
+        lab.everyone("trained")
+        lab.equal(gathered, [])
+        workers, rank = lab.job.num_workers, lab.job.rank
+        own = [name for name in written if is_part(name)]
+        lab.equal(len(own), 6)
+        lab.equal({name.rpartition("part")[2] for name in own}, {f"{rank}.kdb"})
+        lab.equal(len(written), 12 if lab.job.is_chief else 6)
+        found = names(folder)
+        lab.equal([is_part(name) for name in found], [*[True] * workers, False] * 2)
+        bytes_here = held(lab, state_variables(model))
+        shapes = [one.shape for one in state_variables(model) if tuple(one.shape)]
+        of_all = 4 * sum(int(np.prod(shape)) for shape in shapes)
+        if lab.backend == "tensorflow" or _divides_slots_alone(lab):
+            of_all -= 4 * model.count_params()
+        lab.equal(bytes_here, of_all // workers)
+        size = (folder / own[-1]).stat().st_size
+        lab.check(bytes_here < size < bytes_here + 2000, f"{size} bytes for {bytes_here}")
+
+
+def _divides_slots_alone(lab):
+    return strategy(lab).replica_set.options.sharding.state == "optimizer"
+
+
+@case("workers")
+def one_variable_in_memory(lab):
+    """While a backup is written and read, memory has about one variable more than the state."""
+    largest = 4 * _WIDTH * _WIDTH
+    with lab.folder() as folder:
+        backup = backups(folder)
+        peaks = []
+
+        def measured(function):
+            def run(*args, **kwargs):
+                tracemalloc.start()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    peaks.append(tracemalloc.get_traced_memory()[1])
+                    tracemalloc.stop()
+
+            return run
+
+        backup.save = measured(backup.save)
+        expected = state(trained(lab, backup, made=wide, epochs=1))
+        lab.everyone("written")
+        lab.check(len(peaks) == 2, f"{peaks}")
+        again = backups(folder)
+        again.on_train_begin = measured(again.on_train_begin)
+        same(lab, state(trained(lab, again, made=wide, epochs=1)), expected)
+        *written, read = peaks
+        lab.check(max(written) < 2.3 * largest, f"{peaks} bytes for {largest}")
+        if lab.backend == "torch":  # the others may keep what NumPy has read as the variable
+            lab.check(read < 2.3 * largest, f"{peaks} bytes for {largest}")
+
+
+@case("workers", seconds=600)
+def to_the_last_bit(lab):
+    """A run that is interrupted again and again has the numbers of one with the same backups."""
+
+    def interrupting(batches):
+        left = [batches]
+
+        def count(batch, logs):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KilledError
+
+        return keras.callbacks.LambdaCallback(on_train_batch_end=count)
+
+    with lab.folder() as folder:
+        expected = state(trained(lab, backups(folder)))
+    with lab.folder() as folder:
+        for _ in range(2):
+            with contextlib.suppress(KilledError):
+                trained(lab, backups(folder), interrupting(4))
+                lab.check(False, "not interrupted")
+            lab.everyone("interrupted")
+        last = kd.callbacks.BackupAndRestore(folder, save_freq=2)
+        same(lab, state(trained(lab, last)), expected)
+        lab.everyone("ended")
+        lab.equal(names(folder), [])
+
+
+@case("workers")
+def killed_before_the_chiefs_file(lab):
+    """Parts without the chief's file are no backup: the one before is used, and they go."""
+    from kerasdist.callbacks.run_files import RunFiles
+
+    left = [4]
+
+    def dying(write_part):
+        def write(*args):
+            parts = write_part(*args)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KilledError
+            return parts
+
+        return write
+
+    expected = state(trained(lab))
+    with lab.folder() as folder:
+        with contextlib.suppress(KilledError), replaced(RunFiles, "write_part", dying):
+            trained(lab, backups(folder))
+            lab.check(False, "not interrupted")
+        lab.everyone("interrupted")
+        workers, found = lab.job.num_workers, names(folder)
+        lab.equal(len([name for name in found if is_part(name)]), 3 * workers)
+        lab.equal(len(found), 3 * workers + 2)
+        orphans = [name for name in found if name.startswith("backup-000000000004")]
+        lab.everyone("listed")
+        seen = []
+        watch = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(batch)
+        )
+        lab.equal(state(trained(lab, backups(folder), watch)), expected)
+        lab.everyone("ended")
+        lab.equal(seen, [2, 0, 1, 2])
+        lab.check(not set(orphans) & set(names(folder)), f"{orphans} are left")
+
+
+@case("workers")
+def torn_parts(lab):
+    """A backup with a part that is torn, missing or of another run is refused; why is said once."""
+    expected = state(trained(lab))
+
+    def shorten(part):
+        part.write_bytes(part.read_bytes()[:-7])
+
+    def change(part):
+        content = bytearray(part.read_bytes())
+        content[-50] ^= 1
+        part.write_bytes(content)
+
+    ways = (
+        (shorten, "of its part .*, it has .* bytes, and .* were written: it is torn"),
+        (change, "of its part .*, its .* bytes are not those that were written"),
+        (lambda part: part.unlink(), "its part .* cannot be read: .*No such file"),
+        (
+            lambda part: part.write_bytes(
+                min(part.parent.glob(f"*part{part.name[-5:]}")).read_bytes()
+            ),
+            "of its part .*, (it is a file of another backup|it has)",
+        ),
+    )
+    for spoil, complaint in ways if lab.backend == "torch" else ways[:1]:  # it compiles nothing
+        with lab.folder() as folder:
+            trained(lab, backups(folder), epochs=2)
+            lab.everyone("written")
+            if lab.job.is_chief:
+                spoil(max(one for one in folder.iterdir() if is_part(one.name)))
+            lab.everyone("torn")
+            seen = []
+            watch = keras.callbacks.LambdaCallback(
+                on_train_batch_begin=lambda batch, logs, seen=seen: seen.append(batch)
+            )
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                model = trained(lab, kd.callbacks.BackupAndRestore(folder), watch)
+            said = [str(one.message) for one in told if "is not used" in str(one.message)]
+            lab.equal(len(said), 1 if lab.job.is_chief else 0)
+            if said:
+                with lab.raises(ValueError, complaint):
+                    raise ValueError(said[0])
+            lab.equal(seen, [2, 0, 1, 2])
+            lab.equal(state(model), expected)
+            lab.everyone("ended")
+            lab.equal(names(folder), [])
+
+
+@case("workers")
+def folders_of_their_own(lab):
+    """Where workers do not see the chief's folder, the chief writes all in one file."""
+    expected = state(trained(lab))
+    with lab.folder() as folder:
+        own = folder / str(lab.job.rank)
+        trained(lab, backups(own), epochs=2)
+        found = names(own) if own.is_dir() else []
+        lab.equal(
+            found, ["backup-000000000003.kdb", "backup-000000000004.kdb"][: 2 * lab.job.is_chief]
+        )
+        lab.equal(state(trained(lab, backups(own))), expected)
+        # Once all see it, each reads what it holds, and writes its part.
+        lab.everyone("trained")
+        shared = folder / "0"
+        same(lab, state(trained(lab, backups(shared))), state(trained(lab, backups(own))))
+        lab.everyone("read")
+        trained(lab, backups(shared), epochs=4)
+        lab.everyone("written")
+        lab.equal(sum(map(is_part, names(shared))), 2 * lab.job.num_workers)

@@ -1,0 +1,57 @@
+"""A backup of some workers and one `sharding` is restored, bit by bit, under any other."""
+
+import re
+
+import pytest
+
+from kerasdist.launch.placement import free_port
+from tests.environment import CPU_DEVICES, values
+from tests.multiprocess.processes import Processes, report
+
+SECONDS = 300
+# How many workers (1: a process without a job) and which `sharding`, and after which epoch they
+# stop. The first trains. Who stops after the same epoch as the one before only restores.
+RUNS = {
+    "tensorflow": ((2, "optimizer", 1), (1, "none", 1), (2, "none", 1)),
+    "jax": ((2, "full", 1), (1, "none", 1), (2, "optimizer", 1)),
+    "torch": (
+        (2, "full", 1),
+        (1, "none", 1),
+        (3, "full", 1),
+        (1, "none", 2),
+        (2, "optimizer", 2),
+    ),
+}
+
+
+def run(backend, folder, workers, sharding, epochs):
+    common = {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
+    if workers > 1:
+        address = f"localhost:{free_port()}"
+        common |= {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": address}
+    script = ["-m", "tests.multiprocess.backups_script", str(folder), sharding, str(epochs)]
+    environments = [
+        {**common, "KERASDIST_RANK": str(rank)} if workers > 1 else common
+        for rank in range(workers)
+    ]
+    with Processes([script] * workers, environments) as processes:
+        ended = processes.join(SECONDS)
+    assert [one.code for one in ended] == [0] * workers, report(ended)
+    found = re.search(r"(\d+) batches, state (\w+)", ended[0].output)
+    assert found, report(ended)
+    return int(found[1]), found[2]
+
+
+@pytest.mark.parametrize("backend", RUNS)
+def test_another_number_of_workers_and_another_sharding(backend, tmp_path):
+    trained, state = 0, None
+    for workers, sharding, epochs in RUNS[backend]:
+        batches, digest = run(backend, tmp_path, workers, sharding, epochs)
+        assert batches == 3 * (epochs - trained)
+        if epochs == trained:
+            assert digest == state, f"{workers} workers with sharding={sharding!r}"
+        trained, state = epochs, digest
+        newest = max(tmp_path.glob("backup-*[0-9].kdb")).stem
+        parts = len(list(tmp_path.glob(f"{newest}-*-part*.kdb")))
+        if batches:
+            assert parts == (workers if sharding != "none" else 0)

@@ -1,0 +1,178 @@
+"""Parts of backups: what workers wrote is read in any other division, or refused."""
+
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kerasdist.backends.pieces import HeldPiece, Region
+from kerasdist.callbacks import backup_file, backup_parts
+from kerasdist.callbacks.backup_file import Backup, StoredFile
+from kerasdist.callbacks.backup_parts import StoredVariables
+from kerasdist.errors import BackupError
+
+VALUES = [
+    np.arange(48, dtype="float32").reshape(2, 6, 4),
+    np.array(7, dtype="int32"),
+    np.arange(10).astype(ml_dtypes.bfloat16),
+]
+DIVIDED = (0, 2)
+RUN = "0123abcd"
+
+
+def flat(shape, workers):
+    """As PyTorch divides: the last parts are shorter, or empty."""
+    size = math.prod(shape)
+    length = -(-size // workers)
+    ends = [min(size, rank * length) for rank in range(workers + 1)]
+    return [Region(1, *pair) for pair in itertools.pairwise(ends)]
+
+
+def along(axis):
+    """As JAX and TensorFlow divide, where they can."""
+
+    def regions(shape, workers):
+        if len(shape) <= axis:
+            return flat(shape, workers)
+        share = shape[axis] // workers
+        return [
+            Region.along(shape, axis, rank * share, (rank + 1) * share) for rank in range(workers)
+        ]
+
+    return regions
+
+
+DIVISIONS = {"flat": flat, "axis 0": along(0), "axis 1": along(1), "axis 2": along(2)}
+
+
+def cut(value, region):
+    return value.reshape(region.rows, -1)[:, region.begin : region.end]
+
+
+def piece(value, region):
+    return HeldPiece(region, value.dtype.name, lambda: cut(value, region), lambda _: None)
+
+
+def written(folder, division=flat, workers=2, number=3, without=()):
+    """A backup in parts; ``without`` the parts of these workers."""
+    folder.mkdir(exist_ok=True)
+    parts = []
+    for rank in range(workers):
+        pieces = {
+            one: [piece(VALUES[one], division(VALUES[one].shape, workers)[rank])] for one in DIVIDED
+        }
+        parts.append(backup_parts.write(folder, number, RUN, rank, pieces))
+    named = [part for rank, part in enumerate(parts) if rank not in without]
+    forms = {
+        f"variable {one}": [list(value.shape), value.dtype.name] for one, value in enumerate(VALUES)
+    }
+    facts = backup_parts.naming({"forms": forms}, named)
+    arrays = [None if one in DIVIDED else value for one, value in enumerate(VALUES)]
+    return backup_file.write(folder, number, Backup(facts, [*arrays, np.ones(3)]))
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whole_variables_are_read(tmp_path, division, workers):
+    stored = StoredVariables(backup_file.read(written(tmp_path, DIVISIONS[division], workers)))
+    assert list(stored.numbers) == [0, 1, 2, 3]
+    for number, value in enumerate(VALUES):
+        found = stored.whole(number)
+        assert found.dtype == value.dtype
+        np.testing.assert_array_equal(found, value)
+    np.testing.assert_array_equal(stored.chiefs.array(3), np.ones(3))
+
+
+@pytest.mark.parametrize("after", DIVISIONS)
+@pytest.mark.parametrize("before", DIVISIONS)
+def test_parts_are_read_in_another_division(tmp_path, before, after):
+    stored = StoredVariables(backup_file.read(written(tmp_path, DIVISIONS[before], 2)))
+    for number, value in enumerate(VALUES):
+        regions = flat(value.shape, 4) if number != 0 else DIVISIONS[after](value.shape, 2)
+        for region in regions:
+            np.testing.assert_array_equal(stored.part(number, region), cut(value, region))
+
+
+def test_a_region_of_the_same_layout_is_all_that_is_read(tmp_path, monkeypatch):
+    stored = StoredVariables(backup_file.read(written(tmp_path, along(1), 2)))
+    read, columns = [], StoredFile.columns
+
+    def noted(file, number, region):
+        read.append(region.size)
+        return columns(file, number, region)
+
+    monkeypatch.setattr(StoredFile, "columns", noted)
+    stored.part(0, along(1)(VALUES[0].shape, 3)[1])
+    assert read == [8, 8]  # a third of 48 elements, from both parts
+
+
+def test_parts_that_are_not_all_are_refused(tmp_path):
+    path = written(tmp_path, workers=3, without=(1,))
+    with pytest.raises(BackupError, match="not the whole of variable 0"):
+        StoredVariables(backup_file.read(path))
+
+
+def torn(part):
+    part.write_bytes(part.read_bytes()[:-7])
+
+
+def changed(part):
+    content = bytearray(part.read_bytes())
+    content[-40] ^= 1
+    part.write_bytes(content)
+
+
+def missing(part):
+    part.unlink()
+
+
+def of_another_backup(part):
+    other = part.with_name(part.name.replace("000003", "000002"))
+    part.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (torn, r"of its part backup-\d+-0123abcd-part1.kdb, it has \d+ bytes, and \d+ were"),
+        (changed, r"of its part .*part1.kdb, its \d+ bytes are not those that were written"),
+        (missing, "its part .*part1.kdb cannot be read: .*No such file"),
+        (of_another_backup, "of its part .*part1.kdb, it is a file of another backup"),
+    ],
+)
+def test_a_spoilt_part_is_refused(tmp_path, monkeypatch, spoil, complaint):
+    monkeypatch.setitem(globals(), "VALUES", [value + value for value in VALUES])
+    written(tmp_path, number=2)
+    monkeypatch.undo()
+    path = written(tmp_path)
+    parts = backup_parts.named(backup_file.read(path).facts)
+    backup_parts.require_whole(tmp_path, parts)
+    spoil(tmp_path / parts[1].name)
+    backup_parts.require_whole(tmp_path, parts[:1])
+    with pytest.raises(BackupError, match=complaint):
+        backup_parts.require_whole(tmp_path, parts)
+
+
+def parts_of(folder):
+    return sorted(int(one.name[7:19]) for one in folder.glob("*part*"))
+
+
+def test_parts_that_no_backup_names_are_removed(tmp_path):
+    paths = [written(tmp_path, number=number) for number in (1, 2, 3, 4)]
+    backup_parts.remove_orphans(tmp_path)
+    assert parts_of(tmp_path) == [1, 1, 2, 2, 3, 3, 4, 4]
+    backup_file.remove([paths[0], paths[2]])
+    backup_parts.remove_orphans(tmp_path, up_to=2)
+    assert parts_of(tmp_path) == [2, 2, 3, 3, 4, 4]
+    backup_parts.remove_orphans(tmp_path)
+    assert parts_of(tmp_path) == [2, 2, 4, 4]
+
+
+def test_parts_of_a_file_of_another_version_stay(tmp_path):
+    path = written(tmp_path, number=2)
+    path.write_bytes(b"kerasdist backup 9\n" + path.read_bytes())
+    written(tmp_path, number=1).unlink()
+    backup_parts.remove_orphans(tmp_path)
+    assert parts_of(tmp_path) == [2, 2]
