@@ -1,11 +1,16 @@
 """Backups on disk: whole or not there."""
 
+import hashlib
+import tracemalloc
+import weakref
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from kerasdist.callbacks import backup_file
-from kerasdist.callbacks.backup_file import Backup
+from kerasdist.callbacks.backup_file import Backup, Unread
 from kerasdist.errors import BackupError
 
 ARRAYS = [
@@ -87,3 +92,48 @@ def test_the_newest_comes_first(folder):
     assert [backup_file.number_of(path) for path in newest] == [10, 9, 2]
     backup_file.remove(newest[1:])
     assert backup_file.newest_first(folder) == newest[:1]
+
+
+def test_a_file_of_version_2_is_read(folder):
+    path = written(folder)
+    body = path.read_bytes()[:-32].replace(b"kerasdist backup 3\n", b"kerasdist backup 2\n", 1)
+    path.write_bytes(body + hashlib.sha256(body).digest())
+    np.testing.assert_array_equal(backup_file.read(path).array(0), ARRAYS[0])
+
+
+def test_arrays_are_read_one_by_one_while_they_are_written(folder):
+    made, alive = [], []
+
+    class Array(np.ndarray):
+        pass
+
+    def read(number):
+        array = np.full(4, number, "float32").view(Array)
+        made.append(weakref.ref(array))
+        alive.append(sum(one() is not None for one in made))
+        return array
+
+    later = [Unread(np.dtype("float32"), (4,), partial(read, number)) for number in range(3)]
+    stored = backup_file.read(backup_file.write(folder, 1, Backup({}, [*later, None, ARRAYS[0]])))
+    assert alive == [1, 1, 1]
+    assert stored.forms[3] is None
+    np.testing.assert_array_equal(stored.array(2), np.full(4, 2.0))
+    np.testing.assert_array_equal(stored.array(4), ARRAYS[0])
+
+
+def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
+    later = Unread(np.dtype("float32"), (4,), lambda: np.ones(3, "float32"))
+    with pytest.raises(BackupError, match=r"Expected .*\[4\]\]\. Received: .*\[3\]\. Change no"):
+        backup_file.write(folder, 1, Backup({}, [later]))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_torn_file_is_not_read_whole_into_memory(folder):
+    path = backup_file.write(folder, 1, Backup({}, [np.zeros(1 << 20)]))
+    path.write_bytes(path.read_bytes()[:-1])
+    tracemalloc.start()
+    with pytest.raises(BackupError, match="it is torn"):
+        backup_file.read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
