@@ -64,7 +64,7 @@ def _of_data(data: Any, job: Job) -> Any:
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
     if isinstance(data, keras_compat.DataAdapter):
-        return "data of the same call"  # Keras passes `fit`'s validation data on to `evaluate`
+        return "data of the same call"  # `fit` passes its validation data on to `evaluate`
     if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}
     if keras_compat.is_torch_dataloader(data):

@@ -232,7 +232,7 @@ def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
 def _of_serialized(value: Mapping[Any, Any], known: Collection[str]) -> Any:
     """Describes a Keras object by its `get_config`, or by its class if that has nothing else."""
     name, config = value["class_name"], value["config"]
-    # Marshalled code has paths in it, so the functions themselves are compared.
+    # Keras marshals a lambda's code, with paths in it; `agreement.code` compares functions.
     if name in known or name == "__lambda__" or config is None:
         return name
     if not isinstance(config, Mapping):

@@ -55,7 +55,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str:
-        """Empty, as in TensorFlow everywhere but inside Google."""
+        """Always empty, as in TensorFlow outside of Google."""
         return ""
 
     @property

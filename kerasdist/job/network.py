@@ -36,7 +36,7 @@ def interface_of(address: str) -> str | None:
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
-            except OSError:  # it has no address, or this system has another request
+            except OSError:  # it has no address, or this system does not know the request
                 continue
             if socket.inet_ntoa(answer[_ADDRESS]) == address:
                 return name

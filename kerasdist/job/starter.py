@@ -11,7 +11,7 @@ _finish: list[Callable[[int], int]] = []
 
 
 def register(finish: Callable[[int], int]) -> None:
-    """Registers how to end: `finish` takes this worker's exit code, returns the job's."""
+    """Registers what ends the job: a function of this worker's exit code, returns the job's."""
     _finish.append(finish)
 
 

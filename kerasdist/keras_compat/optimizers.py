@@ -123,7 +123,7 @@ def averages(optimizer: Any) -> list[Any]:
 def averages_replaced(optimizer: Any, stand_in: Callable[[Any], Any]) -> Iterator[None]:
     """Lets an optimizer use something else in place of each moving average."""
     before = optimizer._model_variables_moving_average
-    # Not by an assignment, after which Keras would track the variables.
+    # Assigned as an attribute, Keras would track the variables.
     vars(optimizer)["_model_variables_moving_average"] = [stand_in(one) for one in before]
     try:
         yield

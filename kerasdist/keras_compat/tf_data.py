@@ -28,7 +28,7 @@ def leave_accelerators() -> None:
     """
     if backend_name() == "tensorflow":
         return
-    # For a TensorFlow that is imported later: it takes as much memory as it needs.
+    # If TensorFlow is imported later, it is to take no more GPU memory than it needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     config = getattr(sys.modules.get("tensorflow"), "config", None)
     if config is None:

@@ -59,7 +59,7 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
         script: A file, or ``module:function``, which returns a compiled model and a global batch,
             as `train_on_batch` takes it.
         arguments: The script's arguments.
-        backend: In place of that of Keras's framework.
+        backend: Takes the place of the backend of Keras's framework.
 
     Raises:
         InputError: If there is no training step.

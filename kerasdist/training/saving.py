@@ -36,7 +36,7 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
 
     def write() -> None:
         if not is_one_file or Path(path).is_dir():
-            # Written directly: to replace a folder would remove other files in it.
+            # Without a temporary name: to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
             return
         with whole_files.replacing(path) as name:

@@ -47,7 +47,7 @@ class Programs:
         self._of: dict[Hashable, tuple[Any, Program]] = {}
 
     def of(self, function: Callable[..., Any]) -> Program:
-        """Returns the program of a function, the same for the same function."""
+        """Returns the program of a function, always the same one for one function."""
         # Every access to a method makes a new object, so its instance and function are the key.
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = function.__func__ if isinstance(function, MethodType) else None

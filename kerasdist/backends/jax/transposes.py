@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 
 
 def folded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, which JAX traces, with each such transpose in its product."""
+    """Returns a function to trace, in which each such transpose is a part of its product."""
 
     @functools.wraps(function)
     def folded(*arguments: Any) -> Any:

@@ -113,7 +113,7 @@ class InProcess(Maker):
         return pack(batch, [PerReplica(Stacked(array, self._replicas)) for array in arrays])
 
     def entering(self, structure: Any) -> Any:
-        """Returns the structure unchanged: shapes are local."""
+        """Returns the structure unchanged: there are no other workers to ask for shapes."""
         return structure
 
 

@@ -24,9 +24,10 @@ def gradient_of_global(
 
 
 class WeightedLoss(torch.autograd.Function):
-    """The identity on a loss that has the replica's weight already; others of its step may not.
+    """Returns a loss that is weighted by the replica's share of the batch, unchanged.
 
-    In its backward pass all gradients are weighted, so `GlobalSum` must not weight them again.
+    While its backward pass runs, gradients have that weight; `GlobalSum` must not apply it again.
+    A step may have other losses that are not weighted.
     """
 
     @staticmethod

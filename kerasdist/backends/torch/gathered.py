@@ -48,7 +48,7 @@ class Leaf:
         self.is_used_itself = self.stays = False
 
     def serves(self, stored: torch.Tensor) -> bool:
-        """Returns whether the variable's part is still the one of this leaf."""
+        """Returns whether this leaf stands for the tensor that the variable holds now."""
         return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
 
     @property

@@ -178,7 +178,7 @@ class _Extended(multi_worker.CollectiveAllReduceExtended):
         super().__init__(strategy, resolver, options)
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> Any:
-        # TensorFlow's own method takes one CPU device, or all GPUs.
+        # TensorFlow's own method would use one CPU device, or all GPUs.
         del cluster_resolver
         kind = tf.DeviceSpec.from_string(self._chosen[0]).device_type
         return tuple(worker_device + device for device in self._chosen), kind
