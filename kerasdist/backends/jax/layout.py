@@ -50,7 +50,8 @@ class Layout:
             self.rule = OverReplicas(sharding, self.replicas, AXIS)
         elif sharding is not None:
             devices, self._factors, names, self.rule = _mapped(devices, sharding)
-        grid = _grid(devices, (self.replicas, *self._factors))
+        keep_order = _are_of_workers(devices)
+        grid = _grid(devices, (self.replicas, *self._factors), keep_order=keep_order)
         devices = list(grid.flat)
         here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
         self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
@@ -163,13 +164,12 @@ def _mapped(
     return [known[name] for name in wanted], shape, [names[one] for one in others], rule
 
 
-def _grid(devices: Sequence[Any], shape: tuple[int, ...]) -> Any:
+def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
     """Arranges devices in a grid of this shape, the logical devices of a replica being neighbours.
 
-    With several workers their order stays: each has whole replicas, and they divide a batch in
-    order.
+    `keep_order` is for several workers: each has whole replicas, and they divide a batch in order.
     """
-    if len(shape) > 1 and devices[0].platform == "tpu" and not _are_of_workers(devices):
+    if len(shape) > 1 and devices[0].platform == "tpu" and not keep_order:
         # The chips of a TPU slice are connected as a torus, along which they are not numbered.
         with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
             return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
