@@ -107,7 +107,7 @@ class StoredFile:
             begin = file.tell()
         self.facts: Mapping[str, Any] = header["facts"]
         self.forms: Sequence[Any] = header["arrays"]
-        self._begins = list(accumulate(map(_bytes_of, self.forms), initial=begin))
+        self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
 
     def array(self, number: int) -> np.ndarray[Any, Any]:
         """Reads an array."""
@@ -124,7 +124,7 @@ class StoredFile:
             np.uint8,
             mode="r",
             offset=self._begins[number],
-            shape=(region.rows, _bytes_of(self.forms[number]) // region.rows),
+            shape=(region.rows, bytes_of(self.forms[number]) // region.rows),
         )
         columns = slice(region.begin * dtype.itemsize, region.end * dtype.itemsize)
         return np.array(data[:, columns], subok=False).view(dtype)
@@ -225,6 +225,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
 
 
+def bytes_of(form: Sequence[Any] | None) -> int:
+    """Returns the size of an array, given its type and shape; 0 for None."""
+    if form is None:
+        return 0
+    name, shape = form
+    return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
+
+
 def _append(file: BinaryIO, content: Any, digest: Any) -> None:
     digest.update(content)
     file.write(content)
@@ -233,20 +241,13 @@ def _append(file: BinaryIO, content: Any, digest: Any) -> None:
 def _content(one: Any, form: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Returns an array's bytes."""
     array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
-    if array.dtype.name != form[0] or array.nbytes != _bytes_of(form):
+    if array.dtype.name != form[0] or array.nbytes != bytes_of(form):
         raise BackupError(
             f"Expected an array of the form that the file's header has, {form}. Received: an array "
             f"of {array.dtype.name}, {list(array.shape)}. Change no variable while a backup is "
             "written."
         )
     return array.reshape(-1).view(np.uint8)
-
-
-def _bytes_of(form: Sequence[Any] | None) -> int:
-    if form is None:
-        return 0
-    name, shape = form
-    return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
 
 
 def _require_magic(file: BinaryIO) -> None:

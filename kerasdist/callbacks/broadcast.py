@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from kerasdist.binding import binding_of
-from kerasdist.callbacks.backup_file import dtype_of
+from kerasdist.callbacks.backup_file import bytes_of, dtype_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
 
@@ -84,10 +84,7 @@ def broadcast_arrays(
     if binding is None or binding.replicas.job is None or not forms:
         return list(arrays)
     dtypes = [dtype_of(name) for name, _ in forms]
-    sizes = [
-        dtype.itemsize * int(np.prod(shape))
-        for dtype, (_, shape) in zip(dtypes, forms, strict=True)
-    ]
+    sizes = list(map(bytes_of, forms))
     raw = np.zeros(sum(sizes), np.uint8)
     if binding.replicas.job.is_chief:
         raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)

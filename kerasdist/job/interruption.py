@@ -29,7 +29,7 @@ CTRL_C = "Ctrl-C"
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
-# Beginnings of paths that are not of the user's script.
+# Where the files are that do not belong to the user's script.
 _PACKAGE = str(Path(__file__).parents[1])
 _ELSEWHERE = (
     _PACKAGE,

@@ -40,8 +40,8 @@ class SourceFacts:
 
     Attributes:
         name: The source.
-        verdict: ``"believed"``, ``"agrees"``, ``"outer"`` (it describes the task of a launcher),
-            ``"contradicts"``, ``"wrong"`` or ``"absent"``.
+        verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
+            ``"outer"``: it describes the task in which a launcher runs.
         reason: Why.
         variables: Its variables that are set.
     """

@@ -176,7 +176,7 @@ def same_training(lab):
 
 @case("callbacks", replicas=(2,))
 def profile(lab):
-    """`kerasdist run --profile` shows the steps that it is to show, by the clock of the wall."""
+    """`kerasdist run --profile 10:20` shows just the steps asked for, timed by the wall clock."""
     from kerasdist.job.profiling import ProfiledSteps
 
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,18 @@ class InterruptionError(Exception):
     """Stands for whatever ends a process."""
 
 
+def interrupting_after(batches):
+    """Raises after so many batches of the calls of `fit` that it is passed to."""
+    left = [batches]
+
+    def count(batch, logs):
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptionError
+
+    return keras.callbacks.LambdaCallback(on_train_batch_end=count)
+
+
 def interrupting(at):
     """Raises after a batch, counted from the begin of the run; a half more: as its epoch ends."""
     here = {"epoch": 0}

@@ -7,6 +7,7 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.multiprocess.loops import squared_error_step
 
 BATCH = 8
 # Of the custom loop with reads between its steps, whose numbers once depended on chance.
@@ -59,18 +60,7 @@ def loop_with_reads(lab):
 
     def train(model, strategy, times):
         variables = [*model.variables, *model.optimizer.variables]
-
-        def step(data):
-            inputs, targets = data
-
-            def loss():
-                errors = keras.ops.square(model(inputs, training=True) - targets)
-                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=BATCH)
-
-            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return value
-
+        step = squared_error_step(model, BATCH)
         compiled = kd.function(lambda data: strategy.run(step, args=(data,)))
         start = values(variables)
         found = []

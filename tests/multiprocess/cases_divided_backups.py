@@ -4,13 +4,14 @@ On layouts such as 2x1-full; on TensorFlow, which has none, on the pair.
 """
 
 import contextlib
-import tracemalloc
 import warnings
 from importlib import import_module
+from unittest import mock
 
 import numpy as np
 
 from tests.conformance.cases_sharding import even
+from tests.conformance.interruptions import InterruptionError, interrupting_after
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
@@ -22,11 +23,6 @@ _GATHERS = {
     "jax": ("kerasdist.backends.jax.worker_placement", "WorkerPlacement", "gathered"),
     "torch": ("kerasdist.backends.torch.shards", "Shard", "whole"),
 }
-_WIDTH = 512
-
-
-class KilledError(Exception):
-    """Stands for whatever ends all processes."""
 
 
 def strategy(lab):
@@ -76,22 +72,9 @@ def same(lab, one, other):
         lab.check(np.array_equal(own, theirs), f"{own} instead of {theirs}")
 
 
-@contextlib.contextmanager
 def replaced(owner, name, make):
     """Replaces a function by what ``make`` makes of it."""
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def wide():
-    layers = [keras.layers.Dense(_WIDTH, use_bias=False) for _ in range(4)]
-    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(4)])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    return model
+    return mock.patch.object(owner, name, make(getattr(owner, name)))
 
 
 @case("workers")
@@ -152,58 +135,16 @@ def _divides_slots_alone(lab):
     return strategy(lab).replica_set.options.sharding.state == "optimizer"
 
 
-@case("workers")
-def one_variable_in_memory(lab):
-    """While a backup is written and read, memory has about one variable more than the state."""
-    largest = 4 * _WIDTH * _WIDTH
-    with lab.folder() as folder:
-        backup = backups(folder)
-        peaks = []
-
-        def measured(function):
-            def run(*args, **kwargs):
-                tracemalloc.start()
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    peaks.append(tracemalloc.get_traced_memory()[1])
-                    tracemalloc.stop()
-
-            return run
-
-        backup.save = measured(backup.save)
-        expected = state(trained(lab, backup, made=wide, epochs=1))
-        lab.everyone("written")
-        lab.check(len(peaks) == 2, f"{peaks}")
-        again = backups(folder)
-        again.on_train_begin = measured(again.on_train_begin)
-        same(lab, state(trained(lab, again, made=wide, epochs=1)), expected)
-        *written, read = peaks
-        lab.check(max(written) < 2.3 * largest, f"{peaks} bytes for {largest}")
-        if lab.backend == "torch":  # the others may keep what NumPy has read as the variable
-            lab.check(read < 2.3 * largest, f"{peaks} bytes for {largest}")
-
-
 @case("workers", seconds=600)
 def to_the_last_bit(lab):
     """A run that is interrupted again and again has the numbers of one with the same backups."""
-
-    def interrupting(batches):
-        left = [batches]
-
-        def count(batch, logs):
-            left[0] -= 1
-            if left[0] == 0:
-                raise KilledError
-
-        return keras.callbacks.LambdaCallback(on_train_batch_end=count)
 
     with lab.folder() as folder:
         expected = state(trained(lab, backups(folder)))
     with lab.folder() as folder:
         for _ in range(2):
-            with contextlib.suppress(KilledError):
-                trained(lab, backups(folder), interrupting(4))
+            with contextlib.suppress(InterruptionError):
+                trained(lab, backups(folder), interrupting_after(4))
                 lab.check(False, "not interrupted")
             lab.everyone("interrupted")
         last = kd.callbacks.BackupAndRestore(folder, save_freq=2)
@@ -224,14 +165,14 @@ def killed_before_the_chiefs_file(lab):
             parts = write_part(*args)
             left[0] -= 1
             if left[0] == 0:
-                raise KilledError
+                raise InterruptionError
             return parts
 
         return write
 
     expected = state(trained(lab))
     with lab.folder() as folder:
-        with contextlib.suppress(KilledError), replaced(RunFiles, "write_part", dying):
+        with contextlib.suppress(InterruptionError), replaced(RunFiles, "write_part", dying):
             trained(lab, backups(folder))
             lab.check(False, "not interrupted")
         lab.everyone("interrupted")

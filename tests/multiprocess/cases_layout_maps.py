@@ -7,6 +7,7 @@ from tests.conformance.lab import fresh, optimizer_values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.multiprocess.loops import squared_error_step
 
 
 def _layouts(lab, per_replica):
@@ -57,18 +58,7 @@ def custom_loop(lab):
             model = even()
             model.optimizer.build(model.trainable_variables)
 
-        @kd.function
-        def step(data):
-            inputs, targets = data
-
-            def loss():
-                errors = keras.ops.square(model(inputs, training=True) - targets)
-                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=8)
-
-            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return value
-
+        step = kd.function(squared_error_step(model, 8))
         losses = []
         for _ in range(3):
             for batch in strategy.distribute_dataset([(x, y)]):

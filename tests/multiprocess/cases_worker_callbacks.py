@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.conformance.cases_async_checkpoint import disk
 from tests.conformance.cases_telemetry import lines_of, of_kind, require_sound, slow_batches
+from tests.conformance.interruptions import InterruptionError, interrupting_after
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
@@ -193,21 +194,6 @@ def warmup(lab):
     lab.equal(np.array(rates), np.array(grown))
 
 
-class Interrupt(Exception):
-    pass
-
-
-def _interrupting(batches):
-    left = [batches]
-
-    def count(batch, logs):
-        left[0] -= 1
-        if left[0] == 0:
-            raise Interrupt
-
-    return keras.callbacks.LambdaCallback(on_train_batch_end=count)
-
-
 def _others():
     return [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)]
 
@@ -229,8 +215,8 @@ def backup_and_restore(lab):
     with lab.folder() as folder:
         for batches in (4, 3):
             backup = kd.callbacks.BackupAndRestore(folder, save_freq=3)
-            with contextlib.suppress(Interrupt):
-                _fit(_model(lab), [backup, *_others(), _interrupting(batches)], shuffle=True)
+            with contextlib.suppress(InterruptionError):
+                _fit(_model(lab), [backup, *_others(), interrupting_after(batches)], shuffle=True)
             lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
         model = _model(lab)
         seen = []
@@ -258,8 +244,8 @@ def backups_to_the_last_bit(lab):
         expected = [history.history["loss"], *model.get_weights()]
     with lab.folder() as folder:
         for interrupted in range(30):  # noqa: B007  it counts
-            with contextlib.suppress(Interrupt):
-                model, history = run(folder, _interrupting(3))
+            with contextlib.suppress(InterruptionError):
+                model, history = run(folder, interrupting_after(3))
                 break
         else:
             lab.check(False, "no run came to its end")
@@ -321,8 +307,8 @@ def kerass_own_backups(lab):
         own = str(folder / str(lab.job.rank))
         seen = []
         watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
-        stop = _interrupting(BATCHES + 1)
-        with contextlib.suppress(Interrupt):
+        stop = interrupting_after(BATCHES + 1)
+        with contextlib.suppress(InterruptionError):
             _fit(_model(lab), [keras.callbacks.BackupAndRestore(own), stop])
         model = _model(lab)
         _fit(model, [keras.callbacks.BackupAndRestore(own), watch])
@@ -351,8 +337,8 @@ def restart_of_shards(lab):
         expected = run(folder)
     with lab.folder() as folder:
         for batches in (9, 3, 4):
-            with contextlib.suppress(Interrupt):
-                run(folder, _interrupting(batches))
+            with contextlib.suppress(InterruptionError):
+                run(folder, interrupting_after(batches))
         lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
         lab.equal(run(folder), expected)
 

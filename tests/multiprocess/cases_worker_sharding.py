@@ -7,6 +7,7 @@ from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.multiprocess.loops import squared_error_step
 
 BACKENDS = ("tensorflow",)
 
@@ -76,15 +77,7 @@ def divided_slots_in_a_custom_loop(lab):
                 0.01, global_clipnorm=0.1, gradient_accumulation_steps=2, use_ema=True
             )
 
-        def step(batch, model=model, optimizer=optimizer):
-            def loss():
-                errors = keras.ops.square(model(batch[0], training=True) - batch[1])
-                return kd.compute_average_loss(keras.ops.mean(errors, axis=1), global_batch_size=4)
-
-            weights = model.trainable_variables
-            _, gradients = kd.value_and_grad(loss, weights)
-            optimizer.apply(gradients, weights)
-
+        step = squared_error_step(model, 4, optimizer)
         run = kd.function(lambda batch, run=strategy.run, step=step: run(step, args=(batch,)))
         batches = [(x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
         for _ in range(2):

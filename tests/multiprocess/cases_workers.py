@@ -15,6 +15,7 @@ from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, in_half_precision, regression, weights_for
 from tests.conformance.registry import case
+from tests.multiprocess.loops import squared_error_step
 
 
 def _differing_seeds(lab):
@@ -248,16 +249,7 @@ def custom_loop(lab):
     batches = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
 
     def train(model, strategy):
-        def step(data):
-            inputs, targets = data
-
-            def loss():
-                errors = keras.ops.square(model(inputs, training=True) - targets)
-                return kd.compute_average_loss(keras.ops.mean(errors, -1), global_batch_size=8)
-
-            value, gradients = kd.value_and_grad(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return value
+        step = squared_error_step(model, 8)
 
         @kd.function
         def train_step(data):

@@ -41,6 +41,7 @@ class Layout:
     def __init__(
         self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None
     ) -> None:
+        of_workers = _are_of_workers(devices)
         self.replicas = len(devices) // logical_devices
         self.sharding = sharding
         self._factors = prime_factors(logical_devices)
@@ -49,9 +50,8 @@ class Layout:
         if isinstance(sharding, Sharding):
             self.rule = OverReplicas(sharding, self.replicas, AXIS)
         elif sharding is not None:
-            devices, self._factors, names, self.rule = _mapped(devices, sharding)
-        keep_order = _are_of_workers(devices)
-        grid = _grid(devices, (self.replicas, *self._factors), keep_order=keep_order)
+            devices, self._factors, names, self.rule = _mapped(devices, sharding, of_workers)
+        grid = _grid(devices, (self.replicas, *self._factors), keep_order=of_workers)
         devices = list(grid.flat)
         here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
         self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
@@ -66,6 +66,10 @@ class Layout:
         self.rows = tuple(
             NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
         )
+
+    def by_device(self, parts: Sequence[Any]) -> list[Any]:
+        """Returns, for each device of this process, the part of its replica."""
+        return [part for part in parts for _ in range(self.splits.logical_devices)]
 
     def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
         """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
@@ -138,12 +142,12 @@ class Layout:
 
 
 def _mapped(
-    devices: Sequence[Any], layout_map: Any
+    devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
     """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
-    if _are_of_workers(devices):
+    if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
         fits = wanted == list(known)  # a replica's devices are neighbours in one process
     else:
@@ -177,5 +181,5 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Whether other processes have some of the devices. Those of a plan are nobody's."""
+    """Returns whether several processes have the devices; no process has those of a plan."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1

@@ -51,7 +51,7 @@ class Maker(abc.ABC):
         layout = self._place.layout
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [_padded(self._place.lasting(part), largest)[None] for part in here]
-        parts = [part for part in parts for _ in range(layout.splits.logical_devices)]
+        parts = layout.by_device(parts)
         whole = self._replicas, *largest
         [array] = self._sent(
             lambda: [

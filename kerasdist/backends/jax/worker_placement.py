@@ -160,7 +160,7 @@ class WorkerPlacement(MeshPlacement):
             here = len(self.layout.local_replicas)
             share = leaf.shape[0] // here
             parts = [leaf[i * share : (i + 1) * share] for i in range(here)]
-            return self._of_replicas(parts, (total, *leaf.shape[1:]), self.pieces)
+            return self._joined(self.layout.by_device(parts), (total, *leaf.shape[1:]), self.pieces)
 
         return jax.tree.map(assembled, batch)
 
@@ -175,12 +175,7 @@ class WorkerPlacement(MeshPlacement):
             self.lasting(leaf[(*before, slice(replica * share, (replica + 1) * share))])
             for replica in here
         ]
-        return self._of_replicas(parts, leaf.shape, target)
-
-    def _of_replicas(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
-        """Makes a global array of which each device of a replica has the replica's part."""
-        each = self.layout.splits.logical_devices
-        return self._joined([part for part in parts for _ in range(each)], shape, target)
+        return self._joined(self.layout.by_device(parts), leaf.shape, target)
 
     def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
         placed = jax.device_put(parts, list(self.layout.local))
