@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest --durations=20 --durations-min=5
+UNIT := $(PYTEST) -q -p no:cacheprovider -m "not slow"
 
 # The suites that run beside the others: two that compute, which take half of all time, and one that
 # often waits for processes.
@@ -19,7 +20,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -56,15 +57,21 @@ gallery: $(STAMP) ## run all examples on each backend, alone and with two worker
 gallery-pages: $(STAMP) ## write the examples' pages from what `make gallery` has recorded
 	$(BIN)/python examples/gallery.py pages
 
-check: lint unit ## what to run before a commit (under two minutes)
+check: $(STAMP) ## what to run before a commit (under two minutes)
+	+$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint unit-backends unit-others
 
 lint: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: $(STAMP) ## the tests that train nothing
-	$(PYTEST) -q tests/unit tests/packaging -m "not slow"
+unit: unit-backends unit-others ## the tests that train nothing
+
+unit-backends: $(STAMP)
+	$(UNIT) tests/unit/backends
+
+unit-others: $(STAMP)
+	$(UNIT) tests/unit tests/packaging --ignore=tests/unit/backends
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
@@ -103,7 +110,7 @@ pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and, with 
 	$(BIN)/python -m benchmarks.watch_pictures
 	$(BIN)/python -m benchmarks.site_picture
 
-benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (two hours)
+benchmarks: $(STAMP) ## run the benchmarks and write docs/benchmarks.md (45 minutes)
 	$(BIN)/python -m benchmarks.page
 
 house: $(STAMP) ## count the package: lines, the waist, circles of imports

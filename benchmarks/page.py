@@ -1,6 +1,6 @@
 """Runs the benchmarks, and writes docs/benchmarks.md from what they print.
 
-    make benchmarks                                            # all of them (two hours on 2 cores)
+    make benchmarks                                            # all of them (45 minutes on 2 cores)
     python -m benchmarks.page --only multiworker --backends jax --tasks tiny mlp  # a part
 
 What a benchmark prints on a backend is kept in benchmarks/recorded, with the machine, the versions
