@@ -25,18 +25,14 @@ def global_moments(
 
     All replicas must call it.
     """
-    if mask is None and _has_rows(inputs, axes):
-        kernel = collectives.own_moments
-        mean, variance = (kernel and kernel(inputs, axes)) or (
-            # One operation each, which saves time where steps are not compiled.
-            ops.reshape(ops.mean(inputs, axes), (-1,)),
-            ops.reshape(ops.var(inputs, axes), (-1,)),
-        )
-        # Made on the device: copying a number there would make the host wait for it.
-        count = ops.ones_like(mean) * math.prod([ops.shape(inputs)[axis] for axis in axes])
-        squares = variance * count
-    else:
+    own = _own_moments(collectives, inputs, axes) if mask is None else None
+    if own is None:
         count, mean, squares = _of_some(inputs, axes, mask)
+    else:
+        mean, variance = own
+        # Made on the device: copying a number there would make the host wait for it.
+        count = ops.ones_like(mean) * _number(inputs, axes)
+        squares = variance * count
 
     # One row per replica: count, mean and sum of squares, with one value per channel each.
     flat = [
@@ -67,10 +63,21 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     return global_mean, ops.sum(spread, 0) / divisor
 
 
-def _has_rows(inputs: Any, axes: Sequence[int]) -> bool:
-    """Returns whether the static shape says that there are values."""
-    sizes = [ops.shape(inputs)[axis] for axis in axes]
-    return all(isinstance(size, int) and size > 0 for size in sizes)
+def _own_moments(
+    collectives: Collectives, inputs: Any, axes: Sequence[int]
+) -> tuple[Any, Any] | None:
+    """Returns mean and variance of the replica's rows; None if there may be none."""
+    kernel = collectives.own_moments
+    found = kernel and kernel(inputs, axes)
+    if found or not all(_is_positive(ops.shape(inputs)[axis]) for axis in axes):
+        return found
+    # One operation each, which saves time where steps are not compiled.
+    return ops.reshape(ops.mean(inputs, axes), (-1,)), ops.reshape(ops.var(inputs, axes), (-1,))
+
+
+def _is_positive(size: Any) -> bool:
+    """Returns whether the static shape says so."""
+    return isinstance(size, int) and size > 0
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
@@ -93,8 +100,11 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
 
 
 def _count(inputs: Any, axes: Sequence[int]) -> Any:
-    """Returns the number of values per channel: an int, or a scalar tensor for a dynamic shape."""
-    count = 1
-    for axis in axes:
-        count = count * ops.shape(inputs)[axis]
-    return ops.reshape(ops.cast(count, inputs.dtype), (1,) * len(inputs.shape))
+    """Returns the number of values per channel, as a tensor of as many dimensions."""
+    return ops.reshape(ops.cast(_number(inputs, axes), inputs.dtype), (1,) * len(inputs.shape))
+
+
+def _number(inputs: Any, axes: Sequence[int]) -> Any:
+    """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
+    number = math.prod(ops.shape(inputs)[axis] for axis in axes)
+    return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

@@ -5,6 +5,7 @@ import io
 import random
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -291,6 +292,28 @@ def steps_leave_no_threads(lab):
     before, after = work(2), work(20)
     # Some are started when they are needed first; TensorFlow's time-outs were two a collective.
     lab.check(after < before + 30, f"threads: {before}, 60 steps later {after}")
+
+
+@case("workers", backends=("tensorflow",))
+def statistics_travel_with_the_gradients(lab):
+    """Moving statistics of each worker's own rows take no collective beside that of gradients."""
+    from kerasdist.backends.tensorflow.all_reduce import AllReduce
+
+    x, y = regression(8)
+
+    def collectives(normalizations):
+        layers = keras.layers
+        with lab.strategy(batch_norm="per_replica").scope():
+            normal = [layers.BatchNormalization() for _ in range(normalizations)]
+            model = keras.Sequential([layers.Dense(4), *normal, layers.Dense(1)])
+            model.compile("sgd", "mse")
+        made = AllReduce._in_graph
+        with mock.patch.object(AllReduce, "_in_graph", autospec=True, side_effect=made) as traced:
+            model.fit(x, y, batch_size=4, verbose=0)
+        return traced.call_count
+
+    one, three = collectives(1), collectives(3)
+    lab.check(one == three > 0, f"collectives: {one} with one layer, {three} with three")
 
 
 @case("workers")

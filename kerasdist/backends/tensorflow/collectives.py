@@ -14,6 +14,7 @@ from kerasdist import context, keras_compat
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.tensorflow import gradients as gradient_sums
 from kerasdist.backends.tensorflow.adoption import adopt_all, is_foreign
+from kerasdist.backends.tensorflow.batch_norm import moments
 from kerasdist.backends.tensorflow.batches import counted_rows
 from kerasdist.backends.tensorflow.outside_replicas import apply_everywhere
 from kerasdist.backends.tensorflow.private.compiled import converted_as_here
@@ -62,6 +63,7 @@ class TensorFlowCollectives(Collectives):
     """The collectives of one replica, in a graph or eagerly."""
 
     weights_scaled_losses = True
+    own_moments = staticmethod(moments)
 
     def __init__(
         self, exchange: Exchange, replica: int, share: BatchShare | None, *, waits: bool = False

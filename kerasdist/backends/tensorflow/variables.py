@@ -16,8 +16,11 @@ from kerasdist.errors import ScopeError
 
 
 def native(variable: Any) -> Any:
-    """Returns the framework's variable in a Keras variable."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
+    """Returns the framework's variable in a Keras variable; that is no read of its value."""
+    if not isinstance(variable, keras.Variable):
+        return variable
+    held = keras_compat.stored_value(variable)
+    return variable.value if held is None else held
 
 
 def copies(variable: Any) -> Sequence[Any]:
