@@ -76,7 +76,7 @@ def _own_moments(
 
 
 def _is_positive(size: Any) -> bool:
-    """Returns whether the static shape says so."""
+    """Returns whether a size is known before the step runs, and not zero."""
     return isinstance(size, int) and size > 0
 
 

@@ -65,7 +65,8 @@ def rooms() -> set[str]:
     A name is looked for in the folder of the name before it in its row, then in the package.
     """
     found: set[str] = set()
-    for row in HOW.read_text("utf-8").partition("## Where to look")[2].splitlines():
+    lines = HOW.read_text("utf-8").partition("## Where to look")[2].splitlines()
+    for row in (line for line in lines if line.startswith("|")):
         folder = ""
         for name in re.findall(r"`([\w/<>]+(?:\.py|/))`", row.rpartition(" | ")[2]):
             beside = posixpath.join(folder, name)
