@@ -96,7 +96,7 @@ class Placement(abc.ABC):
 
     @abc.abstractmethod
     def leave(self, *error: object) -> None:
-        """Leaves it, for good or until `renew`."""
+        """Leaves the context; `renew` may enter it again."""
 
 
 def open_placements() -> list[Placement]:

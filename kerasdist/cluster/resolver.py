@@ -108,9 +108,9 @@ class ClusterResolver(ABC):
         Asking starts the backend.
 
         Args:
-            task_type: Another task cannot be asked: None, or this process's type.
+            task_type: None, or this process's type: a process knows its own machine alone.
             task_id: None, or this process's number.
-            config_proto: Accepted for TensorFlow's sake.
+            config_proto: Ignored; `tf.distribute`'s resolvers have it.
 
         Raises:
             ValueError: If another task is meant.

@@ -24,7 +24,7 @@ It tells the others first, and a framework may then keep it from its end for as 
 """
 
 KILL_SECONDS = 3.0
-"""How long a guard has to end its worker by SIGKILL, before it is ended itself."""
+"""How long a supervisor has to end its worker by SIGKILL, before it is ended itself."""
 
 OUTPUT_SECONDS = 2.0
 """How long to wait for the end of the output of workers that have ended."""
@@ -56,8 +56,8 @@ class Held(Protocol):
         """Ends the worker at once."""
         ...
 
-    def kill_guard(self) -> None:
-        """Ends the worker's guard, if it did not end the worker."""
+    def kill_supervisor(self) -> None:
+        """Ends the worker's supervisor, if it did not end the worker."""
         ...
 
     def ending(self, deadline: float) -> WorkerExit:
@@ -94,7 +94,7 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # When to send SIGTERM, to kill the workers, and to kill their guards.
+        # When to send SIGTERM, to kill the workers, and to kill their supervisors.
         self._stop_at = self._kill_at = self._abandon_at = math.inf
 
     def run(self) -> AttemptResult:
@@ -186,7 +186,7 @@ class Attempt:
             self._abandon_at = math.inf
             for worker in self._workers:
                 if worker.running:
-                    worker.kill_guard()
+                    worker.kill_supervisor()
 
     def _stop(self, number: int) -> None:
         self._stop_at = math.inf

@@ -1,4 +1,4 @@
-"""The command that starts a worker under guard, here or through ssh."""
+"""The command that starts a worker under a supervisor, here or through ssh."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def there(
     carried.pop(SECRET, None)  # every user of a machine sees the arguments of all processes
     words = [
         *("env", *(f"{name}={value}" for name, value in carried.items())),
-        # -P: a script's folder that has a module `signal` must not stop the guard.
+        # -P: a script's folder that has a module `signal` must not stop the supervisor.
         *(
             spec.command[0],
             "-P",
@@ -67,7 +67,7 @@ def there(
 
 
 def _rest(spec: JobSpec, slot: Slot) -> list[str]:
-    """Returns the guard's options, and the worker's command."""
+    """Returns the supervisor's options, and the worker's command."""
     options = ["--grace", str(spec.stop_seconds)]
     options += ["--share", str(slot.local_workers), "--slot", str(slot.local_rank)]
     return [*options, "--", *spec.command]

@@ -2,7 +2,7 @@
 
 What `kerasdist.launch.job` does beside the workers is done here in a thread of rank 0: when one
 fails, the others end, rank 0 too, with the message and the exit code of ``kerasdist run``. The
-workers' guards hold a pipe from rank 0, so that none outlives it.
+workers' supervisors hold a pipe from rank 0, so that none outlives it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _ThisProcess:
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 
-    def kill_guard(self) -> None:
-        """Does nothing: it has no guard."""
+    def kill_supervisor(self) -> None:
+        """Does nothing: it has no supervisor."""
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how it ends."""

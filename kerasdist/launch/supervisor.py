@@ -1,8 +1,9 @@
-"""Stands between the launcher and a worker, on the worker's machine, and lets none be orphaned.
+"""A worker's supervisor: the process between it and the launcher, on the worker's machine.
 
-The launcher holds the other end of this process's standard input, through ssh where the worker is
-on another machine. A line ``signal 15`` is passed on to the worker. The end of the input means that
-the launcher is gone, whatever ended it (SIGKILL, a lost connection): the worker is ended too.
+It leaves no orphans. The launcher holds the other end of its standard input, through ssh where the
+worker is on another machine. It passes a line ``signal 15`` on to the worker. The end of the input
+means that the launcher is gone, whatever ended it (SIGKILL, a lost connection): it ends the worker
+too.
 
 The worker leads a process group, and what it leaves behind there is ended with it. Signals go to
 the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
@@ -35,24 +36,24 @@ MARK = b"\x1ekerasdist "
 """Stands before a worker's report, where it comes by the output."""
 
 APART = "kerasdist: this worker has ended without joining the job"
-"""A guard's last line, where a worker ended well and has not joined the others."""
+"""A supervisor's last line, where a worker ended well and has not joined the others."""
 
 TOO_EARLY = (
     "kerasdist: this process has ended before it made the strategy for which worker 0 has started "
     "this script again. Make the strategy in every process, at the same place: no condition that "
     "differs between processes may come before it"
 )
-"""A guard's last line, where it was told that such a worker is a failure."""
+"""A supervisor's last line, where it was told that such a worker is a failure."""
 
 
 def follow_into_death() -> None:
-    """Makes the kernel end the worker if this guard is killed; only Linux can."""
+    """Makes the kernel end the worker if this supervisor is killed; only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end(worker: subprocess.Popen[bytes], grace: float) -> NoReturn:
-    """Ends a worker whose launcher is gone, and this guard."""
+    """Ends a worker whose launcher is gone, and this supervisor."""
     worker.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(grace)
@@ -93,7 +94,7 @@ def cores() -> int:
 
 
 def main() -> int:
-    """Runs a command under guard, and returns its exit code, 128 + n if signal n ended it."""
+    """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
     parser.add_argument("--share", type=int, default=1, help="workers on this machine")

@@ -47,12 +47,12 @@ class Start:
     Attributes:
         rank: The worker's number.
         name: The prefix of the lines that it prints.
-        command: The command that starts its guard.
+        command: The command that starts its supervisor.
         variables: What its environment has beyond this process's own.
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
-        secret: The job's secret, which the guard reads from its standard input; None: the guard
-            has it from its environment.
+        secret: The job's secret, which the supervisor reads from its standard input; None: the
+            supervisor has it from its environment.
         inherited: The files that the worker inherits.
         reports: The pipe that carries its reports; None: its output carries them, if it sends any.
         told: Is called with each of its reports; None: it sends none.
@@ -72,7 +72,7 @@ class Start:
 
 @final
 class Worker:
-    """A worker that is running, under its guard."""
+    """A worker that is running, under its supervisor."""
 
     def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
         self.rank = start.rank
@@ -123,25 +123,25 @@ class Worker:
         self._order(f"signal {number}")
 
     def _order(self, line: str) -> None:
-        """Writes a line that the guard reads."""
+        """Writes a line that the supervisor reads."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Ends the worker at once: its guard does that, and if it does not, the guard is ended."""
+        """Has the supervisor end the worker at once; see `kill_supervisor` if it does not."""
         self._stopped = self._killed = True
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes a forked process's copy of the pipe; its end tells the guard to end the worker."""
+        """Closes a forked process's copy of the pipe: its end has the supervisor end the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def kill_guard(self) -> None:
-        """Ends the guard, or ssh, that does not answer; the kernel ends the worker with it."""
+    def kill_supervisor(self) -> None:
+        """Ends the supervisor, or ssh, that does not answer; the kernel ends the worker with it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -76,7 +76,7 @@ class DeviceWork:
         return DeviceWork(self.memory_bytes + other.memory_bytes, self.cycles + other.cycles)
 
     def times(self, count: int) -> DeviceWork:
-        """Returns the work of several such programs."""
+        """Returns the work of running the program `count` times."""
         return DeviceWork(self.memory_bytes * count, self.cycles * count)
 
 

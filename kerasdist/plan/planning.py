@@ -182,8 +182,8 @@ def largest_batch(
 ) -> LargestBatch | None:
     """Returns the largest number of examples per device that fits; None if not even one does.
 
-    The bytes of a device grow with its examples in a straight line, nearly: two compilations give
-    the line, and one or two more what there is at its end.
+    Memory grows almost linearly with the number of examples: two compilations give the line, one or
+    two more check the number that it predicts.
 
     Args:
         first: The compilation of the plan.

@@ -32,10 +32,11 @@ _own: list[Device] = []
 class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on the devices of several workers: processes, on one machine or many.
 
-    All workers run the same script; who takes part, the environment says (``kerasdist info`` shows
-    what is found in it). Each worker's devices hold replicas of the model. Every worker reads the
-    same data in the same order and computes its rows of every global batch; ``fit``, ``evaluate``
-    and ``predict`` return on every worker what they return on one device.
+    All workers run the same script. Environment variables tell a process which worker it is, and
+    where the others are (``kerasdist info`` shows what it finds there). Each worker's devices hold
+    replicas of the model. Every worker reads the same data in the same order and computes its rows
+    of every global batch; ``fit``, ``evaluate`` and ``predict`` return on every worker what they
+    return on one device.
 
     Making it waits until all workers have come, and must be the first thing that a script does with
     Keras, before tensors, models and random seeds. In a job of one it is a `MirroredStrategy`.

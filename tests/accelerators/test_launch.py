@@ -151,8 +151,8 @@ def test_another_machine_counts_its_own_gpus():
         stdin=subprocess.PIPE,  # open for as long as the launcher is there
         stdout=subprocess.PIPE,
         text=True,
-    ) as guard:
-        guard.stdin.write("\n")
-        guard.stdin.flush()
-        assert guard.stdout.read() == "2,3\n"
-        assert guard.wait(SECONDS) == 0
+    ) as supervisor:
+        supervisor.stdin.write("\n")
+        supervisor.stdin.flush()
+        assert supervisor.stdout.read() == "2,3\n"
+        assert supervisor.wait(SECONDS) == 0

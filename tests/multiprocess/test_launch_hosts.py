@@ -104,7 +104,7 @@ time.sleep(60)
 
 
 def test_a_worker_ends_with_its_connection(tmp_path, path):
-    """Whatever ends the launcher ends ssh's input, and so the guard's there."""
+    """Whatever ends the launcher ends ssh's input, and so the supervisor's there."""
     body = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 (here / f"child{rank}").write_text(str(child.pid))

@@ -21,11 +21,11 @@ time.sleep(60)
 SLEEP = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 (here / f"child{rank}").write_text(str(child.pid))
-(here / f"guard{rank}").write_text(str(os.getppid()))
+(here / f"supervisor{rank}").write_text(str(os.getppid()))
 mark(f"pid{rank}")
 time.sleep(60)
 """
-ALL = [f"{kind}{rank}" for kind in ("pid", "child", "guard") for rank in (0, 1)]
+ALL = [f"{kind}{rank}" for kind in ("pid", "child", "supervisor") for rank in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def check(number, frame):
     assert left_after(processes, 2) == []
 
 
-@pytest.mark.parametrize("victim", ["launcher", "guards"])
+@pytest.mark.parametrize("victim", ["launcher", "supervisors"])
 def test_no_orphan_is_left(tmp_path, victim):
     with started("run", "-n", 2, write(tmp_path, SLEEP)) as launcher:
         processes = wait_for(tmp_path, *ALL)
@@ -90,10 +90,10 @@ def test_no_orphan_is_left(tmp_path, victim):
             launcher.kill()
             launcher.wait(10)
         else:
-            for guard in wait_for(tmp_path, "guard0", "guard1"):
-                os.kill(guard, signal.SIGKILL)
+            for supervisor in wait_for(tmp_path, "supervisor0", "supervisor1"):
+                os.kill(supervisor, signal.SIGKILL)
             assert launcher.wait(20) == 137
-    # What a worker itself has started outlives a guard that was killed: nobody is there to end it.
+    # What a worker itself has started outlives a killed supervisor: nobody is there to end it.
     expected = [] if victim == "launcher" else wait_for(tmp_path, "child0", "child1")
     assert sorted(left_after(processes, 3)) == sorted(expected)
 

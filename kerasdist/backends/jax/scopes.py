@@ -171,7 +171,7 @@ def innermost(kind: type[_Kind]) -> _Kind | None:
 
 
 def current() -> Scope | None:
-    """Returns the innermost of these scopes in this thread, ignoring Keras's own, None if none."""
+    """Returns this thread's innermost scope of this module, or None; Keras's own do not count."""
     return innermost(Scope)
 
 
