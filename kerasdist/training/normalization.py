@@ -106,5 +106,5 @@ def _count(inputs: Any, axes: Sequence[int]) -> Any:
 
 def _number(inputs: Any, axes: Sequence[int]) -> Any:
     """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
-    number = math.prod(ops.shape(inputs)[axis] for axis in axes)
+    number = math.prod([ops.shape(inputs)[axis] for axis in axes])
     return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

@@ -349,7 +349,7 @@ def telemetry(lab):
     rank, workers = lab.job.rank, lab.job.num_workers
     slow = 1 % workers
 
-    data = slow_batches(ROWS, BATCH, seconds=0.05 * (rank == slow))
+    data = slow_batches(ROWS, BATCH, seconds=0.1 * (rank == slow))
     with lab.folder() as folder:
         model = _model(lab)
         keras.utils.set_random_seed(12)
@@ -366,7 +366,8 @@ def telemetry(lab):
             found = epochs[-1]["slowest"]
             lab.equal(slow, found["worker"])
             lab.equal("own_ms" if lab.backend == "torch" else "data_ms", found["by"])
-            lab.check(found["ms"] > 40 > found["others_ms"], str(epochs[-1]["by_worker"]))
+            # How much more says little where other processes want the cores.
+            lab.check(found["ms"] > max(80, found["others_ms"]), str(epochs[-1]["by_worker"]))
         everyone = lab.everyone(len(list(folder.glob("events.*"))))
         lab.equal([1] * workers, everyone)
 
