@@ -16,11 +16,8 @@ from kerasdist.errors import ScopeError
 
 
 def native(variable: Any) -> Any:
-    """Returns the framework's variable in a Keras variable; that is no read of its value."""
-    if not isinstance(variable, keras.Variable):
-        return variable
-    held = keras_compat.stored_value(variable)
-    return variable.value if held is None else held
+    """Returns the framework's variable in a Keras variable."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def copies(variable: Any) -> Sequence[Any]:

@@ -219,8 +219,10 @@ class WorkerGroup(Group):
 
     def costly(self, variables: Iterable[Any]) -> list[Any]:
         """Returns the variables whose components must be summed over the workers to be read."""
-        natives = ((variable, native(variable)) for variable in variables)
-        return [one for one, own in natives if isinstance(own, SharedSum) and not own.is_whole_here]
+        # Not `native`: that is a read, before which deferred assignments are finished one by one.
+        variables = list(variables)
+        held = zip(variables, keras_compat.stored_values(variables), strict=True)
+        return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def remember(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
         """Caches the variables' values, so that this worker can read them without a collective."""
