@@ -366,8 +366,9 @@ def telemetry(lab):
             found = epochs[-1]["slowest"]
             lab.equal(slow, found["worker"])
             lab.equal("own_ms" if lab.backend == "torch" else "data_ms", found["by"])
-            # How much more says little where other processes want the cores.
-            lab.check(found["ms"] > max(80, found["others_ms"]), str(epochs[-1]["by_worker"]))
+            # The difference: where other processes want the cores, all steps take longer.
+            more = found["ms"] - found["others_ms"]
+            lab.check(found["ms"] > 80 and more > 40, str(epochs[-1]["by_worker"]))
         everyone = lab.everyone(len(list(folder.glob("events.*"))))
         lab.equal([1] * workers, everyone)
 

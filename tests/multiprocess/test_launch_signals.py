@@ -93,7 +93,7 @@ def test_no_orphan_is_left(tmp_path, victim):
             for supervisor in wait_for(tmp_path, "supervisor0", "supervisor1"):
                 os.kill(supervisor, signal.SIGKILL)
             assert launcher.wait(20) == 137
-    # What a worker itself has started outlives a killed supervisor: nobody is there to end it.
+    # If its supervisor is killed, nobody ends the processes that a worker has started.
     expected = [] if victim == "launcher" else wait_for(tmp_path, "child0", "child1")
     assert sorted(left_after(processes, 3)) == sorted(expected)
 

@@ -220,8 +220,7 @@ class WorkerGroup(Group):
     def costly(self, variables: Iterable[Any]) -> list[Any]:
         """Returns the variables whose components must be summed over the workers to be read."""
         # Not `native`: that is a read, before which deferred assignments are finished one by one.
-        variables = list(variables)
-        held = zip(variables, keras_compat.stored_values(variables), strict=True)
+        held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
     def remember(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
