@@ -88,7 +88,7 @@ def _actors(group: PlacementGroup, seconds: float) -> tuple[list[Any], list[Node
 
 
 def _end(actors: Sequence[Any]) -> None:
-    # The guard ends a worker whose actor is gone.
+    # The supervisor ends a worker whose actor is gone.
     for actor in actors:
         ray.kill(actor)
 
@@ -164,7 +164,7 @@ class _Held:
         self._stopped = self._killed = True
         self._actor.kill.remote()
 
-    def kill_guard(self) -> None:
+    def kill_supervisor(self) -> None:
         """Ends the actor, and the worker with it."""
         ray.kill(self._actor)
 
