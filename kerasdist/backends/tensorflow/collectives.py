@@ -73,7 +73,7 @@ class TensorFlowCollectives(Collectives):
         self._share = share
         self._loss_is_weighted = False
         self._group = exchange.group
-        self._engine = exchange.group.engine
+        self._native_strategy = exchange.group.native_strategy
         self._waits = waits
         # Keys: the id of an assigned variable, or `_UPDATE`.
         self._deferred: dict[int | str, Deferred] = {}
@@ -100,14 +100,14 @@ class TensorFlowCollectives(Collectives):
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls the function once, in the native strategy's thread for cross-replica code."""
-        engine = self._engine
+        native_strategy = self._native_strategy
         function = converted_as_here(function)
 
         def merged(parts: Columns) -> Any:
-            all_args, all_kwargs = (regrouped(engine, part) for part in parts)
+            all_args, all_kwargs = (regrouped(native_strategy, part) for part in parts)
             # As in cross-replica code elsewhere, TensorFlow chooses the device.
             with context.replica_scope(None), tf.device(None):
-                return to_native(engine, function(strategy, *all_args, **all_kwargs))
+                return to_native(native_strategy, function(strategy, *all_args, **all_kwargs))
 
         return _own(self._combine("merge_call", [tuple(args), dict(kwargs)], merged))
 
@@ -214,7 +214,7 @@ class TensorFlowCollectives(Collectives):
                 next(scales) if of_scale else total
                 for total, of_scale in zip(sums, replaced, strict=True)
             ]
-            apply_everywhere(self._engine, optimizer, every, variables)
+            apply_everywhere(self._native_strategy, optimizer, every, variables)
 
         if _UPDATE in self._deferred:
             raise UnsupportedError(
@@ -254,11 +254,11 @@ class TensorFlowCollectives(Collectives):
         waiting = self._deferred.pop(id(variable), None)
         if waiting is not None:
             self._finish(waiting)
-        elif self._share is None and is_foreign(variable, self._engine):
+        elif self._share is None and is_foreign(variable, self._native_strategy):
 
             def mirrored(parts: Columns) -> None:
                 with tf.init_scope():
-                    adopt_all(parts[0], self._engine)
+                    adopt_all(parts[0], self._native_strategy)
 
             self._combine("the first use of a variable from outside", [variable], mirrored)
 
@@ -270,7 +270,7 @@ class TensorFlowCollectives(Collectives):
         each replica has. Custom loops keep that behaviour, which users expect.
         """
         is_combined = counts_all_replicas(variable)
-        if keeps_one_copy(self._engine):
+        if keeps_one_copy(self._native_strategy):
             assign = self._assign_changes if is_combined else self._assign_once
             return assign(variable, value, write)
         if self._share is None:
@@ -302,7 +302,7 @@ class TensorFlowCollectives(Collectives):
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":
-            replicas = self._engine.num_replicas_in_sync
+            replicas = self._native_strategy.num_replicas_in_sync
             change = (
                 change / replicas
                 if self._share is None

@@ -156,21 +156,21 @@ def _native(group: Group, ours: DistributedDataset) -> Any | None:
                     own.dataset,
                     lambda batch: rows_of(divided_in_graph(batch, count, stand_ins=False)),
                 )
-                return _of_pipelines(group.engine, [pipeline], ours.options)
+                return _of_pipelines(group.native_strategy, [pipeline], ours.options)
         case GatheredDataset(source=pipelines):
             if all(isinstance(one, tf.data.Dataset) for one in pipelines):
-                return _of_pipelines(group.engine, pipelines, ours.options)
+                return _of_pipelines(group.native_strategy, pipelines, ours.options)
     return None
 
 
 def _of_pipelines(
-    engine: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
+    native_strategy: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
 ) -> Any:
     """Returns a distributed dataset of pipelines of per-replica batches."""
     # TensorFlow calls the function once per pipeline of this worker, in their order.
     remaining = iter(pipelines)
-    with keeping_input_devices(engine):
-        dataset = engine.distribute_datasets_from_function(
+    with keeping_input_devices(native_strategy):
+        dataset = native_strategy.distribute_datasets_from_function(
             lambda _: next(remaining), _native_options(options)
         )
     return _with_length(dataset)

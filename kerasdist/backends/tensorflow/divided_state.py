@@ -23,7 +23,7 @@ from kerasdist.backends.pieces import HeldPiece, Region
 from kerasdist.backends.tensorflow.division import Division
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.private.divided import Divided
-from kerasdist.backends.tensorflow.private.scopes import EngineScope, OneCopy
+from kerasdist.backends.tensorflow.private.scopes import NativeScope, OneCopy
 from kerasdist.backends.tensorflow.variables import copies, native
 from kerasdist.sharding import Sharding
 from kerasdist.user_warnings import warn_user
@@ -55,7 +55,7 @@ class _Rule:
         if weight.constraint is not None or needs_whole or tuple(slot.shape) != shape:
             return None
         group = self.group
-        replicas = group.engine.num_replicas_in_sync
+        replicas = group.native_strategy.num_replicas_in_sync
         axis = self.sharding.axis(shape, replicas)
         return None if axis is None else Division(shape, axis, replicas, group.local.start)
 
@@ -67,7 +67,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 def add(group: Group, sharding: Sharding) -> None:
     """Divides the slots that optimizers make under a group's native strategy from now on."""
-    _rules[group.engine] = _Rule(ref(group), sharding)
+    _rules[group.native_strategy] = _Rule(ref(group), sharding)
     _install()
 
 
@@ -93,8 +93,8 @@ def divide(optimizer: Any, slot: Any, weight: Any) -> None:
     """Divides a slot, if its strategy says so."""
     whole = keras_compat.stored_value(slot)
     is_mirrored = isinstance(whole, tf.distribute.DistributedValues)
-    engine = whole.distribute_strategy if is_mirrored else None
-    rule = None if engine is None else _rules.get(engine)
+    native_strategy = whole.distribute_strategy if is_mirrored else None
+    rule = None if native_strategy is None else _rules.get(native_strategy)
     if rule is None or isinstance(whole, Divided) or not isinstance(weight, keras.Variable):
         return
     division = rule.division(optimizer, slot, weight)
@@ -104,7 +104,7 @@ def divide(optimizer: Any, slot: Any, weight: Any) -> None:
         _say_that_it_stays_whole(optimizer)
         return
     group = rule.group
-    with nullcontext() if tf.distribute.has_strategy() else EngineScope(engine):
+    with nullcontext() if tf.distribute.has_strategy() else NativeScope(native_strategy):
         parts: Any = tf.Variable(
             lambda: tf.zeros(division.part_shape, whole.dtype), trainable=False, name=slot.name
         )
@@ -155,7 +155,7 @@ def _piece(division: Division, index: int, copy: tf.Variable) -> HeldPiece:
 
 
 def gather(
-    engine: tf.distribute.Strategy, parts: dict[str, Division], variables: Sequence[Any]
+    native_strategy: tf.distribute.Strategy, parts: dict[str, Division], variables: Sequence[Any]
 ) -> None:
     """Gives each replica the other replicas' parts of the weights, which they have updated."""
     weights = [one for one in map(native, variables) if one._unique_id in parts]
@@ -166,7 +166,7 @@ def gather(
         for index, copy in enumerate(weight.values):
             with tf.device(copy.device):
                 columns[-1].append(division.part(copy.read_value(), index))
-    wholes = _rules[engine].group.joined(columns, own, here=False)
+    wholes = _rules[native_strategy].group.joined(columns, own, here=False)
     for weight, whole in zip(weights, map(copies, wholes), strict=True):
         for index, copy in enumerate(weight.values):
             with tf.device(copy.device):

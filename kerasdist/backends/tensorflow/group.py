@@ -43,7 +43,7 @@ class Group:
     All workers must call the methods that take `Parts`, in cross-replica context.
 
     Attributes:
-        engine: The native strategy.
+        native_strategy: The native strategy.
         local: The numbers of the replicas in this process.
         shares_memory: Whether the replicas of this process read each other's tensors for free.
         has_collectives: Whether sums are collectives, not operations on one device.
@@ -52,14 +52,14 @@ class Group:
 
     def __init__(
         self,
-        engine: tf.distribute.Strategy,
+        native_strategy: tf.distribute.Strategy,
         all_reduce: AllReduce | None = None,
         *,
         shares_memory: bool,
     ) -> None:
         """Takes the native strategy; without `all_reduce`, values are summed on one device."""
-        self.engine = engine
-        self.local = range(engine.num_replicas_in_sync)
+        self.native_strategy = native_strategy
+        self.local = range(native_strategy.num_replicas_in_sync)
         self.shares_memory = shares_memory
         self.has_collectives = all_reduce is not None
         self.runs_loops = False
@@ -82,7 +82,7 @@ class Group:
         plain = iteration(dataset, begins_late=is_of_arrays)
         if self.shares_memory or not can_prefetch(dataset.element_spec):
             return GlobalBatchDataset(plain, spec)
-        devices = self.engine.extended.worker_devices
+        devices = self.native_strategy.extended.worker_devices
         total = None if sized is None else known_size(sized)
         ahead = prefetched(dataset, self._divided, devices, total, begins_late=is_of_arrays)
         return GlobalBatchDataset(plain, spec, ahead)
@@ -104,7 +104,7 @@ class Group:
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
     ) -> tf.distribute.DistributedDataset:
         """Returns a dataset that yields a distributed value for each global batch."""
-        return self.engine.experimental_distribute_dataset(dataset, options)
+        return self.native_strategy.experimental_distribute_dataset(dataset, options)
 
     def pieces(self, batch: Any) -> list[Piece]:
         """Divides a batch for a step of `fit`, `evaluate` or `predict`.
@@ -112,9 +112,9 @@ class Group:
         Returns one piece for each replica of this process, each with at least one row.
         """
         if isinstance(batch, PlacedBatch):
-            engine = self.engine
-            devices = engine.extended.worker_devices
-            return pieces_of_placed(batch, engine.num_replicas_in_sync, self.local, devices)
+            replicas = self.native_strategy.num_replicas_in_sync
+            devices = self.native_strategy.extended.worker_devices
+            return pieces_of_placed(batch, replicas, self.local, devices)
         # Without a device, the whole batch would go to the first GPU, and from there to the others.
         with tf.device(HOST):
             return self._cut(batch)
@@ -171,7 +171,8 @@ class Group:
         self, columns: Sequence[Parts], divisions: Sequence[Division], *, here: bool = True
     ) -> list[Any]:
         """Returns values of which each replica has a part; on one device if `here`."""
-        if len(self.local) == self.engine.num_replicas_in_sync and (here or self.shares_memory):
+        all_are_local = len(self.local) == self.native_strategy.num_replicas_in_sync
+        if all_are_local and (here or self.shares_memory):
             with tf.device(HOST) if here else nullcontext():
                 pairs = zip(columns, divisions, strict=True)
                 return [tf.concat(parts, division.axis) for parts, division in pairs]
@@ -180,7 +181,7 @@ class Group:
             axis, total = division.axis, division.shape[division.axis]
             placed.append([])
             for index, part in enumerate(parts):
-                with tf.device(self.engine.extended.worker_devices[index]):
+                with tf.device(self.native_strategy.extended.worker_devices[index]):
                     placed[-1].append(among_zeros(part, axis, division.begin(index), total))
         return self.sums(placed, here=here)
 
@@ -198,7 +199,7 @@ class Group:
 
     def wholes(self, variables: Sequence[Any], sums: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
-        replicas = self.engine.num_replicas_in_sync
+        replicas = self.native_strategy.num_replicas_in_sync
         totals = [copies(total)[0] for total in sums]
         return [
             tf.cast(total / replicas, total.dtype) if one.aggregation == "mean" else total

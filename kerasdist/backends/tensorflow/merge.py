@@ -64,10 +64,10 @@ class Exchange:
         # one Python object in all replicas.
         self._given[replica - self.group.local.start] = call, given
 
-        def merged(engine: tf.distribute.Strategy) -> Result:
+        def merged(native_strategy: tf.distribute.Strategy) -> Result:
             columns = self._collected()
             # Without a device, operations would go to the first GPU of the machine.
-            with tf.device(engine.extended.worker_devices[0]):
+            with tf.device(native_strategy.extended.worker_devices[0]):
                 return function(columns)
 
         replica_context = tf.distribute.get_replica_context()
@@ -102,12 +102,12 @@ def in_replicas(
 
     Each call runs in its replica's context, in a graph or eagerly. Returns one result per replica.
     """
-    engine, first = group.engine, group.local.start
+    native_strategy, first = group.native_strategy, group.local.start
     exchange = Exchange(group)
     results: list[Any] = [None] * len(group.local)
     thread_state = keras_compat.copy_thread_state()
     # A distributed value: each replica's number, a Python integer.
-    ids = engine.experimental_distribute_values_from_function(
+    ids = native_strategy.experimental_distribute_values_from_function(
         lambda replica: replica.replica_id_in_sync_group
     )
 
@@ -120,7 +120,7 @@ def in_replicas(
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
-            num_replicas_in_sync=engine.num_replicas_in_sync,
+            num_replicas_in_sync=native_strategy.num_replicas_in_sync,
             collectives=collectives,
             share=share,
         )
@@ -128,7 +128,7 @@ def in_replicas(
             results[index] = code(index, *args, **kwargs)
 
     try:
-        engine.run(
+        native_strategy.run(
             tf.autograph.experimental.do_not_convert(replica_code),
             args=(ids, tuple(args), dict(kwargs or {})),
         )

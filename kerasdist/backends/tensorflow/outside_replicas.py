@@ -16,7 +16,7 @@ from kerasdist import context, keras_compat
 from kerasdist.backends.tensorflow import divided_state
 from kerasdist.backends.tensorflow.adoption import adopt, with_inner
 from kerasdist.backends.tensorflow.private.scopes import (
-    EngineScope,
+    NativeScope,
     cross_replica_code_without_merge_call,
     on_one_copy,
 )
@@ -24,7 +24,7 @@ from kerasdist.backends.tensorflow.variables import check_mirrored, copies, nati
 from kerasdist.training import probe
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
-_engines: WeakSet[tf.distribute.Strategy] = WeakSet()
+_native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
 
 
 class _Here(threading.local):
@@ -36,10 +36,10 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def serve(engine: tf.distribute.Strategy) -> None:
+def serve(native_strategy: tf.distribute.Strategy) -> None:
     """Lets losses and optimizers work outside of replicas in this strategy's scope."""
     _install()
-    _engines.add(engine)
+    _native_strategies.add(native_strategy)
 
 
 @cache
@@ -54,7 +54,7 @@ def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
 
     Keras divides it by the number of replicas wherever a strategy's scope is open.
     """
-    if context.replica() is None and tf.distribute.get_strategy() in _engines:
+    if context.replica() is None and tf.distribute.get_strategy() in _native_strategies:
         return value
     return original(value)
 
@@ -71,30 +71,31 @@ def _apply(
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-    engine = _engine_of([*known, *optimizer.variables[:1]])
-    if engine is None or not grads:
+    native_strategy = _native_strategy_of([*known, *optimizer.variables[:1]])
+    if native_strategy is None or not grads:
         return original(optimizer, grads, variables)
-    with _scope_of(engine):
-        return apply_everywhere(engine, optimizer, grads, variables)
+    with _scope_of(native_strategy):
+        return apply_everywhere(native_strategy, optimizer, grads, variables)
 
 
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     """Mirrors variables from outside of the scope before an optimizer indexes them."""
     variables = list(variables)
-    engine = _engine_of([*variables, *optimizer.variables[:1]])
-    if engine is not None:
-        with tf.init_scope(), _scope_of(engine):
-            adopt(optimizer, engine, variables)
+    native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
+    if native_strategy is not None:
+        with tf.init_scope(), _scope_of(native_strategy):
+            adopt(optimizer, native_strategy, variables)
     return original(optimizer, variables)
 
 
-def _scope_of(engine: tf.distribute.Strategy) -> AbstractContextManager[Any]:
-    """Opens an engine's scope, if it is not open."""
-    return nullcontext() if tf.distribute.get_strategy() is engine else EngineScope(engine)
+def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager[Any]:
+    """Opens a native strategy's scope, if it is not open."""
+    is_open = tf.distribute.get_strategy() is native_strategy
+    return nullcontext() if is_open else NativeScope(native_strategy)
 
 
 def apply_everywhere(
-    engine: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
+    native_strategy: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
 ) -> Any:
     """Updates every copy of the variables by gradients that are summed over all replicas.
 
@@ -104,10 +105,10 @@ def apply_everywhere(
     """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
-        adopt(optimizer, engine, known)
+        adopt(optimizer, native_strategy, known)
         if not optimizer.built and known:
             optimizer.build(known)
-    check_mirrored(optimizer.variables, engine, "the optimizer")
+    check_mirrored(optimizer.variables, native_strategy, "the optimizer")
     # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
     before, _here.is_applying = _here.is_applying, True
     try:
@@ -116,7 +117,7 @@ def apply_everywhere(
             is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
             if is_one and not parts:
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
-            for index, device in enumerate(engine.extended.worker_devices):
+            for index, device in enumerate(native_strategy.extended.worker_devices):
                 own = [held[index % len(held)] for held in map(copies, gradients)]
                 recorded = probe.paused() if index else nullcontext()
                 with (
@@ -127,7 +128,7 @@ def apply_everywhere(
                 ):
                     keras_compat.apply_combined_gradients(optimizer, own, variables)
             if parts:
-                divided_state.gather(engine, parts, known)
+                divided_state.gather(native_strategy, parts, known)
             return None
     finally:
         _here.is_applying = before
@@ -153,27 +154,27 @@ def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwar
         return original(optimizer, *args, **kwargs)
     reference = kwargs.get("reference_variable", args[0] if args else None)
     held = [reference] if isinstance(reference, keras.Variable) else []
-    engine = _engine_of([*held, *optimizer.variables[:1]])
-    if engine is None:
+    native_strategy = _native_strategy_of([*held, *optimizer.variables[:1]])
+    if native_strategy is None:
         return original(optimizer, *args, **kwargs)
-    with EngineScope(engine):
-        if not keras_compat.belongs_to(optimizer, engine):
-            keras_compat.adopt_optimizer(optimizer, engine)
+    with NativeScope(native_strategy):
+        if not keras_compat.belongs_to(optimizer, native_strategy):
+            keras_compat.adopt_optimizer(optimizer, native_strategy)
         return original(optimizer, *args, **kwargs)
 
 
-def _engine_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
+def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
     """Returns the strategy whose scope is open, else the variables'; None for plain Keras."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
-        is_ours = here in _engines and tf.distribute.in_cross_replica_context()
+        is_ours = here in _native_strategies and tf.distribute.in_cross_replica_context()
         return here if is_ours else None
     natives = [native(variable) for variable in variables]
     return next(
         (
-            engine
-            for engine in list(_engines)
-            if any(engine.extended.variable_created_in_scope(one) for one in natives)
+            native_strategy
+            for native_strategy in list(_native_strategies)
+            if any(native_strategy.extended.variable_created_in_scope(one) for one in natives)
         ),
         None,
     )

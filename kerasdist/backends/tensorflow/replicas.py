@@ -25,7 +25,7 @@ from kerasdist.backends.tensorflow.datasets import GroupAdapter, TensorFlowAdapt
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.merge import in_replicas
 from kerasdist.backends.tensorflow.private.divided import Divided
-from kerasdist.backends.tensorflow.private.scopes import EngineScope
+from kerasdist.backends.tensorflow.private.scopes import NativeScope
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
     group_key,
@@ -91,7 +91,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         if options.sharding is not None and self.num_replicas > 1:
             divided_state.add(group, options.sharding)
             self.reads_need_all_workers = job is not None
-        outside_replicas.serve(group.engine)
+        outside_replicas.serve(group.native_strategy)
         vector_losses.install()
 
     @cached_property
@@ -111,7 +111,7 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
-        return EngineScope(self.group.engine)
+        return NativeScope(self.group.native_strategy)
 
     def pieces(self, variable: Any) -> list[HeldPiece]:
         """Returns what the replicas of this process hold of a divided slot; nothing of another."""
@@ -160,15 +160,15 @@ def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> Ten
     home = options.parameter_device
     shares_memory = _share_memory(devices)
     if home is not None:
-        engine = central_storage_strategy(names, _tensorflow_name(home))
+        native_strategy = central_storage_strategy(names, _tensorflow_name(home))
     else:
-        engine = mirrored_strategy(names, share_memory=shares_memory)
+        native_strategy = mirrored_strategy(names, share_memory=shares_memory)
     # On CPUs, and where variables have one copy, gradients are summed on one device.
     one_place = shares_memory or len(devices) == 1 or home is not None
-    own = engine.extended.worker_devices
+    own = native_strategy.extended.worker_devices
     all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
     return TensorFlowReplicaSet(
-        devices, options, Group(engine, all_reduce, shares_memory=shares_memory)
+        devices, options, Group(native_strategy, all_reduce, shares_memory=shares_memory)
     )
 
 
@@ -182,13 +182,13 @@ def worker_replicas(
     _check_communication(communication, devices)
     seconds = communication.timeout_seconds or job.timeouts.meeting
     communication = replace(communication, timeout_seconds=seconds)
-    engine = WorkersStrategy(
+    native_strategy = WorkersStrategy(
         job.addresses,
         job.rank,
         [_tensorflow_name(device) for device in devices],
         communication,
     )
-    group = WorkerGroup(engine, job, communication, shares_memory=_share_memory(devices))
+    group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
     replicas = TensorFlowReplicaSet(devices, options, group, job)
     group.is_in_call = lambda: replicas.is_in_call
     return replicas

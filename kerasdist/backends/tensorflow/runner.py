@@ -45,7 +45,7 @@ class TensorFlowRunner(Runner):
     def __init__(self, replica_set: TensorFlowReplicaSet) -> None:
         self._replica_set = replica_set
         self._group = replica_set.group
-        self._engine = replica_set.group.engine
+        self._native_strategy = replica_set.group.native_strategy
         self._shares_memory = replica_set.group.shares_memory
         self.places_ahead = not self._shares_memory
         # For each user `tf.function`, the function that runs its code on all replicas in one graph.
@@ -60,7 +60,10 @@ class TensorFlowRunner(Runner):
     ) -> Any:
         """Calls a function once per replica, each in a thread of ``tf.distribute``."""
         self._group.runs_loops = self._replica_set.reads_need_all_workers = True
-        args, kwargs = to_native(self._engine, tuple(args)), to_native(self._engine, dict(kwargs))
+        args, kwargs = (
+            to_native(self._native_strategy, tuple(args)),
+            to_native(self._native_strategy, dict(kwargs)),
+        )
         if isinstance(function, tf.types.experimental.PolymorphicFunction):
             # Replicas cannot call collectives from separate graphs: compile one graph for all.
             return self._compiled_around(strategy, function)(*args, **kwargs)
@@ -71,7 +74,9 @@ class TensorFlowRunner(Runner):
         def code(_: int, /, *args: Any, **kwargs: Any) -> Any:
             return converted(*args, **kwargs)
 
-        return regrouped(self._engine, in_replicas(strategy, self._group, code, args, kwargs))
+        return regrouped(
+            self._native_strategy, in_replicas(strategy, self._group, code, args, kwargs)
+        )
 
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Returns the sum or mean, on the host; the mean of integers is a float64."""
@@ -87,7 +92,7 @@ class TensorFlowRunner(Runner):
                 columns = [self._fitting(reduced), [_elements(part, axes) for part in parts]]
         with tf.device(HOST):
             total, *counted = self._group.sums(columns)
-            count = counted[0] if counted else self._engine.num_replicas_in_sync
+            count = counted[0] if counted else self._native_strategy.num_replicas_in_sync
             return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -109,7 +114,7 @@ class TensorFlowRunner(Runner):
         parts = [self._fitting(self._tensors(value)) for value in values]
         sums = self._group.sums(parts, options, here=False)
         if op is ReduceOp.MEAN:
-            count = self._engine.num_replicas_in_sync
+            count = self._native_strategy.num_replicas_in_sync
             sums = [gradient_sums.divided(one, count) for one in sums]
         return [self.broadcast(one) for one in sums]
 
@@ -131,7 +136,7 @@ class TensorFlowRunner(Runner):
         """Returns a value with an equal component on every device."""
         if isinstance(tensor, tf.distribute.DistributedValues):
             return tensor
-        return mirrored_on(self._engine, tensor)
+        return mirrored_on(self._native_strategy, tensor)
 
     def update(
         self,
@@ -157,11 +162,11 @@ class TensorFlowRunner(Runner):
         def update(copy: Any, *args: Any, **kwargs: Any) -> None:
             results.append(converted(copy if is_native else variable, *args, **kwargs))
 
-        self._engine.extended.update(
+        self._native_strategy.extended.update(
             native(variable),
             tf.autograph.experimental.do_not_convert(update),
-            args=to_native(self._engine, tuple(args)),
-            kwargs=to_native(self._engine, dict(kwargs)),
+            args=to_native(self._native_strategy, tuple(args)),
+            kwargs=to_native(self._native_strategy, dict(kwargs)),
         )
         return results
 
@@ -172,7 +177,7 @@ class TensorFlowRunner(Runner):
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
 
         def merged(parts: Sequence[Any]) -> Any:
-            return None if parts[0] is None else wrapped(self._engine, parts)
+            return None if parts[0] is None else wrapped(self._native_strategy, parts)
 
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
@@ -183,23 +188,23 @@ class TensorFlowRunner(Runner):
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""
-        value = to_native(self._engine, native(value))
+        value = to_native(self._native_strategy, native(value))
         if isinstance(value, Divided):
             return (value.value(),) * len(self._group.local)
-        return tuple(self._engine.experimental_local_results(value))
+        return tuple(self._native_strategy.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
         """Returns the variable's value; the aggregate, if the variable is sync-on-read."""
         variable = native(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
-            variable = self._engine.extended.read_var(variable)
+            variable = self._native_strategy.extended.read_var(variable)
         return tf.convert_to_tensor(variable)
 
     def created(self, variable: Any) -> bool:
         """Returns whether the variable was made in the native strategy's scope."""
         variable = native(variable)
         return isinstance(variable, tf.Variable) and (
-            self._engine.extended.variable_created_in_scope(variable)
+            self._native_strategy.extended.variable_created_in_scope(variable)
         )
 
     def _compiled_around(self, strategy: Strategy, function: Any) -> Any:
@@ -213,7 +218,7 @@ class TensorFlowRunner(Runner):
         return self._around[function]
 
     def _tensors(self, value: Any) -> list[Any]:
-        parts = copies(to_native(self._engine, native(value)))
+        parts = copies(to_native(self._native_strategy, native(value)))
         if len(parts) == 1:  # one value for all replicas
             parts = [parts[0]] * len(self._group.local)
         return [
@@ -225,7 +230,7 @@ class TensorFlowRunner(Runner):
         return tf.identity(leaf) if moves else tensor_of_array(leaf)
 
     def _at_home(self, function: Callable[..., Any], index: int, *args: Any) -> Any:
-        with tf.device(self._engine.extended.worker_devices[index]):
+        with tf.device(self._native_strategy.extended.worker_devices[index]):
             return function(*args)
 
 

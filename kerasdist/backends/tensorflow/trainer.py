@@ -85,7 +85,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
-        take_on(model, replicas.group.engine, replicas.options.batch_norm)
+        take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
             optimizer.build(model.trainable_variables)  # not while Keras traces a step
@@ -204,12 +204,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def _take_on(self) -> None:
         """Mirrors the layers, optimizer and metrics that were made outside of the scope."""
-        take_on(self, self._group.engine, self.bound_strategy.options.batch_norm)
+        take_on(self, self._group.native_strategy, self.bound_strategy.options.batch_norm)
 
     def _prepare(self) -> None:
-        engine = self._group.engine
+        native_strategy = self._group.native_strategy
         self._take_on()
-        check_mirrored(self.variables, engine, f"the layers of the model {self.name!r}")
+        check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         for metric in metrics_of(self):
             use_global_batch(metric, self.bound_strategy)
         self._group.mark_equal(statistics_of(self._flatten_layers()))

@@ -150,7 +150,7 @@ class TensorFlowTrial(Trial):
         self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any], change: float
     ) -> tuple[Any, Any]:
         """Takes the step with plain variables in the place of the strategy's."""
-        device = self._replicas.group.engine.extended.worker_devices[0]
+        device = self._replicas.group.native_strategy.extended.worker_devices[0]
         with outside_strategies(), tf.device(device), self._with_plain_variables():
             if change:
                 self._change(change)
@@ -192,8 +192,8 @@ class TensorFlowTrial(Trial):
         finally:
             self._is_alone = False
             self._put_back()
-            for optimizer, engine in self._optimizers.values():
-                keras_compat.move_optimizer(optimizer, engine)
+            for optimizer, native_strategy in self._optimizers.values():
+                keras_compat.move_optimizer(optimizer, native_strategy)
             self._optimizers.clear()
 
     def _replace_all(self) -> None:

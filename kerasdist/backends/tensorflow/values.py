@@ -24,23 +24,23 @@ def register() -> None:
     values.Mirrored.register(tf.types.experimental.distributed.Mirrored)
 
 
-def wrapped(engine: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
+def wrapped(native_strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
     """Returns a ``tf.distribute`` value with these components."""
     # TensorFlow calls the function once per replica of this worker, in their order.
     remaining = iter(parts)
-    return engine.experimental_distribute_values_from_function(lambda _: next(remaining))
+    return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
-def mirrored_on(engine: tf.distribute.Strategy, tensor: Any) -> Any:
+def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: Any) -> Any:
     """Returns a ``tf.distribute`` value with a copy of a tensor on each device."""
     copies = []
-    for device in engine.extended.worker_devices:
+    for device in native_strategy.extended.worker_devices:
         with tf.device(device):
             copies.append(tf.nest.map_structure(tf.identity, tensor, expand_composites=True))
     return mirrored(copies)
 
 
-def regrouped(engine: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
+def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
     """Merges one structure per replica into one structure of distributed values.
 
     A leaf that is the same object in all replicas is kept as it is.
@@ -48,14 +48,14 @@ def regrouped(engine: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
 
     def merged(parts: Sequence[Any]) -> Any:
         first = parts[0]
-        return first if all(part is first for part in parts) else wrapped(engine, parts)
+        return first if all(part is first for part in parts) else wrapped(native_strategy, parts)
 
     return transpose(structures, merged)
 
 
-def to_native(engine: tf.distribute.Strategy, structure: Any) -> Any:
+def to_native(native_strategy: tf.distribute.Strategy, structure: Any) -> Any:
     """Converts kerasdist's own distributed values in a structure to ``tf.distribute``'s."""
-    replicas = len(engine.extended.worker_devices)
+    replicas = len(native_strategy.extended.worker_devices)
 
     def converted(leaf: Any) -> Any:
         if not isinstance(leaf, values.DistributedValues):
@@ -68,8 +68,8 @@ def to_native(engine: tf.distribute.Strategy, structure: Any) -> Any:
         if isinstance(leaf, tf.distribute.DistributedValues):
             return leaf
         if isinstance(leaf, values.Mirrored):
-            return mirrored_on(engine, leaf.values[0])
-        return wrapped(engine, [tensor_of_array(part) for part in leaf.values])
+            return mirrored_on(native_strategy, leaf.values[0])
+        return wrapped(native_strategy, [tensor_of_array(part) for part in leaf.values])
 
     return map_leaves(converted, structure)
 

@@ -48,7 +48,9 @@ def statistics_of(layers: Iterable[Any]) -> list[Any]:
     return averaged(v for norm in norms for v in (norm.moving_mean, norm.moving_variance))
 
 
-def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, owner: str) -> None:
+def check_mirrored(
+    variables: Iterable[Any], native_strategy: tf.distribute.Strategy, owner: str
+) -> None:
     """Refuses variables that were not made in the strategy's scope.
 
     ``tf.distribute`` would fail on them in the middle of a step, with a message about internals.
@@ -56,7 +58,7 @@ def check_mirrored(variables: Iterable[Any], engine: tf.distribute.Strategy, own
     strangers = [
         variable.path
         for variable in variables
-        if not engine.extended.variable_created_in_scope(native(variable))
+        if not native_strategy.extended.variable_created_in_scope(native(variable))
     ]
     if strangers:
         raise ScopeError(

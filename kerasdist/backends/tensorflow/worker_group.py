@@ -47,17 +47,17 @@ class WorkerGroup(Group):
         is_in_call: Returns whether all workers are in a call of `fit`, `evaluate` or `predict`.
     """
 
-    engine: WorkersStrategy
+    native_strategy: WorkersStrategy
 
     def __init__(
         self,
-        engine: WorkersStrategy,
+        native_strategy: WorkersStrategy,
         job: Job,
         communication: CommunicationOptions,
         *,
         shares_memory: bool,
     ) -> None:
-        own = engine.extended.worker_devices
+        own = native_strategy.extended.worker_devices
         timeout = communication.timeout_seconds or 0.0
         self._communication = replace(communication, timeout_seconds=None)
 
@@ -73,15 +73,15 @@ class WorkerGroup(Group):
 
         all_reduce = AllReduce(
             own[:1] if shares_memory else own,
-            workers=engine.num_workers,
-            key=engine.group_key,
+            workers=native_strategy.num_workers,
+            key=native_strategy.group_key,
             seconds_to_wait=seconds_to_wait,
         )
-        super().__init__(engine, all_reduce, shares_memory=shares_memory)
+        super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
-        self._replicas = engine.num_replicas_in_sync
+        self._replicas = native_strategy.num_replicas_in_sync
         self.is_in_call: Callable[[], bool] = lambda: False
-        engine.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
+        native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows; no other rows are read from arrays."""
@@ -120,7 +120,7 @@ class WorkerGroup(Group):
             return rows_of(pieces_of_own(own, len(self.local), stand_ins=False))
 
         pieces = in_pieces(dataset, cut)
-        return self.engine.distribute_datasets_from_function(lambda _: pieces, options)
+        return self.native_strategy.distribute_datasets_from_function(lambda _: pieces, options)
 
     def on_host(self, batch: Any) -> Any:
         """Returns a batch, or this worker's rows, as the pipeline made them."""
@@ -153,7 +153,7 @@ class WorkerGroup(Group):
         check_alike(tensors)
         if not self.shares_memory:
             return tensors
-        with tf.device(self.engine.extended.worker_devices[0]):
+        with tf.device(self.native_strategy.extended.worker_devices[0]):
             return [summed(tensors)]
 
     def _put_together(self, parts: Parts) -> Any:

@@ -54,10 +54,10 @@ PRIVATE = (
 # By which a worker's strategy says that the health check and the server are not wanted.
 assert multi_worker.CollectiveAllReduceExtended._enable_check_health is True
 
-engine = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with scopes.EngineScope(engine):
+native_strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with scopes.NativeScope(native_strategy):
     keras.backend.clear_session()
-    after_reset = tf.distribute.get_strategy() is engine
+    after_reset = tf.distribute.get_strategy() is native_strategy
     with scopes.cross_replica_code_without_merge_call():
         inside = [tf.distribute.in_cross_replica_context(), tf.distribute.has_strategy()]
 
@@ -78,7 +78,7 @@ def meet_and_update(value):
             )
     return tf.distribute.get_replica_context().merge_call(merged, args=(value,))
 
-engine.run(meet_and_update, args=(tf.constant(2.0),))
+native_strategy.run(meet_and_update, args=(tf.constant(2.0),))
 
 keys = [
     strategies.mirrored_strategy(["CPU:0", "CPU:1"], share_memory=True).extended
@@ -127,7 +127,7 @@ print(json.dumps({
     "in_xla": in_xla,
     "passes": Own(1, 2).ag_pass_through,
     "rules": [rule._prefix for rule in autograph_config.CONVERSION_RULES[:2]],
-    "updated_once_without_a_strategy": len(updated) == 1 and updated[0] is not engine,
+    "updated_once_without_a_strategy": len(updated) == 1 and updated[0] is not native_strategy,
 }))
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fresh import run_fresh
 
-# A job of one: the same engine, whose sums are of one worker.
+# A job of one: the same native strategy, whose sums are of one worker.
 PROBE = """
 import json, types
 import keras
@@ -25,11 +25,11 @@ address = f"127.0.0.1:{free_port()}"
 before = worker_strategy.has_started()
 worker_strategy.start_server([address], 0)
 options = CommunicationOptions(timeout_seconds=20.0)
-engine, other = (
+native_strategy, other = (
     worker_strategy.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
 )
 job = types.SimpleNamespace(rank=0, is_watched=False)
-group = WorkerGroup(engine, job, CommunicationOptions(timeout_seconds=20.0), shares_memory=True)
+group = WorkerGroup(native_strategy, job, options, shares_memory=True)
 told = CommunicationOptions(bytes_per_pack=4, implementation="RING", timeout_seconds=20.0)
 small = WorkerGroup(other, job, told, shares_memory=True)
 
@@ -44,18 +44,18 @@ def collectives(group):
     return [[hint.decode(), seconds] for hint, seconds in found]
 
 
-with engine.scope():
+with native_strategy.scope():
     total, mean, first = (
         keras.Variable(2.0, trainable=False, aggregation=how, synchronization="on_read")
         for how in ("sum", "mean", "only_first_replica")
     )
 
 def reads():
-    with engine.scope():
+    with native_strategy.scope():
         return [float(one.numpy()) for one in (total, mean, first)]
 
 made = reads()
-with engine.scope():
+with native_strategy.scope():
     total.assign(6.0)
 assigned = reads()
 # What is known is handed out, the first replica's own is not known but read.
@@ -75,8 +75,8 @@ whole, sizes = group.concatenation([tf.constant([True, False])], 0)
 
 print(json.dumps({
     "started": [before, worker_strategy.has_started()],
-    "keys": [engine.group_key, other.group_key],
-    "is_native": isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy),
+    "keys": [native_strategy.group_key, other.group_key],
+    "is_native": isinstance(native_strategy, tf.distribute.MultiWorkerMirroredStrategy),
     "made": made,
     "assigned": assigned,
     "known": known,

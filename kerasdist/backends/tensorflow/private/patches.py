@@ -91,11 +91,11 @@ def keep_sums_of_integers() -> None:
     def assign(var: Any, value: Any, read_value: bool = True) -> Any:
         if var.aggregation != tf.VariableAggregation.SUM or not var.dtype.is_integer:
             return original(var, value, read_value)
-        engine = var.distribute_strategy
-        replicas = engine.num_replicas_in_sync
+        native_strategy = var.distribute_strategy
+        replicas = native_strategy.num_replicas_in_sync
         total = tf.cast(value, var.dtype)
         first_share, share = shares_of_integers(total, replicas)
-        first = engine.extended._get_replica_id_in_sync_group(0)
+        first = native_strategy.extended._get_replica_id_in_sync_group(0)
         ranks = iter(range(first, first + replicas))
 
         def assign_share(device: Any, variable: Any, value: Any) -> Any:

@@ -16,15 +16,15 @@ from kerasdist.backends.tensorflow.private.divided import Divided
 
 
 @final
-class EngineScope(context.Placement):
+class NativeScope(context.Placement):
     """``strategy.scope()`` of a ``tf.distribute`` strategy, which outlives ``clear_session``.
 
     TensorFlow stores the open scope on its default graph, which Keras's ``clear_session`` drops:
     the scope would silently not be in force any more, and its exit would fail.
     """
 
-    def __init__(self, engine: tf.distribute.Strategy) -> None:
-        self._engine = engine
+    def __init__(self, native_strategy: tf.distribute.Strategy) -> None:
+        self._native_strategy = native_strategy
         self._scope: Any = None
 
     def __enter__(self) -> None:
@@ -37,7 +37,7 @@ class EngineScope(context.Placement):
 
     def renew(self) -> None:
         """Enters the scope, on the current default graph."""
-        self._scope = self._engine.scope()
+        self._scope = self._native_strategy.scope()
         self._scope.__enter__()
 
 

@@ -21,10 +21,10 @@ def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribut
     strategy with other devices fails: "Device CPU:0 is joining a group with size 3, but that group
     has size 2".
     """
-    engine_class = tf.distribute.MirroredStrategy
-    engine_class._collective_key_base += KEYS_OF_A_STRATEGY
+    native_class = tf.distribute.MirroredStrategy
+    native_class._collective_key_base += KEYS_OF_A_STRATEGY
     reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
-    return engine_class(devices, cross_device_ops=reduction)
+    return native_class(devices, cross_device_ops=reduction)
 
 
 def group_key() -> int:
@@ -41,9 +41,9 @@ def central_storage_strategy(devices: list[str], home: str) -> Any:
     return tf.distribute.experimental.CentralStorageStrategy(devices, home)
 
 
-def keeps_one_copy(engine: tf.distribute.Strategy) -> bool:
+def keeps_one_copy(native_strategy: tf.distribute.Strategy) -> bool:
     """Returns whether all replicas share one copy of each variable."""
-    return isinstance(engine, tf.distribute.experimental.CentralStorageStrategy)
+    return isinstance(native_strategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
 def mirrored(parts: Sequence[Any]) -> Any:
@@ -58,15 +58,15 @@ def is_distributed(variable: Any) -> bool:
 
 
 @contextmanager
-def keeping_input_devices(engine: tf.distribute.Strategy) -> Iterator[None]:
+def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Restores the devices of a strategy's input pipelines at the end.
 
     A dataset with one pipeline per replica changes them for good: every later dataset of the
     strategy would get one pipeline per replica too, and each replica the same batches (seen with
     2.21).
     """
-    devices = engine.extended._input_workers_devices
+    devices = native_strategy.extended._input_workers_devices
     try:
         yield
     finally:
-        engine.extended._input_workers_devices = devices
+        native_strategy.extended._input_workers_devices = devices

@@ -33,8 +33,10 @@ def main():
                 # TensorFlow's collectives on CPUs fail for good after a first mistake, and when a
                 # list of several shapes is reduced eagerly.
                 one_device = tf.distribute.ReductionToOneDevice()
-                engine = tf.distribute.MirroredStrategy(devices, cross_device_ops=one_device)
-                native = plain(function(tf.distribute, engine))
+                native_strategy = tf.distribute.MirroredStrategy(
+                    devices, cross_device_ops=one_device
+                )
+                native = plain(function(tf.distribute, native_strategy))
                 same(native, plain(function(kd, kd.MirroredStrategy(devices))))
                 complaint = ""
             except Exception:  # noqa: BLE001  all are to be told
