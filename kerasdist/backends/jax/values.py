@@ -11,9 +11,18 @@ import jax
 import jax.core
 import numpy as np
 from jax import numpy as jnp
+from jax.sharding import Sharding
 
 from kerasdist.backends.checks import check_shapes, check_summable
-from kerasdist.backends.jax.arrays import cut, is_array, is_traced, largest_of, padded, stack
+from kerasdist.backends.jax.arrays import (
+    cut,
+    is_array,
+    is_placed,
+    is_traced,
+    largest_of,
+    padded,
+    stack,
+)
 from kerasdist.backends.jax.components import divided
 from kerasdist.backends.jax.layout import AXIS
 from kerasdist.collectives import ReduceOp
@@ -30,11 +39,14 @@ class Source(Sequence[Any]):
     Attributes:
         array: The array.
         layout: The number of components; if they differ in shape, their shapes.
+        target: Where the array goes when a component is read, None if it stays where it is. A
+            program takes the array from anywhere.
     """
 
-    def __init__(self, array: Any, layout: Any) -> None:
+    def __init__(self, array: Any, layout: Any, target: Sharding | None = None) -> None:
         self.array = array
         self.layout = layout
+        self.target = target
 
     @property
     def replicas(self) -> int:
@@ -60,10 +72,12 @@ class Source(Sequence[Any]):
 
     @cached_property
     def _components(self) -> tuple[Any, ...]:
-        if not isinstance(self.array, jax.Array) or is_traced(self.array):
+        if is_traced(self.array):
             return tuple(self._elements())
         with jax.ensure_compile_time_eval():  # they outlive a program that is being traced
-            return tuple(self._fetched())
+            if self.target is not None and not is_placed(self.array, self.target):
+                self.array = jax.device_put(self.array, self.target)
+            return tuple(self._fetched() if isinstance(self.array, jax.Array) else self._elements())
 
     @abc.abstractmethod
     def stacked(self) -> Any:
@@ -286,15 +300,15 @@ def _register(kind: type[DistributedValues]) -> None:
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source
         if isinstance(source, Source):
-            return (source.array,), (type(source), source.layout)
+            return (source.array,), (type(source), source.layout, source.target)
         return tuple(source), None
 
     def unflattened(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
         make: Callable[..., Any] = kind
         if kept is None:
             return make(tuple(arrays))
-        source_class, layout = kept
-        return make(source_class(arrays[0], layout))
+        source_class, layout, target = kept
+        return make(source_class(arrays[0], layout, target))
 
     jax.tree_util.register_pytree_node(kind, children, unflattened)
 

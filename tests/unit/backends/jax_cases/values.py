@@ -122,6 +122,22 @@ def distributed_values_are_pytrees(strategy):
 
 
 @case
+def a_batch_goes_to_the_devices_when_its_components_are_read(strategy):
+    rows = np.arange(4.0, dtype="float32").reshape(4, 1)
+    [read, mapped, changed] = strategy.distribute_dataset([rows] * 3)
+    where = [next(iter(one.devices())).id for one in strategy.local_results(read)]
+    assert where == list(range(REPLICAS))
+    np.testing.assert_array_equal(components(strategy, read)[1], rows[2:])
+    doubled = jax.tree.map(lambda x: jnp.asarray(x) * 2, mapped)
+    total = strategy.reduce("SUM", strategy.run(lambda x: x, args=(doubled,)), axis=None)
+    np.testing.assert_array_equal(total, 2 * (rows[:2] + rows[2:]))
+    np.testing.assert_array_equal(components(strategy, doubled)[1], 2 * rows[2:])
+    rows[:] = 0  # the batch is a copy
+    total = strategy.reduce("SUM", strategy.run(lambda x: x, args=(changed,)), axis=None)
+    np.testing.assert_array_equal(total, [[2.0], [4.0]])
+
+
+@case
 def components_persist_until_somebody_assigns(strategy):
     with strategy.scope():
         read = keras.Variable(0.0, synchronization="on_read", aggregation="sum")
