@@ -56,6 +56,14 @@ def test_no_modules_import_each_other():
     assert house.circles() == []
 
 
+def test_no_room_is_larger_than_its_budget():
+    sizes = house.sizes()
+    assert sum(sizes.values()) == sum(map(house.lines, house.FILES))
+    assert sizes.keys() == house.BUDGETS.keys()
+    larger = {room: size for room, size in sizes.items() if size > house.BUDGETS[room]}
+    assert larger == {}, "delete what does not earn its lines, or raise the budget with an ADR"
+
+
 HOW = house.PACKAGE.parent / "docs" / "how-it-works.md"
 
 
