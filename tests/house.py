@@ -1,44 +1,61 @@
-"""Prints how large the package is, how wide the waist, and which imports go in a circle.
+"""Prints how large the package is, how wide the backend interface, which imports go in a circle.
 
     python -m tests.house
 
-The waist is what the package knows of a backend: the abstract classes of `kerasdist/backends/`.
+The figures, and where they are to come, are those of the redesign that began in November 2026
+(docs/adr/0048-ceilings.md). The backend interface, here `waist`, is what the package knows of a
+backend: the abstract classes of `kerasdist/backends/`.
 """
 
 import ast
 import io
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.unit.test_layers import FILES, PACKAGE, imported_at_module_level, module_of, parse
+import networkx
+
+from tests.unit.test_layers import (
+    FILES,
+    PACKAGE,
+    imported,
+    imported_at_module_level,
+    module_of,
+    parse,
+)
 
 BACKENDS = PACKAGE / "backends"
 WAIST_FILES = ("base.py", "runner.py", "collectives.py")
 WAIST = [BACKENDS / name for name in WAIST_FILES]
 FRAMEWORKS = ("tensorflow", "jax", "torch")
-# How many lines a room of the package may have: see docs/adr/0045-budgets-of-lines.md. "." has the
-# modules beside the packages, "backends" those beside the backends.
-BUDGETS = {
-    ".": 3000,
-    "agreement": 850,
-    "backends": 2000,
-    "backends/jax": 5700,
-    "backends/tensorflow": 5600,
-    "backends/torch": 6400,
-    "callbacks": 3650,
-    "checks": 1900,
-    "cluster": 1900,
-    "experimental": 100,
-    "input": 1500,
-    "job": 2450,
-    "keras_compat": 1950,
-    "launch": 3400,
-    "plan": 1850,
-    "strategies": 1200,
-    "training": 3050,
-}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the package: the most that a test lets it be, and where it is to come.
+
+    A ceiling is what the package has reached: whoever makes it smaller lowers it, nobody raises it.
+    """
+
+    name: str
+    ceiling: int
+    target: int
+
+
+FIGURES = (
+    Figure("lines of code", 29_819, 23_500),
+    Figure("files", 357, 250),
+    Figure("files under 50 lines", 62, 20),
+    Figure("files over 700 lines", 0, 0),
+    Figure("modules beside the packages", 28, 6),
+    Figure("files in the largest folder", 42, 14),
+    Figure("circles of imports, those for types included", 10, 0),
+    Figure("files in the largest circle", 13, 0),
+    Figure("mentions of Any", 3_896, 2_600),
+)
 _NO_CODE = (
     tokenize.COMMENT,
     tokenize.NL,
@@ -48,10 +65,6 @@ _NO_CODE = (
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 )
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def lines_of_code(path: Path) -> int:
@@ -73,18 +86,36 @@ def lines_of_code(path: Path) -> int:
     return len(code - documentation)
 
 
-def room_of(path: Path) -> str:
-    """The part of the package that a module belongs to, as `BUDGETS` names it."""
-    folders = path.relative_to(PACKAGE).parent.parts
-    return "/".join(folders[: 2 if folders[:1] == ("backends",) else 1]) or "."
-
-
-def sizes() -> dict[str, int]:
-    """The lines of each room."""
+def largest_folders() -> list[tuple[str, int]]:
+    """The folders of the package, and their lines of code, the largest first."""
     found: dict[str, int] = {}
     for path in FILES:
-        found[room_of(path)] = found.get(room_of(path), 0) + lines(path)
-    return dict(sorted(found.items()))
+        folder = str(path.parent.relative_to(PACKAGE))
+        found[folder] = found.get(folder, 0) + lines_of_code(path)
+    return sorted(found.items(), key=lambda each: -each[1])
+
+
+def measured() -> dict[str, int]:
+    """What the package has of each of `FIGURES`."""
+    folders = Counter(path.parent for path in FILES)
+    sizes = [len(path.read_text(encoding="utf-8").splitlines()) for path in FILES]
+    rings = circles(types=True)
+    values = (
+        sum(map(lines_of_code, FILES)),
+        len(FILES),
+        sum(size < 50 for size in sizes),
+        sum(size > 700 for size in sizes),
+        folders[PACKAGE],
+        max(folders.values()),
+        len(rings),
+        max(map(len, rings), default=0),
+        sum(
+            isinstance(node, ast.Name) and node.id == "Any"
+            for path in FILES
+            for node in ast.walk(parse(path))
+        ),
+    )
+    return {figure.name: value for figure, value in zip(FIGURES, values, strict=True)}
 
 
 def classes(path: Path) -> Iterator[ast.ClassDef]:
@@ -129,41 +160,43 @@ def implemented_by(member: str) -> list[str]:
     ]
 
 
-def circles() -> list[str]:
-    """The modules of the first circle of imports that is found, empty if there is none."""
+def circles(*, types: bool) -> list[list[str]]:
+    """The sets of modules that import each other, the largest first.
+
+    Args:
+        types: Whether imports that only type checkers see count.
+    """
     modules = {module_of(path): path for path in FILES}
-    graph = {
-        module: {
-            known
-            for name in imported_at_module_level(parse(path))
-            for known in (name, name.rpartition(".")[0])
+    graph: Any = networkx.DiGraph()
+    for module, path in modules.items():
+        tree = parse(path)
+        # As in Python, `from package import module` imports the module, and its package only if
+        # that has no such module.
+        graph.add_edges_from(
+            (module, known)
+            for name in (imported(tree) if types else imported_at_module_level(tree))
+            for known in [name if name in modules else name.rpartition(".")[0]]
             if known in modules and known != module and not module.startswith(f"{known}.")
-        }
-        for module, path in modules.items()
-    }
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
+        )
+    rings: Any = networkx.strongly_connected_components(graph)
+    return sorted((sorted(ring) for ring in rings if len(ring) > 1), key=len, reverse=True)
 
 
 def main():
-    backends = [path for path in FILES if path.is_relative_to(BACKENDS)]
-    print(f"lines of the package:          {sum(map(lines, FILES)):6}")
-    print(f"lines of backends/:            {sum(map(lines, backends)):6}")
-    print(f"lines of code of the package:  {sum(map(lines_of_code, FILES)):6}")
-    print(f"lines of code of backends/:    {sum(map(lines_of_code, backends)):6}")
-    for room, size in sizes().items():
-        print(f"  {room:29}{size:6} of {BUDGETS.get(room, 0):5}")
-    print(f"files over 400 lines:          {sum(lines(path) > 400 for path in FILES):6}")
+    print(f"{'':46}   now  ceiling  target")
+    now = measured()
+    for figure in FIGURES:
+        print(f"{figure.name:46}{now[figure.name]:6}{figure.ceiling:9}{figure.target:8}")
+    for ring in circles(types=True):
+        print(f"  circle: {' '.join(ring)}")
+    for folder, size in largest_folders():
+        print(f"  lines of code in {folder:27}{size:6}")
     known = waist()
-    print(f"abstract methods of the waist: {sum(known.values()):6}")
-    print(f"members of the waist:          {len(known):6}")
+    print(f"abstract methods of the backend interface: {sum(known.values()):4}")
+    print(f"members of the backend interface:          {len(known):4}")
     lonely = [name for name, abstract in known.items() if not abstract]
     lonely = [name for name in lonely if len(implemented_by(name)) == 1]
-    print(f"members of one backend only:   {len(lonely):6}  {', '.join(lonely)}")
-    print(f"circle of imports:             {' -> '.join(circles()) or 'none':>6}")
+    print(f"members of one backend only:               {len(lonely):4}  {', '.join(lonely)}")
 
 
 if __name__ == "__main__":

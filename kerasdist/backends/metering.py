@@ -8,6 +8,7 @@ rates of a window of many steps are those of the device.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -175,13 +176,13 @@ class Meter:
         self._calls = 0
         self._data = self._collectives = 0.0
         self._last = time.perf_counter()
-        _running[:] = [self]
+        _here.meter = self
 
     def pause(self) -> None:
         """Stops the clock: what follows is not training."""
-        if _running != [self]:
+        if _here.meter is not self:
             return
-        _running.clear()
+        _here.meter = None
         seconds = time.perf_counter() - self._last
         for window in self._windows:
             window.add_waits(seconds, self._data, self._collectives)
@@ -249,27 +250,46 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 
 
-_running: list[Meter] = []  # at most one: the main thread's call of `fit`
+@final
+class _Here(threading.local):
+    """The meter of the `fit` that the calling thread runs, or takes part in as a replica."""
+
+    meter: Meter | None = None
+
+
+_here = _Here()
 
 
 @contextmanager
 def measured() -> Generator[None]:
     """Restores the meter of the outer call when a call of `fit` ends, even by an error."""
-    outer = _running[:]
+    outer = _here.meter
     try:
         yield
     finally:
-        _running[:] = outer
+        _here.meter = outer
+
+
+def measure_alike(work: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Returns the work of a replica's thread, measured by the meter of the thread that calls."""
+    meter = _here.meter
+
+    def run(replica: int) -> Any:
+        with measured():
+            _here.meter = meter
+            return work(replica)
+
+    return work if meter is None else run
 
 
 def running() -> Meter | None:
-    """Returns the meter of the training that runs now, None if it is not measured."""
-    return _running[0] if _running else None
+    """Returns the meter of the training of this thread, None if it is not measured."""
+    return _here.meter
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
     """Returns a context for a call in which the host waits for other workers."""
-    return _running[0].in_collective() if _running else _NOTHING
+    return _NOTHING if _here.meter is None else _here.meter.in_collective()
 
 
 def rows_of(batch: Any) -> int:

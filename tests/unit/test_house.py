@@ -1,4 +1,4 @@
-"""What `make house` counts is counted right, no imports in a circle, a room for each module."""
+"""What `make house` counts is right and below its ceiling; no circle of imports; all is in docs."""
 
 import ast
 import posixpath
@@ -38,7 +38,6 @@ def test_code_is_neither_blank_nor_comment_nor_docstring(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(SOURCE, encoding="utf-8")
     assert house.lines_of_code(path) == 11
-    assert house.lines(path) == len(SOURCE.splitlines())
 
 
 def test_members_are_public_and_abstract_or_not():
@@ -53,15 +52,13 @@ def test_the_waist_is_found():
 
 
 def test_no_modules_import_each_other():
-    assert house.circles() == []
+    assert house.circles(types=False) == []
 
 
-def test_no_room_is_larger_than_its_budget():
-    sizes = house.sizes()
-    assert sum(sizes.values()) == sum(map(house.lines, house.FILES))
-    assert sizes.keys() == house.BUDGETS.keys()
-    larger = {room: size for room, size in sizes.items() if size > house.BUDGETS[room]}
-    assert larger == {}, "delete what does not earn its lines, or raise the budget with an ADR"
+def test_no_figure_is_above_its_ceiling():
+    now = house.measured()
+    above = {one.name: now[one.name] for one in house.FIGURES if now[one.name] > one.ceiling}
+    assert above == {}, "delete what does not earn its lines; no ceiling is raised (ADR 48)"
 
 
 HOW = house.PACKAGE.parent / "docs" / "how-it-works.md"

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, final
 
+from kerasdist.backends import metering
 from kerasdist.backends.torch.rendezvous import Rendezvous, Stopped
 
 
@@ -31,7 +32,7 @@ class ThreadPool:
     def run(self, count: int, work: Callable[[int], Any]) -> list[Any]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank."""
         self.spent = True  # until the step has succeeded: an interrupt can come at any time
-        self._work = work
+        self._work = metering.measure_alike(work)
         try:
             self.rendezvous.begin(count)
             self._take_part(0)

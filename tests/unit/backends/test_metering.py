@@ -3,6 +3,7 @@
 import math
 import time
 import timeit
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ def clock(monkeypatch):
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(metering.time, "perf_counter", lambda: now.seconds)
     yield now
-    metering._running.clear()
+    metering._here.meter = None
 
 
 def of_calls(clock, meter, calls):
@@ -59,6 +60,34 @@ def test_nobody_measures_when_the_clock_stands(clock):
     assert metering.running() is None
     figures = meter.figures(meter.window(math.inf, print))
     assert (figures.data, figures.collectives, figures.own) == (0.0, None, None)
+
+
+def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
+    """The steps and waits of a `fit` in another thread are not counted to this one's."""
+    first, second = (Meter(knows_collectives=True, steps_ahead=1) for _ in range(2))
+    windows = [one.window(math.inf, print) for one in (first, second)]
+
+    def fit_beside():
+        assert metering.running() is None
+        second.begin_epoch()
+        with metering.waiting_for_workers():
+            clock.seconds += 4.0
+        second.done(1, 8)
+        second.pause()
+
+    with metering.measured():
+        first.begin_epoch()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(fit_beside).result()
+            assert metering.running() is first
+            # A replica's thread measures for the thread whose step it runs.
+            work = metering.measure_alike(lambda replica: (replica, metering.running()))
+            assert pool.submit(work, 1).result() == (1, first)
+            assert pool.submit(metering.running).result() is None
+        first.done(1, 2)
+        first.pause()
+    figures = [one.figures(window) for one, window in zip((first, second), windows, strict=True)]
+    assert [(one.samples, one.collectives) for one in figures] == [(2, 0.0), (8, 4.0)]
 
 
 def test_a_window_is_read_when_it_is_long_enough(clock):
@@ -151,5 +180,5 @@ def test_what_a_step_costs():
     try:
         best = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000
     finally:
-        metering._running.clear()
+        metering._here.meter = None
     assert best < 50e-6
