@@ -270,11 +270,11 @@ def measured() -> Generator[None]:
         _here.meter = outer
 
 
-def measure_alike(work: Callable[[int], Any]) -> Callable[[int], Any]:
+def measure_alike(work: Callable[[int], object]) -> Callable[[int], object]:
     """Returns the work of a replica's thread, measured by the meter of the thread that calls."""
     meter = _here.meter
 
-    def run(replica: int) -> Any:
+    def run(replica: int) -> object:
         with measured():
             _here.meter = meter
             return work(replica)

@@ -10,24 +10,30 @@ from typing import TYPE_CHECKING
 from kerasdist import lazy
 
 if TYPE_CHECKING:
-    from kerasdist.cluster.cloud_tpu import CloudTPUClusterResolver
     from kerasdist.cluster.detection import detect
-    from kerasdist.cluster.keras_variables import KerasClusterResolver
-    from kerasdist.cluster.kerasdist_variables import KerasdistClusterResolver
-    from kerasdist.cluster.kubernetes import KubernetesClusterResolver
     from kerasdist.cluster.membership import Membership
-    from kerasdist.cluster.openmpi import OpenMPIClusterResolver
-    from kerasdist.cluster.pmi import PMIClusterResolver
-    from kerasdist.cluster.resolver import ClusterResolver, SimpleClusterResolver
-    from kerasdist.cluster.slurm import SlurmClusterResolver
+    from kerasdist.cluster.resolver import (
+        CloudTPUClusterResolver,
+        ClusterResolver,
+        JAXClusterResolver,
+        KerasClusterResolver,
+        KerasdistClusterResolver,
+        KubernetesClusterResolver,
+        OpenMPIClusterResolver,
+        PMIClusterResolver,
+        SimpleClusterResolver,
+        SkyPilotClusterResolver,
+        SlurmClusterResolver,
+        TFConfigClusterResolver,
+        TorchrunClusterResolver,
+    )
     from kerasdist.cluster.spec import ClusterSpec
-    from kerasdist.cluster.tf_config import TFConfigClusterResolver
-    from kerasdist.cluster.torchrun import TorchrunClusterResolver
 
 __all__ = [
     "CloudTPUClusterResolver",
     "ClusterResolver",
     "ClusterSpec",
+    "JAXClusterResolver",
     "KerasClusterResolver",
     "KerasdistClusterResolver",
     "KubernetesClusterResolver",
@@ -35,6 +41,7 @@ __all__ = [
     "OpenMPIClusterResolver",
     "PMIClusterResolver",
     "SimpleClusterResolver",
+    "SkyPilotClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TorchrunClusterResolver",
@@ -42,19 +49,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CloudTPUClusterResolver": "cloud_tpu",
+    "CloudTPUClusterResolver": "resolver",
     "ClusterResolver": "resolver",
     "ClusterSpec": "spec",
-    "KerasClusterResolver": "keras_variables",
-    "KerasdistClusterResolver": "kerasdist_variables",
-    "KubernetesClusterResolver": "kubernetes",
+    "JAXClusterResolver": "resolver",
+    "KerasClusterResolver": "resolver",
+    "KerasdistClusterResolver": "resolver",
+    "KubernetesClusterResolver": "resolver",
     "Membership": "membership",
-    "OpenMPIClusterResolver": "openmpi",
-    "PMIClusterResolver": "pmi",
+    "OpenMPIClusterResolver": "resolver",
+    "PMIClusterResolver": "resolver",
     "SimpleClusterResolver": "resolver",
-    "SlurmClusterResolver": "slurm",
-    "TFConfigClusterResolver": "tf_config",
-    "TorchrunClusterResolver": "torchrun",
+    "SkyPilotClusterResolver": "resolver",
+    "SlurmClusterResolver": "resolver",
+    "TFConfigClusterResolver": "resolver",
+    "TorchrunClusterResolver": "resolver",
     "detect": "detection",
 }
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
-from typing import final
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
 
-from kerasdist.cluster import ports, tpu_metadata
+from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import EnvironmentResolver
-from kerasdist.cluster.source import Absent, Kind, Source
-from kerasdist.cluster.variables import Variables
+from kerasdist.cluster.source import Absent, Kind, Source, Variables
 from kerasdist.errors import ClusterError
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+# The PCI numbers of Google and of its TPUs, v2 to v7, as in jax/_src/hardware_utils.py of JAX 0.10.
+_GOOGLE = "0x1ae0"
+_TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+
+DEFAULT_HOST = "metadata.google.internal"
+_PATH = "computeMetadata/v1/instance/attributes"
+_SECONDS, _TRIES, _PAUSE = 5.0, 3, 0.5
 
 # The attributes of a TPU VM that tell its place, and the variable that forbids asking for them.
 _ATTRIBUTES = ("agent-worker-number", "worker-network-endpoints", "tpu-env")
@@ -25,11 +38,11 @@ def read(variables: Variables) -> Membership | Absent:
     missing = "TPU_WORKER_ID and TPU_WORKER_HOSTNAMES are not both set"
     if variables.has(_NO_METADATA):
         return Absent(f"{missing}, and {_NO_METADATA} is.")
-    if not tpu_metadata.has_tpus():
+    if not has_tpus():
         return Absent(f"{missing}, and no TPU is attached to this machine.")
-    host = variables.optional_text("GCE_METADATA_IP") or tpu_metadata.DEFAULT_HOST
+    host = variables.optional_text("GCE_METADATA_IP") or DEFAULT_HOST
     try:
-        told = {name: tpu_metadata.attribute(host, name) for name in _ATTRIBUTES}
+        told = {name: read_attribute(host, name) for name in _ATTRIBUTES}
     except OSError as error:
         return Absent(f"{missing}, and the metadata server {host} does not answer: {error}.")
     number, endpoints, settings = told.values()
@@ -53,17 +66,7 @@ def _membership(variables: Variables, hosts: list[str], worker: int) -> Membersh
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]
-    return Membership(
-        task_type="worker",
-        task_id=rank,
-        rank=rank,
-        num_workers=count,
-        addresses=(),
-        coordinator=variables.coordinator(ports.join(first, ports.DEFAULT_PORT)),
-        source=SOURCE.name,
-        local_rank=0,
-        local_workers=1,
-    )
+    return variables.worker(rank, count, ports.join(first, ports.DEFAULT_PORT), local=(0, 1))
 
 
 def _host_of(endpoint: str) -> str:
@@ -86,6 +89,53 @@ def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip().strip("'\"")
 
 
+def has_tpus() -> bool:
+    """Returns whether TPUs are attached to this machine, without starting a framework."""
+    return any(
+        _text(device / "vendor") == _GOOGLE and _text(device / "device") in _TPUS
+        for device in PCI_DEVICES.glob("*")
+    )
+
+
+@cache
+def read_attribute(host: str, name: str) -> str | None:
+    """Returns an attribute of this VM, None if it has none of this name.
+
+    Args:
+        host: The metadata server.
+        name: The attribute.
+
+    Raises:
+        OSError: If the server does not answer.
+    """
+    headers = {"Metadata-Flavor": "Google"}
+    request = urllib.request.Request(f"http://{host}/{_PATH}/{name}", headers=headers)
+    # The server is on this machine, so no proxy of the environment reaches it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for left in reversed(range(_TRIES)):
+        try:
+            with opener.open(request, timeout=_SECONDS) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == HTTPStatus.NOT_FOUND:
+                return None
+            if not left:
+                raise
+        except OSError:
+            if not left:
+                raise
+        time.sleep(_PAUSE)
+    raise AssertionError("The loop returns or raises.")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
 SOURCE = Source(
     name="Cloud TPU",
     kind=Kind.PLACE,
@@ -98,17 +148,3 @@ SOURCE = Source(
     ),
     read=read,
 )
-
-
-@final
-class CloudTPUClusterResolver(EnvironmentResolver):
-    """The cluster that the hosts of a Cloud TPU make.
-
-    Args:
-        environ: The variables; None for this process's own.
-
-    Raises:
-        ClusterError: If they are missing or wrong.
-    """
-
-    _source = SOURCE

@@ -1,9 +1,9 @@
 """Finds the cluster in the environment variables.
 
 `SOURCES` is the order of precedence: the first source that describes a cluster counts, and the
-others must agree with it. One kind need not: Slurm, Kubernetes and Cloud TPU describe a task or a
-pod, in which a launcher may have started several workers. Where they differ from a source that
-describes the process itself, the latter counts.
+others must agree with it. One kind need not: Slurm, SkyPilot, Kubernetes and Cloud TPU describe a
+task, a node or a pod, in which a launcher may have started several workers. Where they differ from
+a source that describes the process itself, the latter counts.
 """
 
 from __future__ import annotations
@@ -12,33 +12,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from kerasdist.cluster import (
-    cloud_tpu,
-    keras_variables,
-    kerasdist_variables,
-    kubernetes,
-    openmpi,
-    pmi,
-    slurm,
-    tf_config,
-    torchrun,
-)
+from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Absent, Kind, Source
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
-    kerasdist_variables.SOURCE: kerasdist_variables.KerasdistClusterResolver,
-    tf_config.SOURCE: tf_config.TFConfigClusterResolver,
-    torchrun.SOURCE: torchrun.TorchrunClusterResolver,
-    keras_variables.SOURCE: keras_variables.KerasClusterResolver,
+    kerasdist_variables.SOURCE: resolver.KerasdistClusterResolver,
+    sources.TF_CONFIG: resolver.TFConfigClusterResolver,
+    sources.TORCHRUN: resolver.TorchrunClusterResolver,
+    sources.KERAS: resolver.KerasClusterResolver,
+    sources.JAX: resolver.JAXClusterResolver,
     # Slurm before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows the hosts.
-    slurm.SOURCE: slurm.SlurmClusterResolver,
-    openmpi.SOURCE: openmpi.OpenMPIClusterResolver,
-    pmi.SOURCE: pmi.PMIClusterResolver,
-    cloud_tpu.SOURCE: cloud_tpu.CloudTPUClusterResolver,
-    kubernetes.SOURCE: kubernetes.KubernetesClusterResolver,
+    sources.SLURM: resolver.SlurmClusterResolver,
+    sources.OPEN_MPI: resolver.OpenMPIClusterResolver,
+    sources.PMI: resolver.PMIClusterResolver,
+    cloud_tpu.SOURCE: resolver.CloudTPUClusterResolver,
+    sources.SKYPILOT: resolver.SkyPilotClusterResolver,
+    sources.KUBERNETES: resolver.KubernetesClusterResolver,
 }
 
 
@@ -116,9 +108,9 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
     if source is None:
         kerasdist_variables.refuse_half_a_cluster(environ)
         return None
-    resolver = SOURCES[source](environ)
-    kerasdist_variables.refuse_another_number(environ, resolver.num_workers, source.name)
-    return resolver if resolver.num_workers > 1 else None
+    found = SOURCES[source](environ)
+    kerasdist_variables.refuse_another_number(environ, found.num_workers, source.name)
+    return found if found.num_workers > 1 else None
 
 
 def _raise_first_error(told: list[tuple[Source, Membership | KerasdistError]]) -> None:

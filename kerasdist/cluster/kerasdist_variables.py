@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import final
 
 from kerasdist.cluster import ports
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.resolver import EnvironmentResolver
-from kerasdist.cluster.source import Absent, Kind, Source
-from kerasdist.cluster.spec import ClusterSpec
-from kerasdist.cluster.tasks import place_of
-from kerasdist.cluster.variables import Variables
+from kerasdist.cluster.source import Absent, Kind, Source, Variables
+from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 WORKERS = "KERASDIST_WORKERS"
@@ -56,17 +52,8 @@ def read(variables: Variables) -> Membership | Absent:
         return Absent(f"{RANK} is not set.")
     rank = variables.integer(RANK)
     count, addresses, coordinator = workers(variables.text(WORKERS))
-    return Membership(
-        task_type="worker",
-        task_id=rank,
-        rank=rank,
-        num_workers=count,
-        addresses=addresses,
-        coordinator=variables.coordinator(coordinator),
-        source=SOURCE.name,
-        local_rank=variables.optional_integer(LOCAL_RANK),
-        local_workers=variables.optional_integer(LOCAL_WORKERS),
-    )
+    local = variables.optional_integer(LOCAL_RANK), variables.optional_integer(LOCAL_WORKERS)
+    return variables.worker(rank, count, coordinator, addresses=addresses, local=local)
 
 
 def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
@@ -131,17 +118,3 @@ SOURCE = Source(
     read=read,
     hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
 )
-
-
-@final
-class KerasdistClusterResolver(EnvironmentResolver):
-    """The cluster that ``KERASDIST_WORKERS`` and ``KERASDIST_RANK`` describe.
-
-    Args:
-        environ: The variables; None for this process's own.
-
-    Raises:
-        ClusterError: If they are missing or wrong.
-    """
-
-    _source = SOURCE

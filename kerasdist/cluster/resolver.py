@@ -1,4 +1,4 @@
-"""The base of all cluster resolvers."""
+"""Cluster resolvers: of a cluster that the script describes, and of one for each source."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
-from kerasdist.cluster import ports
+from kerasdist.cluster import cloud_tpu, kerasdist_variables, ports, sources
 from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Source
-from kerasdist.cluster.spec import ClusterSpec
-from kerasdist.cluster.tasks import place_of
-from kerasdist.cluster.variables import Variables
+from kerasdist.cluster.source import Source, Variables
+from kerasdist.cluster.spec import ClusterSpec, place_of
 
 
 class ClusterResolver(ABC):
@@ -136,26 +134,6 @@ class ClusterResolver(ABC):
         return f"{type(self).__name__}(rank={place.rank}, num_workers={place.num_workers})"
 
 
-class EnvironmentResolver(ClusterResolver):
-    """The cluster that one source describes in environment variables.
-
-    Args:
-        environ: The variables; None for this process's own.
-
-    Raises:
-        ClusterError: If they are missing or wrong.
-    """
-
-    _source: ClassVar[Source]
-
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._membership = self._source.membership(environ)
-
-    def membership(self) -> Membership:
-        """Returns this process's place in the job."""
-        return self._membership
-
-
 @final
 class SimpleClusterResolver(ClusterResolver):
     """A cluster that the script itself describes.
@@ -214,3 +192,109 @@ class SimpleClusterResolver(ClusterResolver):
     def membership(self) -> Membership:
         """Returns this process's place in the job."""
         return self._membership
+
+
+class EnvironmentResolver(ClusterResolver):
+    """The cluster that one source describes in environment variables.
+
+    Args:
+        environ: The variables; None for this process's own.
+
+    Raises:
+        ClusterError: If they are missing or wrong.
+        UnsupportedError: If the task is a parameter server or an evaluator.
+    """
+
+    _source: ClassVar[Source]
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._membership = self._source.membership(environ)
+
+    def membership(self) -> Membership:
+        """Returns this process's place in the job."""
+        return self._membership
+
+
+@final
+class KerasdistClusterResolver(EnvironmentResolver):
+    """The cluster that ``KERASDIST_WORKERS`` and ``KERASDIST_RANK`` describe."""
+
+    _source = kerasdist_variables.SOURCE
+
+
+@final
+class TFConfigClusterResolver(EnvironmentResolver):
+    """The cluster that ``TF_CONFIG`` describes.
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
+    """
+
+    _source = sources.TF_CONFIG
+
+
+@final
+class TorchrunClusterResolver(EnvironmentResolver):
+    """The cluster that torchrun's variables describe."""
+
+    _source = sources.TORCHRUN
+
+
+@final
+class KerasClusterResolver(EnvironmentResolver):
+    """The cluster that ``KERAS_DISTRIBUTION_*`` describes."""
+
+    _source = sources.KERAS
+
+
+@final
+class JAXClusterResolver(EnvironmentResolver):
+    """The cluster that ``JAX_COORDINATOR_ADDRESS`` and its like describe."""
+
+    _source = sources.JAX
+
+
+@final
+class SlurmClusterResolver(EnvironmentResolver):
+    """The cluster that is a Slurm step of several tasks.
+
+    Source:
+    https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver
+    """
+
+    _source = sources.SLURM
+
+
+@final
+class OpenMPIClusterResolver(EnvironmentResolver):
+    """The cluster that Open MPI's ``mpirun`` has started."""
+
+    _source = sources.OPEN_MPI
+
+
+@final
+class PMIClusterResolver(EnvironmentResolver):
+    """The cluster that the ``mpirun`` of MPICH or one of its family has started."""
+
+    _source = sources.PMI
+
+
+@final
+class CloudTPUClusterResolver(EnvironmentResolver):
+    """The cluster that the hosts of a Cloud TPU make."""
+
+    _source = cloud_tpu.SOURCE
+
+
+@final
+class SkyPilotClusterResolver(EnvironmentResolver):
+    """The cluster that the nodes of a SkyPilot task make."""
+
+    _source = sources.SKYPILOT
+
+
+@final
+class KubernetesClusterResolver(EnvironmentResolver):
+    """The cluster that the pods of an indexed Kubernetes Job make."""
+
+    _source = sources.KUBERNETES

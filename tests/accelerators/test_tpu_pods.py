@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from kerasdist.backends.jax import layout
-from kerasdist.cluster import cloud_tpu, tpu_metadata
+from kerasdist.cluster import cloud_tpu
 from kerasdist.cluster.detection import detect
-from kerasdist.cluster.source import Absent
-from kerasdist.cluster.variables import Variables
+from kerasdist.cluster.source import Absent, Variables
 from kerasdist.errors import ClusterError
 
 SLICE = {"agent-worker-number": "2", "worker-network-endpoints": "10.0.0.1,10.0.0.2,10.0.0.3"}
@@ -33,8 +32,8 @@ def tpus(tmp_path, monkeypatch):
             (folder / "vendor").write_text("0x1ae0\n")
             (folder / "device").write_text(f"{number}\n")
 
-    monkeypatch.setattr(tpu_metadata, "PCI_DEVICES", tmp_path)
-    forget = tpu_metadata.attribute.cache_clear
+    monkeypatch.setattr(cloud_tpu, "PCI_DEVICES", tmp_path)
+    forget = cloud_tpu.read_attribute.cache_clear
     forget()
     yield attach
     forget()
@@ -103,7 +102,7 @@ def test_a_vm_outside_of_a_slice_is_a_job_of_one(tpus, metadata):
 
 
 def test_other_machines_are_not_asked(tpus, metadata, monkeypatch):
-    monkeypatch.setattr(tpu_metadata, "attribute", pytest.fail)
+    monkeypatch.setattr(cloud_tpu, "read_attribute", pytest.fail)
     tpus(device="0x001f")  # a disk of Google's
     assert "no TPU is attached" in absent(metadata(SLICE))
     tpus()
@@ -115,7 +114,7 @@ def test_no_answer_is_told(tpus, metadata, monkeypatch):
         raise ConnectionRefusedError("nobody is there")
 
     tpus()
-    monkeypatch.setattr(tpu_metadata, "attribute", refused)
+    monkeypatch.setattr(cloud_tpu, "read_attribute", refused)
     assert "does not answer: nobody is there" in absent(metadata(SLICE))
 
 

@@ -68,6 +68,23 @@ KERAS = {
     "KERAS_DISTRIBUTION_PROCESS_ID": "1",
 }
 
+JAX = {  # Kubeflow Trainer 2.2's runtime for JAX, of a TrainJob `digits`
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_PROCESS_ID": "2",
+    "JAX_COORDINATOR_ADDRESS": "digits-node-0-0.digits:6666",
+    "JAX_COORDINATOR_PORT": "6666",
+    "JAX_DISTRIBUTED_BACKEND": "gloo",
+    "JOB_COMPLETION_INDEX": "2",
+}
+
+SKYPILOT = {
+    "SKYPILOT_TASK_ID": "sky-2026-11-25-02-31-22-000000_digits_1",
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7\n10.0.0.5",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "3",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+}
+
 SLURM_JOB = {  # of `sbatch --nodes=4 --ntasks=7`
     "SLURM_JOB_ID": "184213",
     "SLURM_JOBID": "184213",

@@ -11,10 +11,12 @@ ORDER = [
     "TF_CONFIG",
     "torchrun",
     "KERAS_DISTRIBUTION",
+    "JAX",
     "Slurm",
     "Open MPI",
     "PMI",
     "Cloud TPU",
+    "SkyPilot",
     "Kubernetes",
 ]
 
@@ -24,10 +26,16 @@ ALL = {
     "TF_CONFIG": env.TF_CONFIG,
     "torchrun": {**env.PYTORCH_JOB, "RANK": "1", "WORLD_SIZE": "2"},
     "KERAS_DISTRIBUTION": env.KERAS,
+    "JAX": {**env.JAX, "JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"},
     "Slurm": {**env.SLURM_STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
     "Open MPI": env.OPEN_MPI_5,
     "PMI": env.MPICH,
     "Cloud TPU": {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"},
+    "SkyPilot": {
+        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7",
+        "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_NODES": "2",
+    },
     "Kubernetes": env.JOBSET,
 }
 

@@ -35,6 +35,8 @@ FOUND = [
         "KERAS_DISTRIBUTION",
         (1, 2, "10.0.0.1:2234", ("10.0.0.1:1234", "10.0.0.2:2345"), None, None),
     ),
+    ("jax", env.JAX, "JAX", (2, 3, "digits-node-0-0.digits:7666", (), None, None)),
+    ("skypilot", env.SKYPILOT, "SkyPilot", (1, 3, "10.0.0.4:21185", (), 0, 1)),
     ("slurm", env.SLURM_STEP, "Slurm", (3, 7, "gpu008:25461", (), 1, 2)),
     ("open_mpi_5", env.OPEN_MPI_5, "Open MPI", (1, 2, "127.0.0.1:21682", (), 1, 2)),
     ("open_mpi_4", env.OPEN_MPI_4, "Open MPI", (1, 2, "10.96.0.1:29647", (), 0, 1)),
@@ -95,6 +97,17 @@ ALONE = [
     ("salloc", env.SLURM_INTERACTIVE, "srun has not started it"),
     ("a step of one", {**env.SLURM_STEP, "SLURM_STEP_NUM_TASKS": "1"}, "one task"),
     ("pods that are strangers", {"JOB_COMPLETION_INDEX": "3"}, "KERASDIST_WORKERS"),
+    (
+        "a SkyPilot task of one node",
+        {
+            **env.SKYPILOT,
+            "SKYPILOT_NODE_IPS": "10.0.0.4",
+            "SKYPILOT_NUM_NODES": "1",
+            "SKYPILOT_NODE_RANK": "0",
+        },
+        "one node",
+    ),
+    ("JAX's rank alone", {"JAX_PROCESS_ID": "1"}, "JAX_COORDINATOR_ADDRESS"),
     ("a TPU of one host", {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}, "one host"),
 ]
 
@@ -138,6 +151,9 @@ WRONG = [
     ({**env.TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT=''"),
     ({**env.TORCHRUN, "WORLD_SIZE": "4"}, "rank=5"),
     ({**env.KERAS, "KERAS_DISTRIBUTION_NUM_PROCESSES": "3"}, "KERAS_DISTRIBUTION_NUM_PROCESSES=3"),
+    ({**env.JAX, "JAX_COORDINATOR_ADDRESS": "host"}, "JAX_COORDINATOR_ADDRESS='host'"),
+    ({**env.JAX, "JAX_PROCESS_ID": "3"}, "rank=3"),
+    ({**env.SKYPILOT, "SKYPILOT_NUM_NODES": "4"}, "SKYPILOT_NUM_NODES=4"),
     ({**env.SLURM_STEP, "SLURM_STEP_NODELIST": "gpu[8-"}, "SLURM_STEP_NODELIST='gpu[8-'"),
     ({**env.OPEN_MPI_4, "OMPI_MCA_orte_hnp_uri": ""}, "mpirun -x KERASDIST_COORDINATOR"),
     ({**env.MPICH, "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, "mpirun -genv"),
