@@ -62,6 +62,16 @@ def run() -> list[Result]:
     return results
 
 
+# What a table cannot say of its rows, by topic.
+NOTES = {
+    "sharding": """\
+These rows are of replicas in one process. On PyTorch they are threads that share one optimizer, so
+there is nothing to shard; workers of one replica each can have both kinds, as
+[Models larger than a device](guides/larger-than-a-device.md) says, and `tests/multiprocess` shows.
+""",
+}
+
+
 def cell(case: registry.Case, results: Iterable[Result]) -> str:
     """One case on one backend: the worst of its replica counts."""
     results = list(results)
@@ -100,6 +110,8 @@ def page(results: list[Result]) -> str:
     reasons: dict[str, None] = {}
     for topic, members in topics.items():
         lines += ["", f"## {topic[0].upper()}{topic[1:]}", ""]
+        if topic in NOTES:
+            lines += [NOTES[topic]]
         lines += ["| | " + " | ".join(NAMES.values()) + " |", "|---" * (len(NAMES) + 1) + "|"]
         for case in members:
             cells = [
