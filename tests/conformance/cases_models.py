@@ -203,6 +203,33 @@ def unused_weights(lab):
 
 
 @case("models")
+def products_of_weights_entry_by_entry(lab):
+    """Kernels made of weights by `einsum` over batch axes, and transposed.
+
+    DEFECTS 1: JAX's programs over several devices exchanged the operands of such products.
+    """
+    kinds = {
+        "ij,ij->ij": lambda product: keras.ops.transpose(product),
+        "ij,ij->ji": lambda product: product,
+        "ij,ji->ij": lambda product: product,
+    }
+    for equation, last in kinds.items():
+
+        class Product(keras.layers.Layer):
+            def build(self, shape):
+                self.a = self.add_weight(shape=(4, 4), name="a")
+                self.b = self.add_weight(shape=(4, 4), name="b")
+
+            def call(self, x, equation=equation, last=last):
+                return keras.ops.matmul(x, last(keras.ops.einsum(equation, self.a, self.b)))
+
+        def build(layer=Product):
+            return compiled(keras.Sequential([keras.Input((4,)), layer(), keras.layers.Dense(1)]))
+
+        lab.same(build, fit(*regression(N), batch_size=BATCH), share_plain=False)
+
+
+@case("models")
 def convolution(lab):
     """A small convolutional classifier."""
     random = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax import divided_state, normalization, transposes
+from kerasdist.backends.jax import divided_state, normalization
 from kerasdist.backends.jax.arrays import is_placed
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
@@ -328,10 +328,7 @@ class MeshPlacement(Placement):
 
         # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         return jax.jit(
-            transposes.folded(program) if self.layout.mesh.size > 1 else program,
-            donate_argnums=0,
-            in_shardings=(held, entry),
-            out_shardings=(None, held),
+            program, donate_argnums=0, in_shardings=(held, entry), out_shardings=(None, held)
         )
 
     def _keep_forms(self, leaves: Sequence[Any]) -> None:

@@ -9,7 +9,6 @@ from tests.unit.backends.jax_cases import (  # noqa: F401  they register
     planned,
     programs,
     training,
-    transposes,
     values,
 )
 from tests.unit.backends.jax_cases.case import CASES, REPLICAS
