@@ -95,6 +95,7 @@ from kerasdist.keras_compat.optimizers import (
     adopt_optimizer,
     apply_combined_gradients,
     apply_scaled_gradients,
+    applies_directly,
     averages,
     averages_replaced,
     belongs_to,

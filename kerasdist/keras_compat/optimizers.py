@@ -40,6 +40,12 @@ def updating(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
+def applies_directly(optimizer: Any) -> bool:
+    """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
+    own = getattr(optimizer.apply, "__func__", None)
+    return own in (BaseOptimizer.apply, LossScaleOptimizer.apply)
+
+
 def optimized_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
