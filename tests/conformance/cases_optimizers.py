@@ -298,6 +298,23 @@ def own_apply(lab):
         lab.same(lambda make=make: dense(make()), fit(x, y, batch_size=4, epochs=2))
 
 
+@case("optimizers")
+def one_for_some_layers(lab):
+    """DEFECTS 8b, a brother: `MultiOptimizer`, whose `apply` calls those of others."""
+    x, y = regression(N)
+    if "MultiOptimizer" not in dir(keras.optimizers):  # before Keras 3.15
+        return
+
+    def build():
+        model = dense()
+        first, rest = keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9)
+        several = keras.optimizers.OptimizerMap(rest, {f"{model.layers[0].name}/.*": first})
+        model.compile(keras.optimizers.MultiOptimizer(several), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
+
+
 @case("schedules")
 def schedules(lab):
     """Learning-rate schedules count global steps."""

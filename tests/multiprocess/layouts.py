@@ -124,6 +124,7 @@ _SELECTED_ON_DIVIDED = (
     "optimizers.ema_overwrite",
     "optimizers.global_clipnorm_opposing",
     "optimizers.loss_scale_overflow",
+    "optimizers.one_for_some_layers",
     "optimizers.own_apply",
     "ragged.fewer_examples_than_replicas",
     "steps.gradient_penalty",
