@@ -137,17 +137,6 @@ def averages_replaced(optimizer: Any, stand_in: Callable[[Any], Any]) -> Iterato
         vars(optimizer)["_model_variables_moving_average"] = before
 
 
-def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Returns Adam's state for each variable: momentums, velocities, and their maximums."""
-    places = [optimizer._get_variable_index(variable) for variable in variables]
-    highest = optimizer._velocity_hats if optimizer.amsgrad else None
-    return (
-        [optimizer._momentums[place] for place in places],
-        [optimizer._velocities[place] for place in places],
-        [] if highest is None else [highest[place] for place in places],
-    )
-
-
 def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
     """Returns for each variable of an optimizer the model's variable that it belongs to.
 

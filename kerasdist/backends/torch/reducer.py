@@ -1,8 +1,8 @@
 """Gradients summed over the workers while the backward pass still runs.
 
 The reducer supports only Keras's own `train_step` and `optimizer.apply`, which differentiate one
-loss once and apply the gradients of the parameters unchanged. The parameters are in buckets, the last ones first, in the order of
-a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
+loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
+the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
 its bucket, and starts the all-reduce of a full bucket, with the last gradient that of the last
 bucket. All workers start these in the same order, in a separate process group, so that no other
 collective of the backward pass comes between them.
