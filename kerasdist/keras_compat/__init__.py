@@ -53,7 +53,6 @@ from kerasdist.keras_compat.hooks import (
     install_stateless_apply,
     install_stored_values,
     install_to_numpy,
-    install_torch_adam,
     install_tracked_parameters,
     install_update,
     install_updates,
@@ -91,8 +90,8 @@ from kerasdist.keras_compat.models import (
 from kerasdist.keras_compat.optimizers import (
     ELEMENTWISE,
     LossScaleOptimizer,
-    adam_slots,
     adopt_optimizer,
+    applies_directly,
     apply_combined_gradients,
     apply_scaled_gradients,
     averages,

@@ -211,13 +211,6 @@ def install_backward_code(remat: Callable[..., Any], custom_gradient: Callable[.
     _put_in(backend.core.custom_gradient, "__call__", custom_gradient)
 
 
-def install_torch_adam(hook: Callable[..., Any]) -> None:
-    """Installs a hook where Adam and AdamW update variables; on PyTorch only."""
-    from keras.src.backend.torch.optimizers.torch_adam import Adam  # it imports torch
-
-    _put_in(Adam, "_parallel_update_step", hook)
-
-
 def install_in_variables(hook: Callable[..., Any]) -> None:
     """Installs a hook where a variable is made; on PyTorch and JAX only."""
     _put_in(keras.Variable, "__init__", hook)

@@ -40,6 +40,12 @@ def updating(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
+def applies_directly(optimizer: Any) -> bool:
+    """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
+    own = getattr(optimizer.apply, "__func__", None)
+    return own in (BaseOptimizer.apply, LossScaleOptimizer.apply)
+
+
 def optimized_variables(optimizer: Any) -> list[Any]:
     """Returns the variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
@@ -129,17 +135,6 @@ def averages_replaced(optimizer: Any, stand_in: Callable[[Any], Any]) -> Iterato
         yield
     finally:
         vars(optimizer)["_model_variables_moving_average"] = before
-
-
-def adam_slots(optimizer: Any, variables: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Returns Adam's state for each variable: momentums, velocities, and their maximums."""
-    places = [optimizer._get_variable_index(variable) for variable in variables]
-    highest = optimizer._velocity_hats if optimizer.amsgrad else None
-    return (
-        [optimizer._momentums[place] for place in places],
-        [optimizer._velocities[place] for place in places],
-        [] if highest is None else [highest[place] for place in places],
-    )
 
 
 def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:

@@ -269,6 +269,52 @@ def mixed_bfloat16(lab):
     under_policy(lab, "mixed_bfloat16", BFLOAT16)
 
 
+def centered(gradient):
+    """Gradient centralization: each unit's incoming gradients get the mean zero."""
+    if gradient is None or len(gradient.shape) < 2:
+        return gradient
+    axes = list(range(len(gradient.shape) - 1))
+    return gradient - keras.ops.mean(gradient, axis=axes, keepdims=True)
+
+
+@case("optimizers")
+def own_apply(lab):
+    """DEFECTS 8b: an optimizer whose own `apply` changes the gradients, or applies them twice."""
+    x, y = regression(N)
+
+    class Centered(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply([centered(one) for one in grads], trainable_variables)
+
+    class Twice(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply(grads, trainable_variables)
+            super().apply([one * 0.5 for one in grads], trainable_variables)
+
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(Centered(0.1), initial_scale=2.0**8)
+
+    for make in (lambda: Centered(0.1, momentum=0.9), lambda: Twice(0.1), scaled):
+        lab.same(lambda make=make: dense(make()), fit(x, y, batch_size=4, epochs=2))
+
+
+@case("optimizers")
+def one_for_some_layers(lab):
+    """DEFECTS 8b, a brother: `MultiOptimizer`, whose `apply` calls those of others."""
+    x, y = regression(N)
+    if "MultiOptimizer" not in dir(keras.optimizers):  # before Keras 3.15
+        return
+
+    def build():
+        model = dense()
+        first, rest = keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9)
+        several = keras.optimizers.OptimizerMap(rest, {f"{model.layers[0].name}/.*": first})
+        model.compile(keras.optimizers.MultiOptimizer(several), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=4, epochs=2), tolerance=ADAPTIVE)
+
+
 @case("schedules")
 def schedules(lab):
     """Learning-rate schedules count global steps."""

@@ -43,25 +43,12 @@ def _jax() -> None:
 
 
 def _torch() -> None:
-    from kerasdist.backends.torch import batch_norm, fused_adam, replicas
+    from kerasdist.backends.torch import batch_norm, replicas
 
     _replace(replicas.TorchReplicaSet, "on_cpu", property(lambda self: False))
-    _replace(fused_adam, "_operands", lambda *args: None)
     _replace(batch_norm, "_is_plain", lambda tensor: False)
-    _send_headers_by_gloo()
     _copy_variables()
     _run_backward_elsewhere()
-
-
-def _send_headers_by_gloo() -> None:
-    from kerasdist.backends.torch import process_group
-
-    def init(self, *args):
-        original(self, *args)
-        assert self._is_on_host
-        self._is_on_host = False
-
-    original = _replace(process_group.ProcessGroup, "__init__", init)
 
 
 def _copy_variables() -> None:

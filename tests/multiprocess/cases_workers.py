@@ -48,6 +48,35 @@ def equal_order(lab):
 
 
 @case("workers")
+def dropout_in_a_batch_of_one_row(lab):
+    """DEFECTS 5: weights stay equal, where the workers' generators differ as those of GPUs do."""
+    x, y = regression(9)
+
+    def build():
+        layers = [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    def differ(logs):  # after the workers have made their random states equal
+        if lab.backend == "torch":
+            import torch
+
+            torch.manual_seed(lab.job.rank)
+
+    with lab.strategy().scope():
+        model = build()
+    begins = keras.callbacks.LambdaCallback(on_train_begin=differ)
+    model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[begins])
+    lab.alike([array.tolist() for array in values(model.variables)])
+    if lab.backend == "torch":
+        import torch
+
+        drawn = lab.everyone(float(torch.rand(())))
+        lab.check(len(set(drawn)) == lab.job.num_workers, f"generators of all workers: {drawn}")
+
+
+@case("workers")
 def equal_results(lab):
     """Every worker has the whole history and all predictions."""
     x, y = regression(17)

@@ -86,6 +86,7 @@ ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 4}
 
 # In every run of the tests: what other cases on workers do not show.
 _ALWAYS = (
+    "optimizers.own_apply",  # whose gradients are not those of the backward pass
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
     "restarts.tf_data_repeated",  # a place among batches that are read ahead
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call
@@ -123,6 +124,8 @@ _SELECTED_ON_DIVIDED = (
     "optimizers.ema_overwrite",
     "optimizers.global_clipnorm_opposing",
     "optimizers.loss_scale_overflow",
+    "optimizers.one_for_some_layers",
+    "optimizers.own_apply",
     "ragged.fewer_examples_than_replicas",
     "steps.gradient_penalty",
     "steps.two_optimizers",

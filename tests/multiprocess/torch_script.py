@@ -3,6 +3,7 @@
 python -m tests.multiprocess.torch_script; the environment says which worker. Prints a line a case.
 """
 
+import contextlib
 import os
 import traceback
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from kerasdist.backends.torch import process_group  # noqa: E402
 from kerasdist.backends.torch.buckets import GradientSum  # noqa: E402
 
 WORKERS, RANK = dist.get_world_size(), dist.get_rank()
@@ -204,6 +206,60 @@ def a_sum_of_the_backward_pass_between_two_buckets():
     _, found = trained(Mixed, strategy, epochs=2)
     _, expected = trained(Mixed, epochs=2)
     same(found, expected)
+
+
+@contextlib.contextmanager
+def launches():
+    """Notes each collective as it is launched, by a wrapper around Gloo's: its name and its size."""
+    noted = []
+
+    def noting(name, original):
+        def launch(*tensors, **options):
+            noted.append((name, *(one.numel() for one in tensors)))
+            return original(*tensors, **options)
+
+        return launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (dist, "all_reduce"),
+            (dist, "broadcast"),
+            (process_group, "_gather_into"),
+            (process_group, "_scatter_sum"),
+        ):
+            patch.setattr(owner, name, noting(name, getattr(owner, name)))
+        yield noted
+
+
+@case
+def collectives_are_launched_in_one_order():
+    """DEFECTS 20: NCCL's would wait for each other for ever, unlike Gloo's."""
+
+    class Mixed(Branching):
+        def __init__(self):
+            super().__init__(where_large)
+            self.norm = keras.layers.BatchNormalization()
+
+        def build(self, shape):
+            super().build(shape)
+            self.norm.build((None, 5))
+
+        def call(self, x):
+            hidden = self.norm(self.always(x))
+            if x.device.type != "meta":
+                rows = where_large(0, x)
+                if bool(rows.any()):  # on some workers only
+                    hidden = hidden + torch.where(rows, self.sometimes(x), 0.0)
+            return self.last(hidden)
+
+    options = kd.CommunicationOptions(bytes_per_pack=64)
+    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
+    with launches() as noted:
+        _, found = trained(Mixed, strategy, epochs=2)
+    everyone = strategy.replica_set.job.all_gather_object("launched collectives", noted)
+    assert len(noted) > 10 * STEPS, noted
+    assert everyone == [everyone[0]] * WORKERS, everyone
+    same(found, trained(Mixed, epochs=2)[1])
 
 
 @case

@@ -118,24 +118,6 @@ scaling.build([v])
 scaling.apply([keras.ops.convert_to_tensor(4.0)], [v])
 told["applied"] = [*applied, float(v.value)]
 
-adams = []
-for amsgrad in (False, True):
-    adam = keras.optimizers.Adam(amsgrad=amsgrad)
-    w = keras.Variable(1.0)
-    adam.build([v, w])
-    slots = keras_compat.adam_slots(adam, [w, v])
-    own = {id(variable): variable for variable in adam.variables}
-    names = [[one.path.rpartition("_")[2] for one in kind if id(one) in own] for kind in slots]
-    adams.append(names)
-if keras_compat.backend_name() == "torch":
-    def update(original, optimizer, gradients, variables, learning_rate):
-        adams.append([optimizer is adam, len(gradients), variables[0] is w, float(learning_rate)])
-        original(optimizer, gradients, variables, learning_rate)
-
-    keras_compat.install_torch_adam(update)
-    adam.apply([keras.ops.convert_to_tensor(1.0)], [w])
-    adams.append(round(float(w.value), 4))
-told["adams"] = adams
 if keras_compat.backend_name() == "torch":
     in_nn = {}
 
@@ -146,10 +128,9 @@ if keras_compat.backend_name() == "torch":
 
         keras_compat.install_in_torch_nn(name, hook)
 
-    for name in ("conv", "moments", "batch_normalization"):
+    for name in ("moments", "batch_normalization"):
         look_at(name)
-    image = keras.ops.ones((1, 3, 3, 1))
-    keras.layers.BatchNormalization()(keras.layers.Conv2D(1, 2)(image), training=True)
+    keras.layers.BatchNormalization()(keras.ops.ones((1, 3, 3, 1)), training=True)
     told["in nn"] = in_nn
 
 """
@@ -320,16 +301,9 @@ def test_the_seed_of_a_process_is_known(probe):
     assert probe["seed"] == 41
 
 
-def test_what_adam_keeps_and_where_torch_updates_with_it(probe):
-    slots = [["momentum"] * 2, ["velocity"] * 2, []]
-    updated = [[True, 1, True, pytest.approx(0.001)], 0.999] if probe["backend"] == "torch" else []
-    assert probe["told"]["adams"] == [slots, [*slots[:2], ["hat"] * 2], *updated]
-
-
 def test_where_torch_computes_what_layers_have_in_common(probe):
     channels = ["x", "mean", "variance", "axis", "offset", "scale", "epsilon"]
     told = {
-        "conv": ["inputs", "kernel", "strides", "padding", "data_format", "dilation_rate"],
         "moments": ["x", "axes", "keepdims", "synchronized"],
         "batch_normalization": channels,
     }

@@ -225,8 +225,8 @@ class Buckets:
 class GradientSum:
     """Sums the workers' gradients after the backward pass.
 
-    Custom steps and custom loops need it, since `kerasdist.backends.torch.reducer` supports only
-    Keras's own `train_step`.
+    Custom steps, loops and optimizers need it, since `kerasdist.backends.torch.reducer` supports
+    only Keras's own `train_step` and `optimizer.apply`.
     """
 
     def __init__(self, group: ProcessGroup, job: Job) -> None:

@@ -53,8 +53,6 @@ _TYPES = (
     torch.complex64,
     torch.complex128,
 )
-# A tensor of at most this size, such as a scalar, is sent together with its header.
-_LOAD_BYTES = 64
 # A header has room for this many dimensions, more than a model's tensor has.
 _MOST_AXES = 10
 
@@ -143,7 +141,6 @@ class ProcessGroup(Group):
         self.rank = job.rank
         self.size = job.num_workers
         self.device = device
-        self._is_on_host = device.type == "cpu"
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self._timeout = job.timeouts.meeting
@@ -222,34 +219,9 @@ class ProcessGroup(Group):
 
     @torch.no_grad()
     def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns each tensor summed over the workers, after checking shapes and types.
-
-        If all tensors are small, they are sent together with the headers that are checked. Not on
-        a GPU: there the host reads headers by Gloo, and does not wait for the tensors.
-        """
-        if not self._is_on_host:
-            self._shapes(label, tensors, None)
-            return self.sums(tensors)
-        rows = [_header(tensor) for tensor in tensors]
-        headers = torch.tensor(rows, dtype=torch.int64).view(torch.uint8)
-        load = headers.new_zeros(len(tensors), _LOAD_BYTES)
-        small = [0 < tensor.nbytes <= _LOAD_BYTES for tensor in tensors]
-        for row, tensor, fits in zip(load, tensors, small, strict=True):
-            if fits:
-                row[: tensor.nbytes] = _bytes(tensor, self.device)
-        every = self.gather_alike(torch.cat([headers, load], 1))
-        headers, load = every.split([headers.shape[1], _LOAD_BYTES], 2)
-        every_row = headers.contiguous().view(torch.int64).tolist()
-        self._check(label, tensors, every_row, None)
-        if not all(small):
-            return self.sums(tensors)
-        shapes = [torch.Size((self.size, *tensor.shape)) for tensor in tensors]
-        return [
-            _of_bytes(parts[:, : like.nbytes].reshape(-1), like.dtype, shape)
-            .sum(0, dtype=like.dtype)
-            .to(like.device)
-            for parts, like, shape in zip(load.unbind(1), tensors, shapes, strict=True)
-        ]
+        """Returns each tensor summed over the workers, after checking shapes and types."""
+        self._shapes(label, tensors, None)
+        return self.sums(tensors)
 
     @torch.no_grad()
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

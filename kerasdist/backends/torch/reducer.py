@@ -1,8 +1,8 @@
 """Gradients summed over the workers while the backward pass still runs.
 
-The reducer supports only Keras's own `train_step`, which differentiates one loss once and applies
-the gradients of the parameters. The parameters are in buckets, the last ones first, in the order of
-a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
+The reducer supports only Keras's own `train_step` and `optimizer.apply`, which differentiate one
+loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
+the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
 its bucket, and starts the all-reduce of a full bucket, with the last gradient that of the last
 bucket. All workers start these in the same order, in a separate process group, so that no other
 collective of the backward pass comes between them.
@@ -46,12 +46,19 @@ class GradientReducer:
         """Starts without buckets."""
         self._model = model
         self._group = group
+        self._optimizer: Any = None  # whose gradients have buckets
         self._buckets: HookedBuckets | None = None
         self._made = 0
 
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; drops buckets that no longer fit."""
-        weight = numerics.weight_of_gradients(self._model.optimizer, scope.weight)
+        optimizer = self._model.optimizer
+        if not keras_compat.applies_directly(optimizer):  # it may change gradients before
+            self._optimizer = None
+            self._drop()
+            return
+        self._optimizer = optimizer
+        weight = numerics.weight_of_gradients(optimizer, scope.weight)
         if self._buckets is None and scope.weights is not None:
             variables = self._model.trainable_weights
             if any(shard_of(variable) is not None for variable in variables):
@@ -73,12 +80,12 @@ class GradientReducer:
         Of divided ones it returns this worker's parts of the sums.
         """
         shards = divided_state.of_gradients(optimizer, variables)
-        buckets = self._buckets if optimizer is self._model.optimizer else None
+        buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
             totals = self._group.sum_gradients(
                 weighted_sum([gradients], [weight], variables), variables, shards
             )
-            if optimizer is self._model.optimizer:
+            if optimizer is self._optimizer:
                 self._buckets = self._new_buckets(totals, variables, scope)
             return totals
         totals, unserved = buckets.sums(gradients)
@@ -105,7 +112,7 @@ class GradientReducer:
         if not any(served) or self._made == _MOST_BUCKETS:
             return None
         self._made += 1
-        shards = divided_state.of_gradients(self._model.optimizer, variables)
+        shards = divided_state.of_gradients(self._optimizer, variables)
         return HookedBuckets(variables, served, self._group, scope, shards)
 
     def _drop(self) -> None:

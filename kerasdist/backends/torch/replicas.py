@@ -23,8 +23,6 @@ from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.backends.torch import (
     backward,
     batch_norm,
-    convolutions,
-    fused_adam,
     masks,
     modules,
     random,
@@ -112,7 +110,7 @@ class TorchReplicaSet(ReplicaSet):
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
-            for hooks in (modules, masks, random, fused_adam, convolutions, batch_norm, backward):
+            for hooks in (modules, masks, random, batch_norm, backward):
                 hooks.install()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -17,6 +18,7 @@ from kerasdist.backends.torch.fit_rules import FitRules
 from kerasdist.backends.torch.group import Group
 from kerasdist.backends.torch.logs import Logs, Report
 from kerasdist.backends.torch.process_group import ProcessGroup
+from kerasdist.backends.torch.random import chiefs_draws
 from kerasdist.backends.torch.reducer import GradientReducer
 from kerasdist.backends.torch.variables import is_sum
 from kerasdist.input.sharding import examples
@@ -135,10 +137,13 @@ class Steps:
         return lambda batches: _joined([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
-        """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
-        if not self._replicas.divides_state:
-            return step(batch)
-        with shards.whole(self._model.variables):
+        """Takes plain Keras's step with the whole batch, on every worker with equal draws."""
+        replicas = self._replicas
+        with ExitStack() as stack:
+            if replicas.job is not None and context.replica() is None:
+                stack.enter_context(chiefs_draws(self._group, replicas.torch_devices[0]))
+            if replicas.divides_state:
+                stack.enter_context(shards.whole(self._model.variables))
             return step(batch)
 
     def end(self) -> bool:
