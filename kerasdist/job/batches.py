@@ -5,6 +5,7 @@ No step waits for that: each sign of life tells the chief the batches of a worke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,16 +26,28 @@ ADVICE = (
 )
 
 
+def check_report(report: Any) -> None:
+    """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
+    steps = [at for at, form in report["changes"] if isinstance(form, str)]
+    numbers = [report["stretch"], report["steps"], *steps]
+    if any(type(number) is not int for number in numbers):
+        raise TypeError(f"batches={report!r}")
+    if len(steps) < len(report["changes"]) or (report["steps"] and steps[:1] != [0]):
+        raise ValueError(f"batches={report!r}")
+
+
 def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
     """Describes the first batch that differs between workers; None if none does."""
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None
     steps = min(one["steps"] for one in known) - STEPS_BEYOND
-    changes = [{at: form for at, form in one["changes"] if at < steps} for one in known]
-    apart = [at for one in changes for at in one if len({two.get(at) for two in changes}) > 1]
+    changes = [tuple((at, form) for at, form in one["changes"] if at < steps) for one in known]
+    kinds = set(changes)
+    had_by = Counter(change for kind in kinds for change in kind)
+    apart = [at for (at, _), count in had_by.items() if count < len(kinds)]
     if not apart:
         return None
     first = min(apart)
-    forms = [next(two[at] for at in sorted(two, reverse=True) if at <= first) for two in changes]
+    forms = [next(form for at, form in reversed(one) if at <= first) for one in changes]
     return described_difference([{f"batch {first + 1}": form} for form in forms])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import socket
 import threading
 import time
@@ -11,6 +13,7 @@ from typing import Any, final
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
 from kerasdist.job import handshake, protocol, saves
 from kerasdist.job.batches import MAX_CHANGES
+from kerasdist.job.listening import address_in
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
@@ -21,7 +24,12 @@ _FAILURES = {
     _INTERRUPTED: WorkerLostError,
     _LEFT_EARLY: WorkerLostError,
     "disagree": DisagreementError,
+    "too large": JobError,
 }
+
+# How long a connection waits for the chief's first message before a new one is tried, at first and
+# at most: where thousands of workers come at once, the kernel drops some without a word.
+_FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
 @final
@@ -30,6 +38,7 @@ class Client:
 
     Attributes:
         facts: What this worker told of itself when it joined.
+        address: Its ``host:port`` for the framework's own connections.
         step: How many steps that need the others this worker has begun.
         place: The call that needs the others; empty outside of one.
         entered: How often it has entered such a call.
@@ -63,13 +72,16 @@ class Client:
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
         self._roster = self._admitted()
-        self._heard = time.monotonic()
+        self.address = address_in(self.facts)
+        # Signs of life of this worker, and how many there were when the chief last gave one. This
+        # counts no time in which this process was suspended.
+        self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
 
     @property
-    def roster(self) -> list[dict[str, Any]]:
-        """What each worker told of itself, by rank."""
+    def roster(self) -> Mapping[str, Any]:
+        """What the coordinator says of all workers, once they have come."""
         return self._roster
 
     @property
@@ -93,10 +105,15 @@ class Client:
             self._changed.wait_for(lambda: self._failure is not None, seconds)
             return self._failure
 
-    def meet(self, channel: str, number: int, label: str, value: Any) -> list[Any]:
-        """Sends a value to a meeting, and returns the values of all workers."""
+    def meet(
+        self, channel: str, number: int, label: str, value: Any, *, for_chief: bool = False
+    ) -> list[Any]:
+        """Sends a value to a meeting, and returns the values of all workers.
+
+        With `for_chief` the chief alone gets them, the others an empty list.
+        """
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
-        self._send({**message, "value": value})
+        self._send({**message, "value": value, "for_chief": for_chief})
         return self._result(channel, number)
 
     def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
@@ -136,9 +153,11 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
+        wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)  # not all at once again
         while True:
+            left = max(1.0, deadline - time.monotonic())
             try:
-                return self._introduced(host, port, credentials, deadline)
+                return self._introduced(host, port, credentials, min(wait, left))
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
@@ -147,19 +166,20 @@ class Client:
                         "chief's log, or whether the port is open in the firewall; give it more "
                         "time with KERASDIST_JOIN_TIMEOUT."
                     ) from error
+                wait = min(2 * wait, _LONGEST_WAIT) if isinstance(error, TimeoutError) else wait
                 time.sleep(0.1)
             except JobError as error:
                 raise JobError(f"{self._who} {error}") from error
 
     def _introduced(
-        self, host: str, port: int, credentials: Credentials, deadline: float
+        self, host: str, port: int, credentials: Credentials, wait: float
     ) -> socket.socket:
         """Returns a connection to the chief, after both have proved that they belong to the job."""
         connection = socket.create_connection((host, port), timeout=5)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # A chief that is still starting accepts later; its port may be open already.
-            connection.settimeout(max(1.0, deadline - time.monotonic()))
+            connection.settimeout(wait)
             asked = protocol.receive(connection, handshake.MAX_BYTES)
             answered = handshake.answer(asked, credentials)
             connection.sendall(protocol.packed(answered))
@@ -170,7 +190,7 @@ class Client:
             raise
         return connection
 
-    def _admitted(self) -> list[dict[str, Any]]:
+    def _admitted(self) -> Mapping[str, Any]:
         here = self._socket.getsockname()[0]
         self.facts.setdefault("address", here)
         self._send({"type": "hello", **self.facts})
@@ -187,7 +207,7 @@ class Client:
             match message["type"]:
                 case "roster":
                     self._socket.settimeout(None)
-                    return message["members"]
+                    return message
                 case "refused":
                     raise JobError(f"{self._who} {message['why']}.")
                 case "failure":
@@ -199,12 +219,14 @@ class Client:
         try:
             while not self._closed:
                 message = protocol.receive(self._socket)
-                self._heard = time.monotonic()
+                self._heard = self._beats
                 match message["type"]:
                     case "met":
+                        values = message["values"]
+                        runs = [[values[index]] * count for index, count in message["runs"]]
                         with self._changed:
                             key = message["channel"], message["number"]
-                            self._results[key] = message["values"]
+                            self._results[key] = list(itertools.chain.from_iterable(runs))
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
@@ -220,13 +242,14 @@ class Client:
         while not self._closed and self._failure is None:
             doing = [self.step, self.place, self.entered]
             self._send({"type": "beat", "doing": doing, "batches": self._batches()})
-            if time.monotonic() - self._heard > limit:
+            if (self._beats - self._heard) * self._timeouts.beat > limit:
                 self.fail(
                     "lost",
                     f"the chief, worker 0, has not given a sign of life for {limit:g} s: it was "
                     "stopped, or is cut off from the network (KERASDIST_HEARTBEAT_TIMEOUT)",
                 )
-            time.sleep(min(1.0, limit / 4))
+            time.sleep(self._timeouts.beat)
+            self._beats += 1
 
     def _batches(self) -> Mapping[str, Any] | None:
         report = self.report()

@@ -2,19 +2,26 @@
 
 It runs in a thread of the chief. Each worker, the chief too, holds one connection to it (see
 `kerasdist.job.client`).
+
+A message costs the same in a job of two workers and of thousands. What must look at all workers is
+done once a second, in `_patrol`, or once an exchange, when its last worker comes. Time is counted
+in this process's own beats: while it is suspended, no time-out runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, final
 
 from kerasdist.job import listening, protocol
-from kerasdist.job.batches import ADVICE, came_apart
+from kerasdist.job.batches import ADVICE, came_apart, check_report
+from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.job.gate import Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.saves import CHANNEL, Save, Saves
@@ -31,6 +38,9 @@ LEAVING = "leaving"
 
 # The workers must read the message before the connection ends, which would discard it.
 _DELIVERY_SECONDS = 0.3
+
+# What a message of another form than ours raises.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 @dataclass(eq=False)
@@ -63,10 +73,10 @@ class Member:
     left: bool = False
     batches: Mapping[str, Any] | None = None
 
-    def tell(self, message: Any) -> None:
-        """Sends a message; does not wait until the worker reads it."""
+    def send(self, packed: bytes) -> None:
+        """Sends a packed message; does not wait until the worker reads it."""
         if not self.left:
-            self.writer.write(protocol.packed(message))
+            self.writer.write(packed)
 
 
 @dataclass(eq=False)
@@ -74,14 +84,45 @@ class Meeting:
     """A call that all workers must make.
 
     Attributes:
+        label: The name that the workers give to the call.
         since: When the first worker made it.
-        labels: The name that each worker gives to the call.
-        values: The value that each worker sent.
+        sent: The number of the value that each worker sent.
+        values: The JSON text of each value, and its number: equal values have one.
+        size: The length of these texts.
+        for_chief: Whether the chief alone gets the values.
     """
 
+    label: str
     since: float
-    labels: dict[int, str] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
+    for_chief: bool
+    sent: dict[int, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+
+    @property
+    def places(self) -> dict[int, str]:
+        """Where the workers are that have made the call."""
+        return dict.fromkeys(self.sent, f"at {self.label!r}")
+
+    def add(self, rank: int, value: Any) -> None:
+        """Adds the value of a worker."""
+        text = json.dumps(value)
+        if text not in self.values:
+            self.size += len(text)
+        self.sent[rank] = self.values.setdefault(text, len(self.values))
+
+    def answer(self, channel: str, number: int, workers: int) -> bytes:
+        """Returns what the workers are told: each value once, and which workers sent it.
+
+        ``runs`` has, by rank, the number of a value and how many workers in a row sent it.
+        """
+        runs = [
+            [value, len(list(ranks))]
+            for value, ranks in groupby(map(self.sent.get, range(workers)))
+        ]
+        values = list(map(json.loads, self.values))
+        kept = {"channel": channel, "number": number, "values": values, "runs": runs}
+        return protocol.packed({"type": "met", **kept})
 
 
 @final
@@ -97,10 +138,13 @@ class Coordinator:
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
         self._failed = False
-        self._started = time.monotonic()
+        self._interval = timeouts.beat
+        # Seconds in which this process ran, to the last patrol.
+        self._now = 0.0
         self._ended = threading.Event()
         self._told = threading.Event()
         self._gate = Gate(credentials, workers)
+        listening.require_file_descriptors(workers)
         self._socket = listening.listen(host, port)
         threading.Thread(target=self._serve, name="kerasdist-coordinator", daemon=True).start()
 
@@ -120,11 +164,13 @@ class Coordinator:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        server = await asyncio.start_server(self._welcome, sock=self._socket)
+        server = await asyncio.start_server(
+            self._welcome, sock=self._socket, backlog=listening.BACKLOG
+        )
         async with server:
             while not self._ended.is_set():
                 self._patrol()
-                await asyncio.sleep(min(1.0, self._timeouts.heartbeat / 4))
+                await asyncio.sleep(self._interval)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = None
@@ -135,54 +181,71 @@ class Coordinator:
             member = self._admitted(hello, writer)
             while member is not None and not member.left:
                 self._hear(member, await read(reader))
-        except (OSError, EOFError, TimeoutError, KeyError, TypeError) as error:
-            if member is not None and not member.left:
-                member.left = True
-                self._fail_lost(member.rank, f"its connection ended ({_why(error)}): it was killed")
-                self._check_all_left()
+        except (protocol.MalformedError, *_MALFORMED) as error:
+            why = f"it sent a malformed message ({error!r})"
+            if member is None:
+                writer.write(_refusal(f"this worker was refused: {why}"))
+            self._lose(member, f"{why}. All workers must run the same kerasdist, unchanged")
+        except (OSError, EOFError) as error:
+            closed = "closed" if isinstance(error, EOFError) else str(error) or repr(error)
+            self._lose(member, f"its connection ended ({closed}): it was killed")
         finally:
             writer.close()
 
     def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
         """Returns the worker of a new connection, None if it is refused."""
-        rank: int = hello["rank"]
+        rank = hello["rank"]
         name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
-        now = time.monotonic()
-        member = Member(rank, name, writer, hello, heard=now, moved=now)
-        there = self._members.get(rank)
+        if not isinstance(hello.get("given"), str | None):
+            raise TypeError(f"given={hello['given']!r}")
         why = None
-        if hello["num_workers"] != self._workers or not 0 <= rank < self._workers:
+        if (
+            type(rank) is not int
+            or hello["num_workers"] != self._workers
+            or not 0 <= rank < self._workers
+        ):
             why = (
                 f"the chief expects {self._workers} workers, and this one calls itself number "
                 f"{rank} of {hello['num_workers']}"
             )
-        elif there is not None:
-            why = f"there is one already: {there.name}. Each worker needs a rank of its own"
+        elif rank in self._members:
+            there = self._members[rank].name
+            why = f"there is one already: {there}. Each worker needs a rank of its own"
         if why is not None:
-            member.tell({"type": "refused", "why": f"{name} was refused: {why}"})
+            writer.write(_refusal(f"{name} was refused: {why}"))
             return None
+        member = Member(rank, name, writer, hello, heard=self._now, moved=self._now)
         self._members[rank] = member
         if len(self._members) == self._workers:
-            everyone = [self._members[rank].facts for rank in range(self._workers)]
-            self._tell_all({"type": "roster", "members": everyone})
+            self._tell_all(self._roster())
         return member
 
+    def _roster(self) -> dict[str, Any]:
+        """Returns what each worker needs to know of the others; not the address of each."""
+        facts = [self._members[rank].facts for rank in range(self._workers)]
+        addresses = list(map(listening.address_in, facts))
+        far = (one for one in addresses[1:] if not listening.leads_here(one))
+        return {
+            "type": "roster",
+            "chief": addresses[0],
+            "far": next(far, None),
+            "on_one_machine": all(map(listening.leads_here, addresses)),
+            "has_one_python": len({str(one.get("python")) for one in facts}) == 1,
+        }
+
     def _hear(self, member: Member, message: Any) -> None:
-        member.heard = time.monotonic()
+        member.heard = self._now
         match message["type"]:
             case "beat":
-                if message["doing"] != [member.step, member.place, member.entered]:
-                    member.moved = member.heard
-                member.step, member.place, member.entered = message["doing"]
-                member.batches = message["batches"]
-                self._check_leavers()
+                self._hear_beat(member, message)
             case "meet":
                 self._meet(member, message)
             case "wrote":
                 self._saves.wrote(message["step"], message["path"], message["outcome"])
+                self._answer_savers(self._saves.take_waiting())
             case "save":
                 del message["type"]
-                self._saves.wait(Save(rank=member.rank, since=member.heard, **message))
+                self._answer_savers([Save(rank=member.rank, since=self._now, **message)])
             case "bye":
                 member.left = True
                 error = message["error"]
@@ -191,56 +254,86 @@ class Coordinator:
                     self._fail_lost(member.rank, f"it ended with {error}", kind)
                 self._check_all_left()
             case other:
-                raise ConnectionError(f"not a kerasdist worker: it says {other!r}")
-        self._answer_savers()
+                raise protocol.MalformedError(f"not a kerasdist worker: it says {other!r}")
 
-    def _answer_savers(self) -> None:
-        """Answers workers that wait for a file of the chief."""
-        everyone = frozenset(self._members)
-        chief_waits_for = frozenset[int]().union(
-            *(
-                everyone - meeting.labels.keys()
-                for (channel, _), meeting in self._meetings.items()
-                if channel in (MAIN, LEAVING) and CHIEF in meeting.labels
-            )
-        )
-        for save, outcome in self._saves.answers(self._members[CHIEF].step, chief_waits_for):
+    def _hear_beat(self, member: Member, message: Any) -> None:
+        step, place, entered = message["doing"]
+        if (type(step), type(place), type(entered)) != (int, str, int):
+            raise TypeError(f"doing={message['doing']!r}")
+        if message["batches"] is not None:
+            check_report(message["batches"])
+        member.batches = message["batches"]
+        if (step, place, entered) != (member.step, member.place, member.entered):
+            member.moved = self._now
+            member.step, member.place, member.entered = step, place, entered
+            if member.rank == CHIEF:
+                self._answer_savers(self._saves.take_waiting())
+
+    def _answer_savers(self, asking: Iterable[Save]) -> None:
+        """Answers workers that ask for a file of the chief, now or once the answer is known."""
+        step = self._members[CHIEF].step
+        for save, outcome in self._saves.answers(asking, step, self._chief_waits_for):
             kept = {"channel": CHANNEL, "number": save.number, "values": [outcome]}
-            self._members[save.rank].tell({"type": "met", **kept})
+            met = protocol.packed({"type": "met", **kept, "runs": [[0, 1]]})
+            self._members[save.rank].send(met)
+
+    def _chief_waits_for(self, rank: int) -> bool:
+        return any(
+            CHIEF in meeting.sent and rank not in meeting.sent
+            for (channel, _), meeting in self._meetings.items()
+            if channel in (MAIN, LEAVING)
+        )
 
     def _meet(self, member: Member, message: Any) -> None:
-        key = message["channel"], message["number"]
-        meeting = self._meetings.setdefault(key, Meeting(member.heard))
-        meeting.labels[member.rank] = message["label"]
-        meeting.values[member.rank] = message["value"]
-        if len(set(meeting.labels.values())) > 1:
-            self._fail_apart(meeting.labels)
-        elif len(meeting.values) == self._workers:
+        channel, number = key = message["channel"], message["number"]
+        label, value = message["label"], message["value"]
+        if channel == LEAVING and type(value) is not int:
+            raise TypeError(f"value={value!r} at {label!r}")
+        if key not in self._meetings:
+            self._meetings[key] = Meeting(label, self._now, message.get("for_chief", False))
+        meeting = self._meetings[key]
+        if label != meeting.label:
+            self._fail_apart(member, label, meeting)
+            return
+        meeting.add(member.rank, value)
+        if meeting.size > protocol.MAX_BYTES:
+            self._fail_too_large(member, meeting)
+        elif len(meeting.sent) == self._workers:
             del self._meetings[key]
-            values = [meeting.values[rank] for rank in range(self._workers)]
-            kept = {"channel": key[0], "number": key[1], "values": values}
-            self._tell_all({"type": "met", **kept})
-        self._check_leavers()
+            self._conclude(channel, number, meeting)
+        elif member.rank == CHIEF:
+            self._answer_savers(self._saves.take_waiting())
+
+    def _conclude(self, channel: str, number: int, meeting: Meeting) -> None:
+        """Answers all workers of a meeting, when the last one has come."""
+        answer = meeting.answer(channel, number, self._workers)
+        for_others = answer
+        if meeting.for_chief:
+            kept = {"channel": channel, "number": number, "values": [], "runs": []}
+            for_others = protocol.packed({"type": "met", **kept})
+        for member in self._members.values():
+            member.send(answer if member.rank == CHIEF else for_others)
 
     def _check_leavers(self) -> None:
         """Fails the job if a worker has ended its script while others go on."""
-        waiting = {key[0] == LEAVING: one for key, one in self._meetings.items()}
-        if True not in waiting:
+        leaving = next((one for key, one in self._meetings.items() if key[0] == LEAVING), None)
+        if leaving is None:
             return
-        leaving = waiting[True]
-        others = waiting[False].labels if False in waiting else {}
-        ahead = {
-            one.rank: f"step {one.step} of {one.place}"
+        ended = min(map(json.loads, leaving.values))
+        places = {
+            one.rank: f"at 'step {one.step} of {one.place}'"
             for one in self._members.values()
-            if one.place and one.step > min(leaving.values.values())
+            if one.place and one.step > ended
         }
-        if others or ahead:
-            places = {**ahead, **others}
+        for meeting in self._meetings.values():
+            if meeting is not leaving:
+                places |= meeting.places
+        if places:
             self._fail_lost(
-                min(leaving.labels),
-                f"it came to the end of its script, but {_places(places)}. If no error ended it, "
-                "the workers differ: all of them must run the same script with the same number of "
-                "batches",
+                min(leaving.sent),
+                f"it came to the end of its script, but {named_places(places)}. If no error ended "
+                "it, the workers differ: all of them must run the same script with the same number "
+                "of batches",
                 kind="left early",
             )
 
@@ -251,17 +344,19 @@ class Coordinator:
             self._ended.set()
 
     def _patrol(self) -> None:
-        now, limits = time.monotonic(), self._timeouts
+        """Looks after all workers; called once an interval while this process runs."""
+        self._now += self._interval
+        now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
         if len(self._members) < self._workers:
-            if now - self._started > limits.join:
+            if now > limits.join:
                 absent = [rank for rank in range(self._workers) if rank not in self._members]
                 self._fail(
                     "lost",
                     absent[0],
-                    f"{_workers(absent)} of {self._workers} did not come within {limits.join:g} s. "
-                    "Look for an error in their logs, start them, or give them more time "
-                    "(KERASDIST_JOIN_TIMEOUT)",
+                    f"{named_workers(absent)} of {self._workers} did not come within "
+                    f"{limits.join:g} s. Look for an error in their logs, start them, or give them "
+                    "more time (KERASDIST_JOIN_TIMEOUT)",
                 )
             return
         for member in self._members.values():
@@ -271,9 +366,10 @@ class Coordinator:
                     f"it has not given a sign of life for {limits.heartbeat:g} s: it was stopped, "
                     "or is cut off from the network (KERASDIST_HEARTBEAT_TIMEOUT)",
                 )
-        for meeting in list(self._meetings.values()):
+        for meeting in self._meetings.values():
             if now - meeting.since > limits.meeting:
                 self._fail_absent(meeting)
+        self._check_leavers()
         self._check_savers(now)
         self._check_progress(now)
         self._check_batches()
@@ -286,7 +382,7 @@ class Coordinator:
                 "lost",
                 CHIEF,
                 f"worker {CHIEF} did not save {save.path!r} within {self._timeouts.meeting:g} s, "
-                f"for which worker {save.rank} waited (worker {CHIEF} is {self._doing(CHIEF)}). "
+                f"for which worker {save.rank} waited ({named_places(self._doing([CHIEF]))}). "
                 "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
             )
 
@@ -296,12 +392,12 @@ class Coordinator:
         if not busy or any(now - one.moved <= self._timeouts.meeting for one in busy):
             return
         last = min(self._members.values(), key=lambda one: one.step)
-        places = ", ".join(f"worker {one.rank} in {one.place}, step {one.step}" for one in busy)
         self._fail(
             "lost",
             last.rank,
-            f"no worker has begun a step for {self._timeouts.meeting:g} s ({places}); the last is "
-            f"{last.name}. If a step takes that long, raise KERASDIST_MEETING_TIMEOUT",
+            f"no worker has begun a step for {self._timeouts.meeting:g} s "
+            f"({named_places(self._doing(one.rank for one in busy))}); the last is {last.name}. "
+            "If a step takes that long, raise KERASDIST_MEETING_TIMEOUT",
         )
 
     def _check_batches(self) -> None:
@@ -315,30 +411,49 @@ class Coordinator:
             )
 
     def _fail_absent(self, meeting: Meeting) -> None:
-        absent = [rank for rank in range(self._workers) if rank not in meeting.labels]
-        label = next(iter(meeting.labels.values()))
-        doing = "; ".join(f"worker {rank} is {self._doing(rank)}" for rank in absent)
+        absent = [rank for rank in range(self._workers) if rank not in meeting.sent]
         self._fail(
             "lost",
             absent[0],
-            f"{_workers(absent)} did not come to {label!r} within {self._timeouts.meeting:g} s, "
-            f"where {_workers(sorted(meeting.labels))} waited ({doing}). All workers must run the "
-            "same script; raise KERASDIST_MEETING_TIMEOUT if they need so long",
+            f"{named_workers(absent)} did not come to {meeting.label!r} within "
+            f"{self._timeouts.meeting:g} s, where {named_workers(sorted(meeting.sent))} waited "
+            f"({named_places(self._doing(absent))}). All workers must run the same script; raise "
+            "KERASDIST_MEETING_TIMEOUT if they need so long",
         )
 
-    def _doing(self, rank: int) -> str:
-        member = self._members[rank]
-        return f"in {member.place}, step {member.step}" if member.place else "in code of its own"
+    def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Returns what workers do."""
+        members = [self._members[rank] for rank in ranks]
+        return {
+            one.rank: f"in {one.place}, step {one.step}" if one.place else "in code of its own"
+            for one in members
+        }
 
-    def _fail_apart(self, labels: Mapping[int, str]) -> None:
-        ranks = sorted(labels)
-        other = next(rank for rank in ranks if labels[rank] != labels[ranks[0]])
+    def _fail_apart(self, member: Member, label: str, meeting: Meeting) -> None:
+        places = {**meeting.places, member.rank: f"at {label!r}"}
+        first = min(places)
         self._fail(
             "disagree",
-            other,
-            f"the workers have come apart: {_places(labels)}. All of them must run the same script "
-            "with the same number of batches",
+            min(rank for rank in places if places[rank] != places[first]),
+            f"the workers have come apart: {named_places(places)}. All of them must run the same "
+            "script with the same number of batches",
         )
+
+    def _fail_too_large(self, member: Member, meeting: Meeting) -> None:
+        self._fail(
+            "too large",
+            member.rank,
+            f"the values of {len(meeting.sent)} workers at {meeting.label!r} come to "
+            f"{meeting.size} bytes, and {protocol.MAX_BYTES} are the limit. Exchange digests or "
+            "small facts; tensors go by the collectives of the framework",
+        )
+
+    def _lose(self, member: Member | None, why: str) -> None:
+        """Fails the job if a connection that ends is a worker's."""
+        if member is not None and not member.left:
+            member.left = True
+            self._fail_lost(member.rank, why)
+            self._check_all_left()
 
     def _fail_lost(self, rank: int, why: str, kind: str = "lost") -> None:
         self._fail(kind, rank, f"{self._members[rank].name} is lost: {why}")
@@ -350,24 +465,10 @@ class Coordinator:
             self._told.set()
 
     def _tell_all(self, message: Any) -> None:
+        packed = protocol.packed(message)
         for member in self._members.values():
-            member.tell(message)
+            member.send(packed)
 
 
-def _why(error: Exception) -> str:
-    match error:
-        case EOFError():
-            return "closed"
-        case KeyError() | TypeError():
-            return f"not a kerasdist worker: its message is malformed, {error!r}"
-        case _:
-            return str(error) or type(error).__name__
-
-
-def _places(labels: Mapping[int, str]) -> str:
-    return "; ".join(f"worker {rank} is at {labels[rank]!r}" for rank in sorted(labels))
-
-
-def _workers(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks))
-    return f"worker {named}" if len(ranks) == 1 else f"workers {named}"
+def _refusal(why: str) -> bytes:
+    return protocol.packed({"type": "refused", "why": why})

@@ -51,9 +51,9 @@ class Gate:
             self._report(writer, str(error))
         except TimeoutError:
             self._report(writer, f"it proved nothing within {handshake.SECONDS:g} s")
-        except asyncio.IncompleteReadError:
-            self._report(writer, "it ended the connection before it proved anything")
-        except OSError as error:
+        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+            pass  # it has left by itself, as a worker does that tries again
+        except (OSError, ValueError) as error:
             self._report(writer, str(error))
         else:
             return True
@@ -83,9 +83,10 @@ class Gate:
         self._unreported, self._reported_at = 0, now
 
 
-async def read(reader: asyncio.StreamReader, most: int = protocol.MAX_BYTES) -> object:
+async def read(reader: asyncio.StreamReader, most: int | None = None) -> object:
     """Returns the next message of a connection."""
-    size = protocol.body_size(await reader.readexactly(protocol.HEADER_BYTES), most)
+    header = await reader.readexactly(protocol.HEADER_BYTES)
+    size = protocol.body_size(header) if most is None else protocol.body_size(header, most)
     return protocol.unpacked(await reader.readexactly(size))
 
 

@@ -102,7 +102,9 @@ def check_proof(
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
     # Lengths keep one list of parts from being read as another.
-    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
+    # A peer's number may be any text of JSON, half a surrogate pair too.
+    encoded = [part.encode(errors="surrogatepass") for part in parts]
+    message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
     return hmac.new(mine.secret or b"", message, hashlib.sha256).hexdigest()
 
 

@@ -37,7 +37,10 @@ class Job:
     Attributes:
         membership: This process's place.
         timeouts: How long to wait for the others.
-        addresses: ``host:port`` of each worker, by rank, for the framework's own connections.
+        address: ``host:port`` of this worker, for the framework's own connections.
+        chief_address: That of the chief.
+        is_on_one_machine: Whether all workers reach each other by loopback addresses.
+        has_one_python: Whether all workers have the same version of Python.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Job:
         self.membership = membership
         self.timeouts = timeouts
         self._coordinator: Coordinator | None = None
+        self._addresses = membership.addresses
         self._numbers: dict[str, int] = {}
         self._lock = threading.Lock()
         self._saves = saves.OwnSaves()
@@ -61,24 +65,32 @@ class Job:
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
         self._client = Client(host, port, facts_of_this, timeouts, known)
-        self.addresses = tuple(
-            f"{member['address']}:{member['port']}" if member["given"] is None else member["given"]
-            for member in self._client.roster
-        )
+        roster = self._client.roster
+        self.address: str = self._client.address
+        self.chief_address: str = roster["chief"]
+        self.is_on_one_machine: bool = roster["on_one_machine"]
+        self.has_one_python: bool = roster["has_one_python"]
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
         joined.tell_launcher()
         self.assert_equal("versions", {"kerasdist": __version__, **facts})
 
     @property
-    def is_on_one_machine(self) -> bool:
-        """Whether all workers reach each other by loopback addresses."""
-        return all(is_loopback(split(one, "a worker's address")[0]) for one in self.addresses)
+    def other_addresses(self) -> list[str]:
+        """Addresses of other workers, of which one is on another machine if any worker is."""
+        known = self.membership.addresses or (self.chief_address, self._client.roster["far"])
+        return [one for one in known if one not in (None, self.address)]
+
+    def gather_addresses(self) -> tuple[str, ...]:
+        """Returns ``host:port`` of each worker, by rank. All workers must call it."""
+        if not self._addresses:
+            self._addresses = tuple(self.all_gather_object("addresses of workers", self.address))
+        return self._addresses
 
     def own_port(self) -> HeldPort:
         """Returns the port of this worker's own address, held for the framework's server."""
         if self._port is None:
-            number = split(self.addresses[self.rank], "this worker's address")[1]
+            number = split(self.address, "this worker's address")[1]
             self._port = HeldPort(loopback=self.is_on_one_machine, port=number)
         return self._port
 
@@ -100,19 +112,37 @@ class Job:
     def all_gather_object(self, label: str, value: Any, channel: str = "main") -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label, and on one channel in the same order.
+        All workers must call it with the same label, and on one channel in the same order. Equal
+        values travel once; where values differ, what all workers get grows with their number. Use
+        `broadcast_object` or `gather_object` where the chief's value is enough, or the chief alone
+        needs the values.
         """
+        return self._meet(channel, label, value, for_chief=False)
+
+    def gather_object(self, label: str, value: Any) -> list[Any]:
+        """Returns the values of all workers on the chief, an empty list on the others.
+
+        All workers must call it.
+        """
+        return self._meet("main", label, value, for_chief=True)
+
+    def broadcast_object(self, label: str, value: Any, channel: str = "main") -> Any:
+        """Returns the chief's value. All workers must call it."""
+        own = value if self.is_chief else None
+        return self._meet(channel, label, own, for_chief=False)[0]
+
+    def _meet(self, channel: str, label: str, value: Any, *, for_chief: bool) -> list[Any]:
         self.check()
         with self._lock:
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        return self._client.meet(channel, number, label, value)
+        return self._client.meet(channel, number, label, value, for_chief=for_chief)
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
         """Runs the block inside on the chief, then on the others. All workers must call it."""
         label = "the end of the chief's block in chief_first"
         if not self.is_chief:
-            [error, *_] = self.all_gather_object(label, None)
+            error = self.broadcast_object(label, None)
             if error is not None:
                 raise WorkerLostError(
                     f"[worker {self.rank}/{self.num_workers}] Expected worker 0 to do first what "
@@ -124,28 +154,28 @@ class Job:
         try:
             yield
         except Exception as error:
-            self.all_gather_object(label, f"{type(error).__name__}: {error}"[:500])
+            self.broadcast_object(label, f"{type(error).__name__}: {error}"[:500])
             raise
-        self.all_gather_object(label, None)
+        self.broadcast_object(label, None)
 
     def assert_equal(self, label: str, facts: Mapping[str, Any], advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ by worker. All workers must call it.
 
-        Workers send a digest, and the facts themselves only if the digests differ.
+        Workers send a digest. Only if the digests differ, one worker of each group that agrees
+        sends the facts themselves.
         """
         digests = self.all_gather_object(label, comparison.digest(facts))
-        if len(set(digests)) == 1:
+        groups = list(comparison.groups(enumerate(digests)).values())
+        if len(groups) == 1:
             return
-        everyone = self.all_gather_object(f"{label}, which differs", facts)
+        shown = [ranks[0] for ranks in groups[: comparison.NAMED]]
+        own = facts if self.rank in shown else None
+        everyone = self.all_gather_object(f"{label}, which differs", own)
+        said = comparison.described_difference([everyone[rank] for rank in shown], groups)
         raise DisagreementError(
             f"[worker {self.rank}/{self.num_workers}] Expected all workers to have the same "
-            f"{label}. Received: {comparison.described_difference(everyone)}. {advice}"
+            f"{label}. Received: {said}. {advice}"
         )
-
-    @property
-    def has_one_python(self) -> bool:
-        """Whether all workers have the same version of Python."""
-        return len({member.get("python") for member in self._client.roster}) == 1
 
     def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
         """Tells the other workers that the chief has written a file. Only the chief calls it."""

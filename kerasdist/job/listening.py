@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 from kerasdist.cluster import ports
 from kerasdist.errors import JobError
@@ -13,7 +15,11 @@ from kerasdist.errors import JobError
 COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 """The file descriptor of a socket that ``kerasdist run`` opened for the chief to listen on."""
 
-_BACKLOG = 1024
+BACKLOG = 65535
+"""How many connections may wait to be accepted; the kernel allows no more than its own limit."""
+
+# Files that the chief's process opens beside the connections of workers.
+_OTHER_FILES = 512
 
 
 def is_loopback(host: str) -> bool:
@@ -22,6 +28,39 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name
         return False
+
+
+def address_in(facts: Mapping[str, Any]) -> str:
+    """Returns a worker's ``host:port`` for the framework, from what it told when it joined."""
+    given = facts.get("given")
+    return f"{facts.get('address')}:{facts.get('port')}" if given is None else given
+
+
+def leads_here(address: str) -> bool:
+    """Returns whether only this machine reaches ``host:port``."""
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
+
+
+def require_file_descriptors(workers: int) -> None:
+    """Lets this process open a connection for each worker; raises JobError if it may not."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    needed = workers + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    # Some systems allow less than the hard limit says.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return
+    raise JobError(
+        f"Expected worker 0 to be allowed {needed} open files: one for each of {workers} workers, "
+        f"and {_OTHER_FILES} others. Received: a hard limit of {hard} (ulimit -Hn). Raise it on "
+        "the machine of worker 0: in /etc/security/limits.conf, LimitNOFILE= of the scheduler's "
+        "service, or --ulimit nofile= of the container."
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
         return inherited
     try:
         return socket.create_server(
-            ("127.0.0.1" if is_loopback(host) else "", port), backlog=_BACKLOG
+            ("127.0.0.1" if is_loopback(host) else "", port), backlog=BACKLOG
         )
     except OSError as error:
         raise JobError(
@@ -79,7 +118,7 @@ class HeldPort:
 
     def listening(self) -> int:
         """Returns the file descriptor of a listening socket on the port; the caller owns it."""
-        self._socket.listen(_BACKLOG)
+        self._socket.listen(BACKLOG)
         return self._socket.detach()
 
     def release(self) -> None:

@@ -16,13 +16,17 @@ _SIOCGIFADDR = 0x8915
 _ADDRESS = slice(20, 24)
 
 
-def misleads(addresses: Sequence[str], rank: int) -> str | None:
-    """Returns this machine's address for others, None if its own name leads to that already."""
+def misleads(others: Sequence[str]) -> str | None:
+    """Returns this machine's address for others, None if its own name leads to that already.
+
+    Args:
+        others: The addresses of other workers. The first on another machine is enough.
+    """
     if not _is_loopback(socket.gethostname()):
         return None
-    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
-    others = [host for other, host in enumerate(hosts) if other != rank and not _is_loopback(host)]
-    return _way_to(others[0]) if others else None
+    hosts = (address.rpartition(":")[0].strip("[]") for address in others)
+    far = next((host for host in hosts if not _is_loopback(host)), None)
+    return None if far is None else _way_to(far)
 
 
 def interface_of(address: str) -> str | None:

@@ -7,30 +7,37 @@ import socket
 from typing import Any
 
 # Of the protocol between workers; they must be equal.
-VERSION = 2
+VERSION = 3
 
 HEADER_BYTES = 4
 
-# A list of a large model's variables has a few hundred kilobytes.
 MAX_BYTES = 64 * 1024 * 1024
+"""The most that workers may exchange at once: a large model's variables are a few 100 KB."""
+
+# What else is in the largest message: some bytes for each worker.
+_FRAME_BYTES = MAX_BYTES + 1024 * 1024
+
+
+class MalformedError(ConnectionError):
+    """A message is not of the form that workers send."""
 
 
 def packed(message: Any) -> bytes:
     """Returns the bytes of a message."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > MAX_BYTES:
+    if len(body) > _FRAME_BYTES:
         raise ValueError(
-            f"Expected a message of at most {MAX_BYTES} bytes. Received: {len(body)} bytes. Send "
-            "tensors by collectives."
+            f"Expected a message of at most {_FRAME_BYTES} bytes. Received: {len(body)} bytes. "
+            "Send tensors by collectives."
         )
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def body_size(header: bytes, most: int = MAX_BYTES) -> int:
+def body_size(header: bytes, most: int = _FRAME_BYTES) -> int:
     """Returns the size of the body that a header announces."""
     size = int.from_bytes(header, "big")
     if size > most:
-        raise ConnectionError(f"not a kerasdist worker: it announces {size} bytes")
+        raise MalformedError(f"not a kerasdist worker: it announces {size} bytes")
     return size
 
 
@@ -39,10 +46,10 @@ def unpacked(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ConnectionError("not a kerasdist worker: its message is no JSON") from error
+        raise MalformedError("not a kerasdist worker: its message is no JSON") from error
 
 
-def receive(connection: socket.socket, most: int = MAX_BYTES) -> Any:
+def receive(connection: socket.socket, most: int = _FRAME_BYTES) -> Any:
     """Waits for a message on a socket, and returns it."""
     return unpacked(_exactly(connection, body_size(_exactly(connection, HEADER_BYTES), most)))
 

@@ -7,7 +7,7 @@ coordinator, which knows the chief's step, answers the workers that wait.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -59,23 +59,26 @@ class Saves:
         if len(self._written) > _KEPT:
             del self._written[next(iter(self._written))]
 
-    def wait(self, save: Save) -> None:
-        """Adds a worker that waits."""
-        self._waiting.append(save)
+    def take_waiting(self) -> list[Save]:
+        """Returns the workers that wait, to be asked about again."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
     def answers(
-        self, chief_step: int, chief_waits_for: frozenset[int]
+        self, asking: Iterable[Save], chief_step: int, chief_waits_for: Callable[[int], bool]
     ) -> Iterator[tuple[Save, Mapping[str, Any]]]:
-        """Yields each answer once it is known; after an empty one the worker writes the file."""
-        waiting, self._waiting = self._waiting, []
-        for save in waiting:
+        """Yields the answers that are known; after an empty one the worker writes the file.
+
+        The other workers wait.
+        """
+        for save in asking:
             outcome = self._written.get((save.step, save.path, save.occurrence))
             if outcome is not None:
                 yield save, outcome
             elif (
                 self._of_step[save.step] > save.index  # the chief has saved something else instead
                 or chief_step > save.step
-                or save.rank in chief_waits_for
+                or chief_waits_for(save.rank)
             ):
                 yield save, {}
             else:

@@ -32,6 +32,11 @@ class Timeouts:
                     f"{getattr(self, field.name)!r}."
                 )
 
+    @property
+    def beat(self) -> float:
+        """Seconds from one sign of life to the next."""
+        return min(1.0, self.heartbeat / 4)
+
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
         """Reads ``KERASDIST_JOIN_TIMEOUT``, ``_HEARTBEAT_TIMEOUT`` and ``_MEETING_TIMEOUT``."""

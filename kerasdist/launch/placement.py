@@ -12,11 +12,11 @@ from typing import Literal, final
 from kerasdist.cluster import hosts as host_lists
 from kerasdist.cluster import ports
 from kerasdist.errors import ClusterError
+from kerasdist.job.listening import BACKLOG
 from kerasdist.launch.spec import GPU
 
 _ENTRY = re.compile(r"(?P<host>[^:]+)(?::(?P<slots>\d+))?")
 _TRIES = 100
-_BACKLOG = 1024
 
 
 @final
@@ -107,7 +107,7 @@ def listening(host: str) -> socket.socket:
     """Returns a socket that listens on a port outside of Linux's range for outgoing connections."""
     for _ in range(_TRIES):
         try:
-            return socket.create_server((host, ports.of_job(_draw())), backlog=_BACKLOG)
+            return socket.create_server((host, ports.of_job(_draw())), backlog=BACKLOG)
         except OSError:
             continue
     raise ClusterError(

@@ -148,6 +148,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
+    for number in inherited:  # the worker's alone: the port must not stay open without it
+        os.close(number)
     threading.Thread(
         target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
     ).start()

@@ -10,7 +10,8 @@ from kerasdist.backends import registry
 
 def job():
     return types.SimpleNamespace(
-        rank=0, num_workers=2, is_chief=True, addresses=("127.0.0.1:1", "127.0.0.1:2"),
+        rank=0, num_workers=2, is_chief=True, chief_address="127.0.0.1:1",
+        gather_addresses=lambda: ("127.0.0.1:1", "127.0.0.1:2"),
         is_on_one_machine=True, at_leave=lambda callback: None, own_port=lambda: None,
         timeouts=types.SimpleNamespace(join=60.0, heartbeat=60.0, meeting=60.0),
     )

@@ -39,7 +39,7 @@ def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
 def end_well(job: Job):
     everyone = [job.all_gather_object(f"step {step}", [job.rank, step]) for step in range(50)]
     assert everyone == [[[r, step] for r in range(job.num_workers)] for step in range(50)]
-    print("addresses", *job.addresses)
+    print("addresses", *job.gather_addresses())
 
 
 def wait_at_exit(job: Job):

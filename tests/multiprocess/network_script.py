@@ -27,7 +27,7 @@ for port in map(int, sys.argv[1:]):
 
 def connect_among_grabbers(job, gpus=None):
     """Lets another process try the job's ports between their choice and their use."""
-    ports = [address.rpartition(":")[2] for address in job.addresses]
+    ports = [address.rpartition(":")[2] for address in job.gather_addresses()]
     ports.append(job.membership.coordinator.rpartition(":")[2])
     grabbed = subprocess.run(
         [sys.executable, "-c", GRABBER, *ports], capture_output=True, text=True, check=True

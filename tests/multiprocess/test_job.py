@@ -21,14 +21,14 @@ LOST = int(ExitCode.LOST_WORKER)
 
 def _apart(others: str, one: str) -> str:
     """What is said where worker 1 is elsewhere; which of the others has come first, is open."""
-    first = f"worker 0 is at {others}; worker 1 is at {one}"
+    first = f"(worker 0 is|workers 0, 2 are) at {others}; worker 1 is at {one}"
     last = f"worker 1 is at {one}; worker 2 is at {others}"
     return f"{first}|{last}"
 
 
 def _left_early(others: str) -> str:
     """What is said where the script of worker 1 ends first."""
-    return f"worker 1 .* is lost: it came to the end of its script, but worker [02] is at {others}"
+    return f"worker 1 .* is lost: it came to the end of its script, but (worker [02] is|workers 0, 2 are) at {others}"
 
 
 # The behaviour of worker 1 (the chief's, in those that name it), the survivors' exit codes, what

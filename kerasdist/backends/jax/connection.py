@@ -36,7 +36,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
     jax.config.update("jax_enable_preemption_service", False)
-    service = job.addresses[0]
+    service = job.chief_address
     way = service
     interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
     if job.is_chief:
@@ -90,7 +90,7 @@ def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
 
 def check_way_back(job: Job) -> None:
     """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
-    address = network.misleads(job.addresses, job.rank)
+    address = network.misleads(job.other_addresses)
     if address is not None:
         name = socket.gethostname()
         raise JobError(

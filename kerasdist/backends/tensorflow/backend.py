@@ -119,13 +119,14 @@ class TensorFlowBackend(Backend):
             own = [found[number] for number in gpus if number < len(found)]
             tf.config.set_visible_devices(own, "GPU")
         job.own_port()
+        addresses = job.gather_addresses()
         try:
-            worker_strategy.start_server(job.addresses, job.rank)
+            worker_strategy.start_server(addresses, job.rank)
         except tf.errors.OpError as error:
             raise JobError(
                 "Expected the workers' TensorFlow runtimes to find each other. Received: "
-                f"addresses={job.addresses}, of which TensorFlow says: {error.message!r:.300}. See "
-                "to it that each worker can reach all of them."
+                f"{len(addresses)} addresses, the first {addresses[0]}, of which TensorFlow says: "
+                f"{error.message!r:.300}. See to it that each worker can reach all of them."
             ) from error
         return self.devices("gpu") if gpus else ()
 

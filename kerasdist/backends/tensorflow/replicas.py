@@ -183,7 +183,7 @@ def worker_replicas(
     seconds = communication.timeout_seconds or job.timeouts.meeting
     communication = replace(communication, timeout_seconds=seconds)
     native_strategy = WorkersStrategy(
-        job.addresses,
+        job.gather_addresses(),
         job.rank,
         [_tensorflow_name(device) for device in devices],
         communication,

@@ -69,7 +69,7 @@ def connect(job: Job) -> None:
             )
         return
     _take_part_of_cores()
-    host, _, port = job.addresses[0].rpartition(":")
+    host, _, port = job.chief_address.rpartition(":")
     store = dist.TCPStore(
         host.strip("[]"),
         int(port),
@@ -104,7 +104,7 @@ def _take_part_of_cores() -> None:
 
 def _let_gloo_be_reached(job: Job) -> None:
     """Lets Gloo listen on the interface that other workers reach, unless the user has set one."""
-    address = "127.0.0.1" if job.is_on_one_machine else network.misleads(job.addresses, job.rank)
+    address = "127.0.0.1" if job.is_on_one_machine else network.misleads(job.other_addresses)
     interface = None if address is None else network.interface_of(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

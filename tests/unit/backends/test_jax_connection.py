@@ -11,8 +11,8 @@ from kerasdist.job import network
 connection.socket = types.SimpleNamespace(
     gethostname=lambda: "machine", gethostbyname=lambda name: "127.0.1.1"
 )
-network.misleads = lambda addresses, rank: "10.0.0.1"
-job = types.SimpleNamespace(rank=0, num_workers=2, addresses=("10.0.0.1:1", "10.0.0.2:1"))
+network.misleads = lambda others: "10.0.0.1"
+job = types.SimpleNamespace(rank=0, num_workers=2, other_addresses=["10.0.0.2:1"])
 try:
     connection.check_way_back(job)
 except JobError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from kerasdist.job import network
 
-HERE, THERE = "10.0.0.1:1", "10.0.0.2:1"
+THERE = "10.0.0.2:1"
 
 
 @pytest.fixture
@@ -26,18 +26,19 @@ def named(monkeypatch):
 
 def test_a_name_that_leads_to_the_loopback_misleads_other_machines(named):
     named("127.0.1.1")
-    assert network.misleads([HERE, THERE], 0) == "way to 10.0.0.2"
-    assert network.misleads([HERE, THERE], 1) == "way to 10.0.0.1"
+    assert network.misleads([THERE, "10.0.0.3:1"]) == "way to 10.0.0.2"
+    assert network.misleads(["127.0.0.1:1", THERE]) == "way to 10.0.0.2"
 
 
 def test_it_does_not_where_all_workers_are_on_one_machine(named):
     named("127.0.1.1")
-    assert network.misleads(["127.0.0.1:1", "127.0.0.1:2"], 0) is None
+    assert network.misleads(["127.0.0.1:2"]) is None
+    assert network.misleads([]) is None
 
 
 def test_a_name_that_others_know_does_not_mislead(named):
     named("10.0.0.1")
-    assert network.misleads([HERE, THERE], 0) is None
+    assert network.misleads([THERE]) is None
 
 
 def test_an_interface_is_found_by_its_address():

@@ -40,6 +40,6 @@ def test_a_stranger_is_recognised(ends, stranger):
 
 
 def test_tensors_are_not_for_this_way(monkeypatch):
-    monkeypatch.setattr(protocol, "MAX_BYTES", 100)
+    monkeypatch.setattr(protocol, "_FRAME_BYTES", 100)
     with pytest.raises(ValueError, match="by collectives"):
         protocol.packed("x" * 100)

@@ -1,0 +1,293 @@
+"""Jobs of hundreds and thousands of workers on one coordinator: DEFECTS 22 and 23.
+
+`KERASDIST_SCALE_FULL=1` takes 4,096 workers. What is asserted are bytes and lines of code that run,
+never seconds; the limits on time end a test that hangs.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+
+import pytest
+
+from kerasdist.errors import JobError
+from kerasdist.job import listening
+from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
+from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
+from kerasdist.launch.placement import free_port
+from tests.unit.job.simulated_workers import SimulatedWorker, values_in
+
+MINE = Credentials(b"a secret", "a job")
+PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
+MANY = 4096 if os.environ.get("KERASDIST_SCALE_FULL") == "1" else 512
+LIMIT_SECONDS = 240.0
+
+
+@contextlib.asynccontextmanager
+async def job_of(workers: int):
+    """A coordinator, and workers that come at once."""
+    listening.require_file_descriptors(2 * workers)  # both ends are in this process
+    port = free_port()
+    coordinator = Coordinator("127.0.0.1", port, workers, PATIENT, MINE)
+    everyone = [SimulatedWorker(rank, workers, MINE) for rank in range(workers)]
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await asyncio.gather(*(worker.connect(port) for worker in everyone))
+        yield everyone
+        for worker in everyone:
+            worker.say({"type": "bye", "error": None})
+        assert await asyncio.to_thread(coordinator._ended.wait, 60)
+    for worker in everyone:
+        worker.close()
+
+
+async def hear_all(everyone):
+    """Returns what each hears next, and how many bytes that is."""
+    before = sum(worker.heard for worker in everyone)
+    said = await asyncio.gather(*(worker.hear() for worker in everyone))
+    return said, sum(worker.heard for worker in everyone) - before
+
+
+def test_defects_22_23_many_workers_join_meet_save_and_leave():
+    asyncio.run(asyncio.wait_for(a_whole_job(), LIMIT_SECONDS))
+
+
+async def a_whole_job():
+    async with job_of(MANY) as everyone:
+        rosters, size = await hear_all(everyone)
+        assert all(one == rosters[0] and one["type"] == "roster" for one in rosters)
+        assert size < 200 * MANY  # not the address of each
+
+        facts = "x" * 2048
+        for worker in everyone:
+            worker.beat(1, "fit", {"stretch": 1, "steps": 9, "changes": [[0, "32"], [8, "17"]]})
+            worker.meet(1, "a call of fit", facts)
+        met, size = await hear_all(everyone)
+        assert values_in(met[0]) == [facts] * MANY
+        assert all(one == met[0] for one in met)
+        assert size < 1.1 * 2048 * MANY
+
+        for worker in everyone:  # one of them differs
+            worker.meet(2, "digests", facts[worker.rank == 7 :])
+        met, size = await hear_all(everyone)
+        assert values_in(met[-1]) == [facts[rank == 7 :] for rank in range(MANY)]
+        assert size < 2.1 * 2048 * MANY
+
+        for worker in everyone:  # all differ, and the chief alone needs it
+            worker.meet(3, "figures of an epoch", {"ms": worker.rank}, for_chief=True)
+        met, size = await hear_all(everyone)
+        assert values_in(met[CHIEF]) == [{"ms": rank} for rank in range(MANY)]
+        assert all(values_in(one) == [] for one in met[1:])
+        assert size < 200 * MANY
+
+        chief, *others = everyone
+        saved = {"path": "/folder/m.keras", "step": 1}
+        for worker in others:
+            worker.say({"type": "save", "number": 1, **saved, "occurrence": 0, "index": 0})
+        chief.say({"type": "wrote", **saved, "outcome": {"modified": 5}})
+        answers, _ = await hear_all(others)
+        assert all(one["values"] == [{"modified": 5}] for one in answers)
+
+        for worker in everyone[: MANY // 2]:  # half are at the end, and half still evaluate
+            worker.beat()
+            worker.meet(1, "end of the script", 1, LEAVING)
+        for worker in everyone[MANY // 2 :]:
+            worker.beat(1, "evaluate")
+        await asyncio.sleep(2 * PATIENT.beat)
+        for worker in everyone[MANY // 2 :]:
+            worker.beat()
+            worker.meet(1, "end of the script", 1, LEAVING)
+        met, _ = await hear_all(everyone)
+        assert {one["type"] for one in met} == {"met"}
+
+
+class Wire:
+    """What a member's connection is told."""
+
+    def __init__(self):
+        self.bytes = 0
+
+    def write(self, data: bytes):
+        self.bytes += len(data)
+
+
+class CountedLines:
+    """Counts the lines of kerasdist that run in a block, and the bytes that are sent."""
+
+    def __init__(self, wires):
+        self._wires = wires
+        self.lines = self.bytes = 0
+
+    def __enter__(self):
+        self.bytes = -sum(wire.bytes for wire in self._wires)
+        self._before = sys.gettrace()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before)
+        self.bytes += sum(wire.bytes for wire in self._wires)
+
+    def _entered(self, frame, event, argument):
+        return self._count if "/kerasdist/job/" in frame.f_code.co_filename else None
+
+    def _count(self, frame, event, argument):
+        self.lines += event == "line"
+        return self._count
+
+
+class InMemory:
+    """A coordinator without connections: a test hands it the messages."""
+
+    def __init__(self, workers: int, monkeypatch, timeouts: Timeouts = PATIENT):
+        monkeypatch.setattr(Coordinator, "_serve", lambda self: None)
+        self.coordinator = Coordinator("127.0.0.1", 0, workers, timeouts, MINE)
+        self.coordinator._socket.close()
+        self.wires = [Wire() for _ in range(workers)]
+        hello = {"num_workers": workers, "pid": 1, "host": "here", "given": None}
+        self.members = [
+            self.coordinator._admitted({"rank": rank, **hello}, wire)
+            for rank, wire in enumerate(self.wires)
+        ]
+
+    def hear(self, rank: int, kind: str, **message):
+        self.coordinator._hear(self.members[rank], {"type": kind, **message})
+
+    def beat(self, rank: int, step: int = 0, place: str = "fit"):
+        changes = [[0, "32"], [8, "17"]]
+        batches = {"stretch": 1, "steps": step, "changes": changes}
+        self.hear(rank, "beat", doing=[step, place, 1], batches=batches)
+
+    def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):
+        self.hear(rank, "meet", channel=channel, number=number, label="a call", value=value)
+
+    def patrol(self, times: int = 1):
+        for _ in range(times):
+            self.coordinator._patrol()
+
+
+@pytest.mark.parametrize("what", ["beat", "meet", "save"])
+def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypatch):
+    """The figures are those of the second worker's message, where all others have sent theirs."""
+    costs = set()
+    for workers in (3, 64, 4096):
+        job = InMemory(workers, monkeypatch)
+        for rank in range(2, workers):
+            job.beat(rank)
+            job.meet(rank, 1)
+            job.meet(rank, 1, LEAVING)
+            job.hear(rank, "save", number=1, step=2, path="m", occurrence=0, index=0)
+        with CountedLines(job.wires) as counted:
+            match what:
+                case "beat":
+                    job.beat(1, 5)
+                case "meet":
+                    job.meet(1, 1)
+                case "save":
+                    job.hear(1, "save", number=1, step=2, path="m", occurrence=0, index=0)
+        costs.add((counted.lines, counted.bytes))
+    assert len(costs) == 1, costs
+    assert min(costs)[0] > 5
+
+
+@pytest.mark.parametrize("what", ["meeting", "patrol", "files"])
+def test_defects_22_what_concerns_all_passes_over_them_once(what, monkeypatch):
+    """Lines and bytes a worker do not grow with the number of workers."""
+    costs = {}
+    for workers in (1, 64, 4096):
+        job = InMemory(workers, monkeypatch)
+        for rank in range(workers):
+            job.beat(rank, 40)
+        for rank in range(1, workers):
+            job.hear(rank, "save", number=1, step=40, path="m", occurrence=0, index=0)
+        with CountedLines(job.wires) as counted:
+            if what == "meeting":
+                for rank in range(workers):
+                    job.meet(rank, 1, value="x" * 64)
+            elif what == "patrol":
+                for rank in range(workers // 2):
+                    job.meet(rank, 1, LEAVING, 40)
+                job.patrol()
+            else:
+                job.hear(CHIEF, "wrote", path="m", step=40, outcome={"modified": 1})
+        costs[workers] = counted.lines / workers, counted.bytes / workers
+    (few_lines, few_bytes), (lines, of_bytes) = costs[64], costs[4096]
+    assert lines <= few_lines, costs
+    assert of_bytes <= few_bytes + 4, costs  # a number of four digits
+
+
+def test_defects_30_no_time_passes_while_all_are_suspended(monkeypatch):
+    """Suspended for an hour, in a meeting, and a second from each time-out."""
+    limits = Timeouts(join=9.0, heartbeat=9.0, meeting=9.0)
+    job = InMemory(3, monkeypatch, limits)
+    job.meet(1, 1)
+    for rank in range(3):
+        job.beat(rank)
+    job.patrol(4)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 3600.0)
+    job.patrol(2)
+    for rank in range(3):
+        job.beat(rank, 1)
+    job.patrol()
+    assert not job.coordinator._failed
+    job.patrol(9)
+    assert job.coordinator._failed  # nobody has given a sign of life since
+
+
+@pytest.mark.parametrize("ahead_first", [True, False])
+def test_who_goes_on_while_another_has_ended_its_script_is_found(ahead_first, monkeypatch, said):
+    """Also one that was ahead before the first came to its end, or of a later one alone."""
+    job = InMemory(3, monkeypatch)
+    if ahead_first:
+        job.beat(2, 5)
+    job.meet(1, 1, LEAVING, 7)
+    if not ahead_first:
+        job.beat(2, 5)
+    job.patrol()
+    assert said == []  # step 5 is before the end at 7
+    job.meet(0, 1, LEAVING, 4)
+    job.patrol()
+    [(kind, rank, why)] = said
+    assert (kind, rank) == ("left early", 0)
+    assert "but worker 2 is at 'step 5 of fit'" in why
+
+
+def test_messages_name_eight_workers_and_the_number_of_the_others(monkeypatch, said):
+    job = InMemory(4096, monkeypatch, Timeouts(heartbeat=1e6, meeting=3.0))
+    job.meet(4000, 1)
+    job.patrol(4)
+    [(kind, rank, why)] = said
+    assert (kind, rank) == ("lost", 0)
+    assert "workers 0, 1, 2, 3, 4, 5, 6, 7 and 4087 others did not come to 'a call'" in why
+    assert len(why) < 500
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """Why the job has failed."""
+    failures = []
+    monkeypatch.setattr(
+        Coordinator, "_fail", lambda self, kind, rank, why: failures.append((kind, rank, why))
+    )
+    return failures
+
+
+def test_defects_23_too_few_file_descriptors_are_named(monkeypatch):
+    resource = pytest.importorskip("resource")
+    limits = [(256, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+
+    def raise_limit(which, wanted):
+        if wanted[0] > wanted[1]:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "setrlimit", raise_limit)
+    with pytest.raises(JobError, match=r"4608 open files.*4096 workers.*hard limit of 1024"):
+        Coordinator("127.0.0.1", 0, 4096, PATIENT, MINE)
+    assert limits == [(256, 1024)]
+    listening.require_file_descriptors(400)
+    assert limits[-1] == (912, 1024)  # the soft limit is raised
