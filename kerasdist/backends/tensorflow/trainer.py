@@ -251,7 +251,11 @@ def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextMa
     return keras.StatelessScope(pairs) if pairs else nullcontext()
 
 
+# `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.
+_NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
+
+
 def _description(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, tf.OptionalSpec | tf.NoneTensorSpec):
+    if leaf is None or isinstance(leaf, (tf.OptionalSpec, _NoneTensorSpec)):
         return None
     return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
