@@ -40,7 +40,7 @@ def offset(job: Job | None) -> Offset:
     for number in range(_ROUNDS):
         job.all_gather_object(f"clock {number}", None, channel="clock")
         stamps.append(time.time_ns())
-    chiefs = job.all_gather_object("clocks", stamps, channel="clock")[0]
+    chiefs = job.broadcast_object("clocks", stamps, channel="clock")
     return of_stamps(stamps, chiefs)
 
 

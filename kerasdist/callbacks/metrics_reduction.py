@@ -59,8 +59,10 @@ class MetricsReduction(keras.callbacks.Callback):
             return
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         label = f"logs of epoch {epoch + 1}: {sorted(own)}"
-        everyone: Sequence[dict[str, float]] = job.all_gather_object(label, own)
-        for name in own:
+        everyone: Sequence[dict[str, float]] = job.gather_object(label, own)
+        reduced: dict[str, float] = {}
+        for name in own if job.is_chief else ():
             values = [theirs[name] for theirs in everyone]
             if any(value != values[0] for value in values):
-                logs[name] = _REDUCTIONS[self._reductions.get(name, "mean")](values)
+                reduced[name] = _REDUCTIONS[self._reductions.get(name, "mean")](values)
+        logs.update(job.broadcast_object(label, reduced))

@@ -22,7 +22,7 @@ def name_of_run(folder: Path, job: Job) -> str | None:
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name, job.rank).write_text(name, encoding="utf-8")
     # A worker must not look for the folder before: a network file system may remember its absence.
-    name = str(job.all_gather_object("the folder of the backups", name)[0])
+    name = str(job.broadcast_object("the folder of the backups", name))
     own = _probe(folder, name, job.rank)
     try:
         sees = _has(folder, name, 0)
@@ -32,7 +32,7 @@ def name_of_run(folder: Path, job: Job) -> str | None:
         seen = job.all_gather_object("whether all see the folder of the backups", sees)
         if job.is_chief:
             sees = all(seen) and all(_has(folder, name, rank) for rank in range(job.num_workers))
-        shared = job.all_gather_object("whether the folder of the backups is shared", sees)[0]
+        shared = job.broadcast_object("whether the folder of the backups is shared", sees)
     finally:
         with contextlib.suppress(OSError):
             own.unlink()

@@ -116,9 +116,9 @@ def require_same(own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 
 
 def random_states_of_gpus(job: Job | None) -> list[list[str]]:
-    """Returns each worker's states of its GPUs' generators. All workers must call it."""
+    """Returns, on the chief, each worker's states of its GPUs' generators. All must call it."""
     own = random_states.of_gpus()
-    return [own] if job is None else job.all_gather_object("random states of GPUs", own)
+    return [own] if job is None else job.gather_object("random states of GPUs", own)
 
 
 def put_back_random_states_of_gpus(states: Sequence[list[str]], rank: int) -> None:

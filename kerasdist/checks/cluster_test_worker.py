@@ -13,6 +13,7 @@ import numpy as np
 from kerasdist.checks.findings import Finding, as_dicts
 from kerasdist.context import get_replica_context
 from kerasdist.job import results
+from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
 from kerasdist.replica_context import ReplicaContext
@@ -59,9 +60,9 @@ def devices(strategy: Strategy, seconds: float) -> Finding:
     own = f"{platform.node()}: {', '.join(strategy.extended.worker_devices)}"
     workers = everyone(strategy, "devices", own)
     count = strategy.num_replicas_in_sync
-    found = f"{count} replicas of {len(workers)} workers, after {seconds:.1f} s; " + "; ".join(
-        f"worker {rank} on {text}" for rank, text in enumerate(workers)
-    )
+    places = {rank: f"on {text}" for rank, text in enumerate(workers)}
+    found = f"{count} replicas of {len(workers)} workers, after {seconds:.1f} s; "
+    found += named_places(places)
     if count == 1:
         said = "There is one replica: nothing is exchanged. Name more: --workers 2."
         return Finding("devices", "warning", found, said)
@@ -216,7 +217,7 @@ def _equal_on_workers(digests: list[str]) -> Finding:
     other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if not other:
         return Finding("workers", "ok", "weights equal to the bit", "All have one model.")
-    found = f"weights of workers {other} differ from the chief's"
+    found = f"weights of {named_workers(other)} differ from the chief's"
     return Finding("workers", "problem", found, "Workers have come apart. Report it.")
 
 

@@ -247,8 +247,8 @@ class Coordinator:
                 del message["type"]
                 self._answer_savers([Save(rank=member.rank, since=self._now, **message)])
             case "bye":
-                member.left = True
                 error = message["error"]
+                member.left = True
                 if error is not None:
                     kind = "interrupted" if error == CTRL_C else "lost"
                     self._fail_lost(member.rank, f"it ended with {error}", kind)

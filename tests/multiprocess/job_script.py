@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -21,6 +22,7 @@ HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
 # Short only where a limit is what ends the job: a busy machine does not keep the others.
 SHORT = {
     "be_stopped": {"heartbeat": HEARTBEAT},
+    "all_are_suspended": {"heartbeat": HEARTBEAT},
     "stay_away": {"meeting": MEETING},
     "stand_still": {"meeting": MEETING},
     "chief_does_not_save": {"meeting": MEETING},
@@ -74,6 +76,19 @@ def be_stopped(job: Job):
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     job.all_gather_object("the next step", None)
+
+
+def all_are_suspended(job: Job):
+    """As by Slurm's suspend, for three times the heartbeat's time-out."""
+    began = time.monotonic()
+    pids = " ".join(map(str, job.all_gather_object("processes", os.getpid())))
+    if job.is_chief:
+        script = f"kill -STOP {pids}; sleep {3 * HEARTBEAT}; kill -CONT {pids}"
+        subprocess.Popen(["sh", "-c", script])
+    with job.translating_failures("fit"):
+        while time.monotonic() - began < 6 * HEARTBEAT:
+            time.sleep(0.05)
+    print("went on", job.all_gather_object("after the pause", job.rank))
 
 
 def raise_an_error(job: Job):

@@ -28,7 +28,8 @@ def _apart(others: str, one: str) -> str:
 
 def _left_early(others: str) -> str:
     """What is said where the script of worker 1 ends first."""
-    return f"worker 1 .* is lost: it came to the end of its script, but (worker [02] is|workers 0, 2 are) at {others}"
+    some = "(worker [02] is|workers 0, 2 are)"
+    return f"worker 1 .* is lost: it came to the end of its script, but {some} at {others}"
 
 
 # The behaviour of worker 1 (the chief's, in those that name it), the survivors' exit codes, what
@@ -66,6 +67,7 @@ WITHOUT_LOSS = [
     "one_is_interrupted",
     "save",
     "wait_at_exit",
+    "all_are_suspended",
     "own_error",
     "chief_fails_to_save",
     "chief_is_killed",
@@ -163,6 +165,11 @@ def test_the_chief_writes_what_all_save(jobs):
 def test_workers_wait_for_each_other_at_the_end(jobs):
     ended = jobs["wait_at_exit"].join(SLACK)
     assert [worker.output.strip() for worker in ended] == ["waited"] * 3, report(ended)
+
+
+def test_defects_30_a_job_goes_on_after_all_its_workers_were_suspended(jobs):
+    ended = jobs["all_are_suspended"].join(SLACK + 6 * HEARTBEAT)
+    assert [worker.output.strip() for worker in ended] == ["went on [0, 1, 2]"] * 3, report(ended)
 
 
 def test_an_error_of_the_users_stays_what_it_is(jobs):

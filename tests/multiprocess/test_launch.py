@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -345,3 +346,24 @@ def test_threads_are_shared_by_the_workers_of_a_machine(given):
         output = process.stdout.read()
         assert process.wait(20) == 0
     assert int(output) == int(given or max(1, supervisor.cores() // 2))
+
+
+def test_defects_24_the_supervisor_does_not_keep_the_coordinators_port_open():
+    """A worker that has ended, or has closed it, leaves nobody who listens."""
+    code = "import os, sys, time\nos.close(int(sys.argv[1]))\nprint('closed', flush=True)\n"
+    code += "time.sleep(60)"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, number = listener.getsockname()[1], str(listener.fileno())
+        supervised = [supervisor.__file__, "--pass-fd", number, "--", sys.executable, "-c", code]
+        process = subprocess.Popen(
+            [sys.executable, *supervised, number],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        )
+    with process:
+        assert process.stdout.readline() == b"closed\n"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        process.stdin.close()  # the launcher is gone
+        assert process.wait(20) != 0

@@ -18,9 +18,6 @@ from typing import Any, final
 
 from kerasdist.errors import ReplicaError
 
-# NCCL's time-out for a collective. A replica that has waited for so long waits for one that hangs.
-TIMEOUT_SECONDS = 600.0
-
 
 @final
 class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
@@ -31,7 +28,7 @@ class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
 class Rendezvous:
     """The meetings of up to `size` participants, step after step."""
 
-    def __init__(self, size: int, *, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, size: int, *, timeout: float) -> None:
         self.timeout = timeout
         # A participant waits by acquiring its gate; another one lets it go on by releasing it.
         self.gates = [threading.Lock() for _ in range(size)]
@@ -139,9 +136,9 @@ class Rendezvous:
             ]
             held = "; ".join(f"replica {r} waits at: {at}" for r, (at, _) in self._arrived.items())
             error = ReplicaError(
-                f"Expected every replica within {self.timeout} seconds. Received: no sign of "
+                f"Expected every replica within {self.timeout:g} s. Received: no sign of "
                 f"{', '.join(missing)} ({held or 'the others have ended their step'}). Look for "
-                "what it is waiting for; a step that needs longer wants a larger time-out."
+                "what it is waiting for; raise KERASDIST_MEETING_TIMEOUT if a step needs longer."
             )
             self._break(error, by=rank)
         raise error

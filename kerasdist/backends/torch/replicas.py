@@ -26,7 +26,6 @@ from kerasdist.backends.torch import (
     masks,
     modules,
     random,
-    rendezvous,
     shards,
 )
 from kerasdist.backends.torch.batches import Part
@@ -49,6 +48,7 @@ from kerasdist.devices import Device
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.worker_batches import ShardedAdapter
 from kerasdist.job.job import Job
+from kerasdist.job.timeouts import Timeouts
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TorchReplicaSet(ReplicaSet):
             )
         super().__init__(devices, options, job)
         self.torch_devices = [torch_device(device) for device in devices]
-        self.timeout = rendezvous.TIMEOUT_SECONDS
+        self.timeout = Timeouts.of_environment().meeting
         self._threads: ReplicaThreads | None = None
         self._one_step = threading.Lock()
         self.group = Group()

@@ -210,3 +210,31 @@ def told():
 @pytest.mark.parametrize("case", EXPECTED)
 def test_runner(told, case):
     assert told[case] == EXPECTED[case], told[case]
+
+
+HANGING = """
+import threading
+import kerasdist as kd
+from kerasdist.errors import ReplicaError
+
+never = threading.Event()
+strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+
+def step():
+    context = kd.get_replica_context()
+    if context.replica_id_in_sync_group:
+        never.wait(30)
+    return context.all_reduce("sum", 1.0)
+
+try:
+    strategy.run(step)
+except ReplicaError as error:
+    print(error)
+never.set()
+"""
+
+
+def test_defects_21_a_replica_waits_as_long_as_the_meeting_timeout_says():
+    said = run_fresh(HANGING, KERAS_BACKEND="torch", KERASDIST_MEETING_TIMEOUT="1")
+    assert said.startswith("Expected every replica within 1 s. Received: no sign of replica 1")
+    assert "raise KERASDIST_MEETING_TIMEOUT" in said

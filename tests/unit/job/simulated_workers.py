@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -55,8 +56,10 @@ class SimulatedWorker:
                 self.heard += len(protocol.packed(message))
                 return message
 
-    def close(self):
+    async def close(self):
         self._writer.close()
+        with contextlib.suppress(OSError):  # the other side was faster
+            await self._writer.wait_closed()
 
 
 def values_in(message: Mapping[str, Any]) -> list[Any]:

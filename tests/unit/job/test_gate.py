@@ -1,5 +1,6 @@
 """A live coordinator among strangers: the job goes on, and says what it refused."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -11,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kerasdist.errors import JobError
+from kerasdist.job import client as client_module
 from kerasdist.job import handshake, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 from kerasdist.launch.placement import free_port
+from tests.unit.job.simulated_workers import SimulatedWorker
 
 MINE = Credentials(b"a secret", "job 7")
 TIMEOUTS = Timeouts(join=30.0, heartbeat=30.0, meeting=30.0)
@@ -205,3 +208,159 @@ def _value(rng: random.Random, depth: int):
         parts = [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
         return parts if rng.random() < 0.5 else {str(i): part for i, part in enumerate(parts)}
     return rng.choice(scalars)
+
+
+def test_defects_24_half_a_surrogate_pair_is_refused_like_any_other_number(coordinator, capsys):
+    for _ in range(30):
+        with coordinator.stranger() as one:
+            protocol.receive(one)
+            one.sendall(b"\0\0\0\x34" + b'{"type":"answer","nonce":"\\ud800","digest":"\\udfff"}')
+            assert protocol.receive(one)["type"] == "refused"
+    coordinator.gather()
+    coordinator.goes_on()
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) < 10, lines
+    assert all("its KERASDIST_SECRET is not the one of this job" in line for line in lines), lines
+
+
+def test_a_worker_that_tries_again_is_not_reported(coordinator, capsys):
+    """It has left its first connection, which waited for a chief that was starting."""
+    for _ in range(20):
+        coordinator.stranger().close()
+    coordinator.gather()
+    coordinator.goes_on()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank", [0.5, 1.0, True, "1", None, [1], -1, 2, 2**70])
+def test_defects_24_a_rank_is_a_whole_number_of_the_job(coordinator, rank):
+    one = SimulatedWorker(rank, 2, MINE)
+    refused = asyncio.run(_join_and_hear(one, coordinator.port))
+    assert refused["type"] == "refused"
+    assert f"the chief expects 2 workers, and this one calls itself number {rank}" in refused["why"]
+    coordinator.gather()
+    coordinator.goes_on()
+
+
+@pytest.mark.parametrize("facts", [{"given": 5}, {"given": ["a:1"]}, {"num_workers": None}])
+def test_a_malformed_beginning_is_refused(coordinator, facts):
+    refused = asyncio.run(_join_and_hear(SimulatedWorker(1, 2, MINE, facts), coordinator.port))
+    assert refused["type"] == "refused"
+    coordinator.gather()
+    coordinator.goes_on()
+
+
+async def _join_and_hear(worker: SimulatedWorker, port: int):
+    async with asyncio.timeout(30):
+        await worker.connect(port)
+        heard = await worker.hear()
+        await worker.close()
+        return heard
+
+
+WELL = {"stretch": 1, "steps": 3, "changes": [[0, "4"]]}
+MALFORMED = [
+    {"type": "beat"},
+    {"type": "beat", "doing": 3, "batches": None},
+    {"type": "beat", "doing": [1, "fit"], "batches": None},
+    {"type": "beat", "doing": [1, "fit", 1, 1], "batches": None},
+    {"type": "beat", "doing": ["1", "fit", 1], "batches": None},
+    {"type": "beat", "doing": [1.5, "fit", 1], "batches": None},
+    {"type": "beat", "doing": [1, ["fit"], 1], "batches": None},
+    *(
+        {"type": "beat", "doing": [1, "fit", 1], "batches": batches}
+        for batches in (
+            5,
+            {},
+            {**WELL, "steps": "3"},
+            {**WELL, "stretch": [1]},
+            {**WELL, "changes": [[0, "4", 5]]},
+            {**WELL, "changes": [["0", "4"]]},
+            {**WELL, "changes": [[0, 4]]},
+            {**WELL, "changes": []},
+            {**WELL, "changes": [[2, "4"]]},
+        )
+    ),
+    {"type": "meet"},
+    {"type": "meet", "channel": ["main"], "number": 1, "label": "a", "value": 1},
+    {"type": "meet", "channel": "main", "number": {}, "label": "a", "value": 1},
+    {"type": "meet", "channel": "leaving", "number": 1, "label": "the end", "value": "7"},
+    {"type": "save", "number": 1, "step": 0, "path": ["m"], "occurrence": 0, "index": 0},
+    {"type": "save", "number": 1, "step": "0", "path": "m", "occurrence": 0, "index": 0},
+    {"type": "save", "number": 1, "step": 0, "path": "m"},
+    {"type": "wrote", "step": 0},
+    {"type": "bye"},
+    {"type": "dance"},
+    {"no": "type"},
+    [],
+    None,
+    "beat",
+]
+
+
+@pytest.mark.parametrize("message", MALFORMED, ids=str)
+def test_defects_24_a_malformed_message_is_named_at_once(coordinator, message):
+    """And not as a lost network after the heartbeat's time-out, which is 30 s here."""
+    asyncio.run(asyncio.wait_for(_say_and_hear(coordinator, message), 20))
+
+
+async def _say_and_hear(coordinator, message):
+    chief, other = everyone = [SimulatedWorker(rank, 2, MINE) for rank in range(2)]
+    for worker in everyone:
+        await worker.connect(coordinator.port)
+    for worker in everyone:
+        assert (await worker.hear())["type"] == "roster"
+    other.say(message)
+    failure = await chief.hear()
+    assert (failure["type"], failure["kind"], failure["rank"]) == ("failure", "lost", 1), failure
+    assert "worker 1 (process 1 on node1) is lost: it sent a malformed message" in failure["why"]
+    assert "killed" not in failure["why"]
+    for worker in everyone:
+        await worker.close()
+
+
+def test_defects_24_too_much_for_one_exchange_is_named_with_its_size(coordinator, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
+    coordinator.gather()
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(client.meet, "main", 1, "a step", str(client.facts["rank"]) * 600)
+            for client in coordinator.clients
+        ]
+        for rank, call in enumerate(calls):
+            said = rf"\[worker {rank}/2\] the values of 2 workers at 'a step' come to 1204 bytes, "
+            with pytest.raises(JobError, match=said + "and 1000 are the limit"):
+                call.result(timeout=20)
+
+
+def test_equal_values_count_once_in_an_exchange(coordinator, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_BYTES", 1000)
+    coordinator.gather()
+    with ThreadPoolExecutor(2) as pool:
+        meet = [pool.submit(one.meet, "main", 1, "a", "x" * 900) for one in coordinator.clients]
+        assert [call.result(timeout=20) for call in meet] == [["x" * 900] * 2] * 2
+
+
+def test_defects_23_a_connection_that_nobody_answers_is_tried_again(monkeypatch):
+    """As one that the kernel has dropped, of thousands at once."""
+    monkeypatch.setattr(client_module, "_FIRST_WAIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(Client, "127.0.0.1", port, FACTS, TIMEOUTS, MINE)
+            silent = deaf.accept()[0]
+            deaf.settimeout(10)
+            with deaf.accept()[0] as second, silent:
+                asked = handshake.challenge(MINE)
+                second.sendall(protocol.packed(asked))
+                answered = protocol.receive(second)
+                second.sendall(protocol.packed(handshake.reply(asked, answered, MINE)))
+                assert protocol.receive(second)["type"] == "hello"
+                roster = {"type": "roster", "chief": "here:1"}
+                second.sendall(protocol.packed(roster))
+                joined = joining.result(timeout=10)
+                assert joined.roster == roster
+                joined.close()
+
+
+FACTS = {"rank": 0, "num_workers": 1, "pid": 1, "host": "here", "given": None, "port": 1}

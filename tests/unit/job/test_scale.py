@@ -40,7 +40,7 @@ async def job_of(workers: int):
             worker.say({"type": "bye", "error": None})
         assert await asyncio.to_thread(coordinator._ended.wait, 60)
     for worker in everyone:
-        worker.close()
+        await worker.close()
 
 
 async def hear_all(everyone):
