@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kerasdist import keras_compat
+from kerasdist.agreement.measures import difference, measures_of, rounding_of
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.errors import DisagreementError
 from kerasdist.input.batch_forms import first_difference
 from kerasdist.job.comparison import described_difference
 from kerasdist.keras_compat import ops
 from kerasdist.user_warnings import warn_user
-
-# Values that differ by less, relative to one plus their mean size, differ by rounding:
-# workers on other machines, or with other numbers of threads, may add up in another order. (One
-# is added, since what is left of large numbers that cancel may be small.)
-_ROUNDING = 1e-5
 
 
 def require_equal_batches(replicas: ReplicaSet, when: str) -> None:
@@ -65,18 +58,30 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
         said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
         raise _disagreement(replicas, when, said)
     apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
-    own = [_measures(variables[index]) for index in apart]
+    own = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
     measures = job.all_gather_object(f"sizes of what differs at {when}", own)
+    largest = 0.0
     for number, index in enumerate(apart):
-        theirs = [one[number] for one in measures]
-        if not _are_close(theirs):
-            norms = [{variables[index].path: f"norm {one[0]:.9g}"} for one in theirs]
-            raise _disagreement(replicas, when, described_difference(norms), len(apart) - 1)
+        chiefs, *others = [theirs[number] for theirs in measures]
+        between = max(difference(theirs, chiefs) for theirs in others)
+        largest = max(largest, between)
+        rounding = rounding_of(variables[index].dtype)
+        if between > rounding:
+            values = [
+                {variables[index].path: f"norm {theirs[number][0]:.9g} ({sums[index]:08x})"}
+                for theirs, sums in zip(measures, everyone, strict=True)
+            ]
+            said = (
+                f"{described_difference(values)}: apart by {between:.2g} of its size, more than "
+                f"rounding ({rounding:.2g})"
+            )
+            raise _disagreement(replicas, when, said, len(apart) - 1)
     replicas.equalize([variables[index] for index in apart])
     warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
-        f"at {when}, first {variables[apart[0]].path!r}; all workers go on with the chief's. It "
-        "comes from machines or numbers of threads that are not alike."
+        f"at {when}, by {largest:.2g} of their size at most, first {variables[apart[0]].path!r}; "
+        "all workers go on with the chief's. It comes from machines or numbers of threads that are "
+        "not alike."
     )
 
 
@@ -87,33 +92,12 @@ def _variables(model: Any) -> list[Any]:
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
-        if one.synchronization != "on_read"
+        # Each worker has its own part of a metric; moving statistics are the same on all.
+        if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
         # Not the seeds of layers that augment data: pipelines of workers run ahead differently.
         and not one.path.endswith("seed_generator_state")
     ]
-
-
-def _measures(variable: Any) -> list[float]:
-    """Returns the norm, a sum weighted by position, and the size by which both are compared."""
-    values = np.asarray(ops.convert_to_numpy(variable)).astype("float64").reshape(-1)
-    weights = 1.0 + np.arange(values.size) % 97 / 97
-    sizes = np.abs(values)
-    return [
-        float(np.sqrt(np.sum(values**2))),
-        float(values @ weights),
-        float(sizes.sum() + sizes.size),
-    ]
-
-
-def _are_close(measures: Sequence[Sequence[float]]) -> bool:
-    [first, *others] = np.asarray(measures)
-    return all(
-        bool(np.allclose(one[:2], first[:2], rtol=0, atol=_ROUNDING * first[2], equal_nan=True))
-        if np.isfinite(first).all()
-        else bool(np.array_equal(np.isfinite(one), np.isfinite(first)))
-        for one in others
-    )
 
 
 def _disagreement(replicas: ReplicaSet, when: str, said: str, more: int = 0) -> DisagreementError:

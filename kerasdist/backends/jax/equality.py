@@ -51,9 +51,10 @@ def _sum_of_bits(value: Any) -> Any:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # Weighted by position, so that exchanged halves of a number change the sum.
-    places = jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape) % 251 + 1
-    return jnp.sum(bits * places, dtype=jnp.uint32)
+    # A random factor for each position, so that exchanged elements change the sum.
+    factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
+    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
+    return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
 
 
 def _bytes(value: Any) -> Any:

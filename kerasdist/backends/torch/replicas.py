@@ -188,10 +188,10 @@ class TorchReplicaSet(ReplicaSet):
             (one if shards.shard_of(variable) is None else one[:0]).detach()
             for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
         ]
-        bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
         if self.on_cpu:
+            bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
             return [checksums.of_array(one.numpy()) for one in bits]
-        sums = [one.sum(dtype=torch.int64) for one in bits]
+        sums = [checksum_on_device(one) for one in values]
         return torch.stack(sums).tolist() if sums else []
 
     def run(
@@ -228,6 +228,23 @@ class TorchReplicaSet(ReplicaSet):
         """Initializes a variable that a symbolic call made, on the device of the variables."""
         with context.replica_scope(None), self.placement():
             keras_compat.initialize_waiting_variable(variable)
+
+
+# How many elements `checksum_on_device` takes at a time, in 64 bits each.
+_AT_ONCE = 1 << 22
+
+
+def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
+    """Returns a sum of a tensor's bits, with a random factor for each position."""
+    words = {1: torch.uint8, 2: torch.int16}.get(value.element_size(), torch.int32)
+    bits = value.contiguous().reshape(-1).view(words)
+    total = torch.zeros((), dtype=torch.int64, device=value.device)
+    for begin in range(0, bits.numel(), _AT_ONCE):
+        some = bits[begin : begin + _AT_ONCE].to(torch.int64)
+        places = torch.arange(begin, begin + some.numel(), device=value.device)
+        factors = (places + 1) * 0x1E3779B97F4A7C15  # wraps around
+        total += torch.sum(some * (factors ^ (factors >> 29) | 1))
+    return total
 
 
 @final
