@@ -68,6 +68,7 @@ class GlobalSum(torch.autograd.Function):
         """Returns the scaled sums."""
         # Kept in ctx, since on a GPU torch runs the backward pass in a thread of its own.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
+        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         scaled = tensors if inner == 1.0 else [tensor * inner for tensor in tensors]
         sums = replica.exchange(label, scaled)
         return tuple(sums if outer == 1.0 else [tensor * outer for tensor in sums])
@@ -95,6 +96,7 @@ class GlobalGather(torch.autograd.Function):
         alike: bool,
     ) -> torch.Tensor:
         """Returns the tensors of all replicas."""
+        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         gathered, begin = replica.collect(label, tensor, axis, alike=alike)
         ctx.replica, ctx.label = replica, label
         ctx.part = axis, begin, tensor.shape[axis]

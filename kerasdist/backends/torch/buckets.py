@@ -117,9 +117,9 @@ class DividedBucket:
 class Buckets:
     """The buckets of some variables, the last variables first. All workers must make the same.
 
-    The all-reduces start in this order, each as soon as its bucket is full. The last bucket waits
-    for `finish`, or until all gradients are there: its presence flags say which gradients this
-    worker has, since an optimizer treats None and zeros differently.
+    The all-reduces start in this order, each as soon as its bucket is full and `start_full` is
+    called. The last bucket waits for `finish`, or until all gradients are there: its presence flags
+    say which gradients this worker has, since an optimizer treats None and zeros differently.
     """
 
     def __init__(
@@ -169,15 +169,17 @@ class Buckets:
 
     @torch.no_grad()
     def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient into its bucket, and starts the sums of full buckets.
+        """Copies a weighted gradient into its bucket.
 
         Returns the gradient's place in the bucket; None for one of which a part is left.
         """
         bucket, place = self._places[index]
-        kept = bucket.put(place, gradient, weight)
         self._arrived.add(index)
+        return bucket.put(place, gradient, weight)
+
+    def start_full(self) -> None:
+        """Starts the sums of full buckets, except for the last one."""
         self._start(len(self._buckets) - 1)
-        return kept
 
     @torch.no_grad()
     def start_last(self) -> None:
@@ -199,6 +201,7 @@ class Buckets:
         for index in self._places:
             if index not in self._arrived:
                 self.put(index, gradients[index], weight)
+        self.start_full()
         last = self._last.presence
         if self._started < len(self._buckets):
             if all(present):

@@ -41,6 +41,7 @@ def replica_of(number: int) -> Any:
 def all_sum(tensors: Sequence[torch.Tensor], replica: int) -> list[torch.Tensor]:
     """Returns each tensor summed over the replicas."""
     own = replica_of(replica)
+    own.scope.sums_in_backward = True
     return own.exchange(own.label("all_sum"), tensors)
 
 
@@ -68,6 +69,7 @@ def all_stack(tensor: torch.Tensor, replica: int, replicas: int) -> torch.Tensor
     """Returns the replicas' tensors stacked along a new first axis."""
     del replicas
     own = replica_of(replica)
+    own.scope.sums_in_backward = True
     return own.collect(own.label("all_stack"), tensor[None], 0, alike=True)[0]
 
 

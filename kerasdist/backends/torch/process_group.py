@@ -190,7 +190,7 @@ class ProcessGroup(Group):
 
     @cached_property
     def of_buckets(self) -> dist.ProcessGroup:
-        """A separate process group for all-reduces that overlap with the backward pass.
+        """A separate process group for sums of gradients beside the gathers of divided weights.
 
         All workers must create it.
         """

@@ -4,8 +4,12 @@ The reducer supports only Keras's own `train_step` and `optimizer.apply`, which 
 loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
 the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
 its bucket, and starts the all-reduce of a full bucket, with the last gradient that of the last
-bucket. All workers start these in the same order, in a separate process group, so that no other
-collective of the backward pass comes between them.
+bucket.
+
+All workers must launch all collectives in one order, or NCCL's would wait for each other for ever.
+A gradient that is missing on some workers makes them start a bucket later. So if the backward pass
+has other collectives, such as those of synchronized BatchNormalization, all buckets wait for its
+end. Only the gathers of divided weights go on beside them, in a process group of their own.
 
 The first step shows which parameters have a gradient on any worker; the buckets are for these.
 """
@@ -144,13 +148,14 @@ class HookedBuckets(Buckets):
             self._parameters,
             len(served),
             group,
-            group.of_buckets,
+            group.of_buckets if any(map(shard_of, variables)) else None,
             shards=shards,
             last_bytes=_LAST_BYTES,
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
         self._weights = scope.weights
         self._weight = 1.0
+        self._scope = scope
         self._is_open = False
         itself: weakref.ref[HookedBuckets] = weakref.ref(self)
         self._hooks = [
@@ -168,7 +173,7 @@ class HookedBuckets(Buckets):
             now = scope.leaf(self._variables[index])
             if now is not parameter or not parameter.requires_grad:
                 return False
-        self._weight = weight
+        self._weight, self._scope = weight, scope
         self.clear()
         self._is_open = True
         return True
@@ -191,6 +196,9 @@ class HookedBuckets(Buckets):
             )
         # Frees torch's own gradient; of a divided one nothing is left at the parameter.
         parameter.grad = self.put(index, parameter.grad, self._weight)
+        if self._scope.sums_in_backward:
+            return
+        self.start_full()
         if len(self._arrived) == len(self._parameters) and not self._unserved:
             self.start_last()
 

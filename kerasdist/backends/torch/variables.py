@@ -150,6 +150,8 @@ class ReplicaScope(keras.StatelessScope):
         self.is_only = is_only  # whether it is the only replica of its process
         self._copies = copies
         self.weight = 1.0
+        # Whether the step's backward pass has collectives besides the sums of gradients.
+        self.sums_in_backward = False
         self.rules: Rules
         # Whether all replicas assign equal values now; the ids of variables that got equal values.
         self.writes_equal = False
@@ -165,6 +167,7 @@ class ReplicaScope(keras.StatelessScope):
     def begin(self, weight: float, rules: Rules) -> None:
         """Starts a step: nothing is written yet."""
         self.weight = weight
+        self.sums_in_backward = False
         self.rules = rules
         self.end()
         self._update_copies()
