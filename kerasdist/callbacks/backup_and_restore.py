@@ -12,7 +12,14 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends import random_states
 from kerasdist.binding import binding_of
-from kerasdist.callbacks import backup_parts, shared_folder, training_state
+from kerasdist.callbacks import (
+    backup_call,
+    backup_file,
+    backup_parts,
+    folder_lock,
+    shared_folder,
+    training_state,
+)
 from kerasdist.callbacks.backup_file import Backup
 from kerasdist.callbacks.encoding import Encoder, decode
 from kerasdist.callbacks.in_sync import require_equal_weights
@@ -21,7 +28,7 @@ from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.callbacks.restored import Restored
 from kerasdist.callbacks.run_files import RunFiles
-from kerasdist.errors import BackupError
+from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job.current import current
 from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.job import Job
@@ -68,6 +75,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         *,
         keep: int = 2,
         delete_checkpoint: bool = True,
+        file_mode: int = backup_file.PRIVATE,
     ) -> None:
         """Makes the callback.
 
@@ -77,7 +85,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             save_freq: ``"epoch"``: at the end of each epoch. A number: also after so many batches
                 of an epoch, and every so many after that.
             keep: How many backups stay, at least 1. With 2 there is one left if the last is torn.
-            delete_checkpoint: Whether the backups go when training ends as it should.
+            delete_checkpoint: Whether the backups go when training ends as it should. Under
+                ``kerasdist run`` the last one stays until the script has ended.
+            file_mode: The permissions of the files, which hold the model and what the callbacks
+                remember: the owner's alone.
 
         Raises:
             ValueError: If an argument has no meaning.
@@ -95,6 +106,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.backup_dir = Path(backup_dir)
         self.save_freq = save_freq
         self._keep = keep
+        self._mode = file_mode
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
         self._listed: Sequence[Any] = ()
@@ -163,19 +175,46 @@ class BackupAndRestore(keras.callbacks.Callback):
         run = None
         if job is not None and binding is not None and binding.replicas.divides_state:
             run = shared_folder.name_of_run(self.backup_dir, job)
-        self._files = RunFiles(self.backup_dir, self._keep, job, run)
-        stored = self._files.newest(training_state.forms(self.model, variables))
-        told = self._files.number, None if stored is None else dict(stored.chiefs.facts)
+        self._files = RunFiles(self.backup_dir, self._keep, self._mode, job, run)
+        call = {"call": backup_call.of_model(model), "data": self._position.facts}
+        self._call = {**call, "forms": training_state.forms(variables)}
+        stored = self._files.newest(self._call)
+        facts = None if stored is None else dict(stored.chiefs.facts)
+        if facts is not None:  # which the chief has compared
+            facts = {name: one for name, one in facts.items() if name not in self._call}
+        told = self._files.number, self._files.refusal, facts
         if job is not None:
             told = job.broadcast_object("backup", told)
-        self._files.number, facts = told
+        self._files.number, refusal, facts = told
+        if refusal is not None:
+            place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
+            raise BackupError(f"{place}{refusal}")
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False
         if facts is None:
             return
-        self._files.number = facts["number"]
-        in_parts = self._files.in_parts
-        self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
+        with self._restoring():
+            self._files.number = facts["number"]
+            in_parts = self._files.in_parts
+            self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
+
+    @contextlib.contextmanager
+    def _restoring(self) -> Iterator[None]:
+        """Names the backup in errors of values that it should not have."""
+        try:
+            yield
+        except KerasdistError:
+            raise
+        except Exception as error:
+            raise BackupError(
+                f"Expected backup {self._files.number} in {self.backup_dir} to have values that "
+                f"this script can restore. Received: {type(error).__name__}: {error}. Delete it, "
+                "and the one before it is used."
+            ) from error
+
+    def release(self) -> None:
+        """Lets other runs use the folder."""
+        folder_lock.release(self.backup_dir)
 
     def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
@@ -200,7 +239,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         del logs
         self._epoch, self._last_saved, self._skipped = epoch, 0, 0
         if self._resumed is not None:
-            self._go_on(self._resumed)
+            with self._restoring():
+                self._go_on(self._resumed)
             self._resumed = None
         self._position.epoch_begins()
 
@@ -240,8 +280,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._in_training = False
         self._unmute.close()
         keras_compat.set_initial_epoch(self.model, None)
-        job = current()
-        self._files.training_ended(removes=self._delete and (job is None or job.is_chief))
+        self._files.training_ended(removes=self._delete)
 
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup, from which a run goes on after ``batches`` of ``epoch``.
@@ -266,6 +305,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
         parts = self._files.write_part(pieces) if pieces else []
+        if parts is None:  # a disk is full
+            return
         if job is not None and not job.is_chief:
             training_state.read_along(arrays)
             return
@@ -281,7 +322,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "batches": batches,
             "stopping": stopping,
             "keras": keras.__version__,
-            "forms": training_state.forms(self.model, variables),
+            **self._call,
             "random": random_states.kept(),
             "random of gpus": of_gpus,
             "position": position,
@@ -325,8 +366,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         logs = decode(facts["logs"], kept.arrays)
 
         def then() -> None:
-            self._position.restore_random_states(facts["random"])
-            self._put_back_random_states_of_gpus(facts)
+            with self._restoring():
+                self._position.restore_random_states(facts["random"])
+                self._put_back_random_states_of_gpus(facts)
 
         keras_compat.skip_batches(model, self._skipped, logs, then)
 

@@ -33,6 +33,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
 UNFINISHED = ".unfinished"
+PRIVATE = 0o600
 
 
 @final
@@ -92,7 +93,11 @@ class StoredFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the header alone. `require_whole` checks the file."""
+        """Reads the header alone. `require_whole` checks the file.
+
+        Raises:
+            BackupError: If the header is not of the form that `write_file` gives it.
+        """
         self.path = path
         with path.open("rb") as file:
             _require_magic(file)
@@ -105,9 +110,15 @@ class StoredFile:
                     error
                 )
             begin = file.tell()
-        self.facts: Mapping[str, Any] = header["facts"]
-        self.forms: Sequence[Any] = header["arrays"]
-        self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
+        try:
+            self.facts: Mapping[str, Any] = dict(header["facts"])
+            self.forms: Sequence[Any] = list(header["arrays"])
+            self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
+            is_sound = self._begins[-1] + _DIGEST_BYTES == size
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise BackupError("its header is not of the form that kerasdist writes")
 
     def array(self, number: int) -> np.ndarray[Any, Any]:
         """Reads an array."""
@@ -130,25 +141,30 @@ class StoredFile:
         return np.array(data[:, columns], subok=False).view(dtype)
 
 
-def write(folder: Path, number: int, backup: Backup) -> Path:
+def write(folder: Path, number: int, backup: Backup, mode: int = PRIVATE) -> Path:
     """Writes a backup."""
     path = folder / f"backup-{number:012d}.kdb"
-    write_file(path, backup)
+    write_file(path, backup, mode)
     return path
 
 
-def write_file(path: Path, backup: Backup) -> Written:
-    """Writes a file. It is on the disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_file(path: Path, backup: Backup, mode: int = PRIVATE) -> Written:
+    """Writes a file. It is on the disk when this returns.
+
+    Every array is read, in the same order, also if the disk is full: other workers may take part.
+    """
     forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in backup.arrays]
     header = json.dumps({"facts": backup.facts, "arrays": forms}).encode()
     unfinished = path.with_suffix(f".{os.getpid()}{UNFINISHED}")
     digest, size = hashlib.sha256(), 0
+    left = iter(zip(forms, backup.arrays, strict=True))
     try:
-        with unfinished.open("wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             for part in (_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header):
                 _append(file, part, digest)
-            for form, one in zip(forms, backup.arrays, strict=True):
+            for form, one in left:
                 if form is not None:
                     _append(file, _content(one, form), digest)
             file.write(digest.digest())
@@ -156,6 +172,11 @@ def write_file(path: Path, backup: Backup) -> Written:
             size = file.tell()
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError:
+        for _, one in left:
+            if isinstance(one, Unread):
+                one.read()
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
     whole_files.flush(path.parent)

@@ -26,7 +26,13 @@ _PARTS = "parts"
 
 
 def write(
-    folder: Path, number: int, run: str, rank: int, pieces: Mapping[int, Sequence[HeldPiece]]
+    folder: Path,
+    number: int,
+    run: str,
+    rank: int,
+    pieces: Mapping[int, Sequence[HeldPiece]],
+    *,
+    mode: int = backup_file.PRIVATE,
 ) -> dict[str, Any]:
     """Writes a worker's part of a backup; returns what the chief's file has to say of it.
 
@@ -36,6 +42,7 @@ def write(
         run: Hexadecimal digits that no other run has, so that no part is ever replaced.
         rank: The worker's number.
         pieces: What this worker holds, by the number of the variable.
+        mode: The file's permissions.
     """
     listed = [(variable, one) for variable, held in pieces.items() for one in held]
     places = [[variable, *_place(one.region)] for variable, one in listed]
@@ -44,7 +51,7 @@ def write(
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(backup_file.write_file(path, Backup({"pieces": places}, arrays)))
+    return asdict(backup_file.write_file(path, Backup({"pieces": places}, arrays), mode))
 
 
 def _place(region: Region) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ import keras
 from kerasdist import keras_compat, whole_files
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.metering import Meter
+from kerasdist.callbacks import backup_call
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly
@@ -99,6 +100,7 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     if not backups:
         return None
     position = Position(given["x"], given["steps_per_epoch"])
+    position.facts = backup_call.of_data(given)
     for backup in backups:
         backup.reads(position)
     return position
@@ -106,13 +108,15 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
 
 @contextmanager
 def files_written(given: Mapping[str, Any]) -> Generator[None]:
-    """Waits for the files that callbacks write in the background, if `fit` ends with an error."""
+    """Lets callbacks finish their files and give up their folders if `fit` ends with an error."""
     try:
         yield
     except BaseException:
         for one in _of_call(given):
             if isinstance(one, ModelCheckpoint):
                 one.settle()
+            elif isinstance(one, BackupAndRestore):
+                one.release()
         raise
 
 

@@ -62,9 +62,14 @@ class _Begin:
 
 @final
 class Position:
-    """The position of a run in the data of its `fit`."""
+    """The position of a run in the data of its `fit`.
+
+    Attributes:
+        facts: What must be equal in a run that goes on from it.
+    """
 
     def __init__(self, source: Any = None, steps_per_epoch: int | None = None) -> None:
+        self.facts: dict[str, Any] = {}
         self._source = Remembering(_objects_of(source))
         self._steps = steps_per_epoch
         self._goes_on = steps_per_epoch is not None
@@ -90,6 +95,9 @@ class Position:
             )
         if isinstance(adapter, ShardedAdapter):
             self._follow_own(adapter.batches.source)
+        else:  # whose batches do not depend on the number of workers
+            self.facts["batch_size"] = adapter.batch_size
+            self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(adapter)
         self._batches = adapter.num_batches if self._goes_on else None
         if self._batches is not None and self._batches != self._steps:
@@ -233,8 +241,8 @@ class Position:
     ) -> None:
         """Continues from a position that a backup kept."""
         self._source.put_back(form["source"], arrays)
-        self._passed_before, self._passed = form["passed"], 0
-        self._epochs = form["epochs"]
+        self._passed_before, self._passed = int(form["passed"]), 0
+        self._epochs = int(form["epochs"])
         if self._pass_epochs is not None and not self._goes_on:
             self._pass_epochs(self._epochs)
         place, passed = form["place"], form["passed"] if self._goes_on else 0

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from kerasdist.backends.pieces import HeldPiece
-from kerasdist.callbacks import backup_file, backup_parts, training_state
+from kerasdist.callbacks import backup_call, backup_file, backup_parts, folder_lock
 from kerasdist.callbacks.backup_file import Backup, StoredFile
 from kerasdist.callbacks.backup_parts import StoredVariables
+from kerasdist.cluster import kerasdist_variables
 from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
+from kerasdist.job.secret import JOB_ID
 from kerasdist.user_warnings import warn_user
+
+# What a backup has to say, beside what of the call it is.
+_FACTS: Mapping[str, type] = {
+    "number": int,
+    "fit": int,
+    "epoch": int,
+    "batches": int,
+    "stopping": bool,
+    "forms": dict,
+    "random": dict,
+    "random of gpus": list,
+    "position": dict,
+    "callbacks": list,
+    "arrays": list,
+}
 
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()
 
+# The folders whose finished backups go at the end of this process.
+_LEFT_TO_REMOVE: set[Path] = set()
+
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
+
+# Says of which run of the launcher a call of `fit` has ended, whose script has not: that it is
+# started again may be for an error after `fit`, which then has no epoch left to train.
+_MARK = "finished.json"
 
 
 @final
@@ -32,40 +61,51 @@ class RunFiles:
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder have ended before in this process.
         in_parts: Whether each worker writes what it holds of the divided variables.
+        refusal: Why this run must not use the folder; None if it may.
     """
 
     def __init__(
-        self, folder: Path, keep: int, job: Job | None = None, run: str | None = None
+        self,
+        folder: Path,
+        keep: int,
+        mode: int = backup_file.PRIVATE,
+        job: Job | None = None,
+        run: str | None = None,
     ) -> None:
         """Looks into the folder.
 
         Args:
             folder: The folder of the run's backups.
             keep: How many backups stay.
+            mode: The permissions of the files.
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
         """
         self._folder = folder
         self._keep = keep
+        self._mode = mode
         self._job = job
         self._run = run
         self._place = folder.resolve()
         self._of_later_calls: set[Path] = set()
         self.in_parts = run is not None
         self.fit = _ENDED[self._place]
+        self.refusal: str | None = None
         self.number = max(map(backup_file.number_of, self._all()), default=0)
 
-    def newest(self, forms: Mapping[str, Any]) -> StoredVariables | None:
-        """Returns the newest backup that is complete and fits, None if there is none.
+    @property
+    def _is_chiefs(self) -> bool:
+        return self._job is None or self._job.is_chief
 
-        It prints which backups it refuses, and why. All workers must call it; where they do not
-        see the chief's folder, only the chief gets a backup.
+    def newest(self, call: Mapping[str, Any]) -> StoredVariables | None:
+        """Returns the newest backup that is complete, None if there is none.
+
+        It says which backups are torn. All workers must call it; where they do not see the chief's
+        folder, only the chief gets a backup. The chief sets `refusal`, which all must hear of.
         """
-        if self._job is None or self._job.is_chief:
-            backup_file.remove_unfinished(self._folder)
-            backup_parts.remove_orphans(self._folder)
-            found = self._first_whole(self._fitting(forms))
-            if found is None and self._of_later_calls:
+        if self._is_chiefs:
+            found = self._first_whole(self._fitting(call))
+            if found is None and self._of_later_calls and self.refusal is None:
                 warn_user(
                     f"The backups in {self._folder} are of a later call of fit of this script, "
                     "for which they stay: this call trains again. Give each call of fit a folder "
@@ -74,17 +114,32 @@ class RunFiles:
             return found
         return self._first_whole(iter(())) if self.in_parts else None
 
-    def _fitting(self, forms: Mapping[str, Any]) -> Iterator[StoredFile]:
-        """Yields the chief's files of backups of this model, newest first."""
+    def _fitting(self, call: Mapping[str, Any]) -> Iterator[StoredFile]:
+        """Yields the chief's files of backups of this call, newest first."""
+        try:
+            folder_lock.hold(self._folder, self._mode)
+        except (BackupError, OSError) as error:
+            self.refusal = str(error)
+            return
+        backup_file.remove_unfinished(self._folder)
+        backup_parts.remove_orphans(self._folder)
+        if self.fit or _mark_of(self._folder).get("run") != _run_of_launcher():
+            _remove_finished(self._folder)
         self._of_later_calls = {path for path in self._all() if _fit_of(path) > self.fit}
         for path in self._own():
             try:
                 stored = backup_file.read(path)
-                training_state.require_same(forms, stored.facts["forms"])
+                _require_facts(stored.facts)
+                there = {name: stored.facts[name] for name in call if name in stored.facts}
             except _UNUSABLE as error:
                 _refuse(path, error)
-            else:
-                yield stored
+                continue
+            try:
+                backup_call.require_same(path, there, {name: call[name] for name in there})
+            except BackupError as error:
+                self.refusal = str(error)
+                return
+            yield stored
 
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
         """Returns the first of the chief's candidates whose parts are whole.
@@ -122,29 +177,87 @@ class RunFiles:
             return [value]
         return self._job.all_gather_object(label, value)
 
-    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[dict[str, Any]]:
+    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[dict[str, Any]] | None:
         """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
 
-        All workers must call it. When it returns, all parts are on the disk.
+        All workers must call it. When it returns, all parts are on the disk; or, if a worker could
+        not write, all workers get None.
 
         Args:
             pieces: What this worker holds, by the number of the variable.
         """
         assert self._job is not None
         assert self._run is not None
-        own = backup_parts.write(self._folder, self.number, self._run, self._job.rank, pieces)
-        return self._job.gather_object("a part of a backup", own)
+        rank, own, error = self._job.rank, {}, None
+        try:
+            own = backup_parts.write(self._folder, self.number, self._run, rank, pieces, self._mode)
+        except BackupError:
+            raise
+        except OSError as caught:
+            error = str(caught)
+        told = self._job.gather_object("a part of a backup", [own, error])
+        failed = [f"worker {rank}: {error}" for rank, (_, error) in enumerate(told) if error]
+        failed = self._job.broadcast_object("parts that were not written", failed)
+        if not failed:
+            return [part for part, _ in told]
+        if self._job.is_chief:
+            self._give_up("; ".join(failed))
+        return None
 
     def write(self, backup: Backup) -> None:
-        """Writes a backup, and removes those that are too old."""
-        backup_file.write(self._folder, self.number, backup)
-        self._remove(self._own()[self._keep :])
+        """Writes a backup, and removes those that are too old; warns if the disk takes none."""
+        try:
+            backup_file.write(self._folder, self.number, backup, self._mode)
+            self._remove(self._own()[self._keep :])
+        except BackupError:
+            raise
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, why: Any) -> None:
+        with contextlib.suppress(OSError):
+            backup_parts.remove_orphans(self._folder, up_to=self.number)
+        warn_user(
+            f"Backup {self.number} could not be written to {self._folder}: {why}. Training goes "
+            "on, and the next backup is written at its time. Until then a restart begins at the "
+            "newest that is there."
+        )
 
     def training_ended(self, *, removes: bool) -> None:
-        """Counts a call of `fit` that has ended."""
+        """Counts a call of `fit` that has ended.
+
+        Its backups go; under the launcher the last stays until all scripts of the job have ended.
+        """
         _ENDED[self._place] += 1
+        if not self._is_chiefs:
+            return
         if removes:
-            self._remove(self._own())
+            run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
+            with contextlib.suppress(OSError):
+                if run is not None and newest:
+                    mark = json.dumps({"run": run, "number": self.number})
+                    (self._folder / _MARK).write_text(mark, encoding="utf-8")
+                    self._at_end_of_script()
+                    self._remove(old)
+                else:
+                    self._remove([*newest, *old])
+        folder_lock.release(self._folder)
+
+    def _at_end_of_script(self) -> None:
+        """Lets the finished backup go once the script has ended, on all workers, without error."""
+        if self._place in _LEFT_TO_REMOVE:
+            return
+        _LEFT_TO_REMOVE.add(self._place)
+        own, place = os.getpid(), self._place
+        if self._job is not None:
+            self._job.at_leave(lambda: _remove_finished(place))
+            return
+
+        def remove() -> None:
+            if os.getpid() == own and getattr(sys, "last_value", None) is None:
+                _remove_finished(place)
+
+        atexit.register(remove)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
@@ -156,6 +269,39 @@ class RunFiles:
 
     def _own(self) -> list[Path]:
         return [path for path in self._all() if path not in self._of_later_calls]
+
+
+def _run_of_launcher() -> str | None:
+    """Returns a name that this run of ``kerasdist run`` has in all its attempts."""
+    if kerasdist_variables.RESTART not in os.environ:
+        return None
+    return os.environ.get(JOB_ID, "").rpartition("-")[0] or None
+
+
+def _mark_of(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+        return {"run": str(found["run"]), "number": int(found["number"])}
+    except (*_UNUSABLE, AttributeError):
+        return {}
+
+
+def _remove_finished(folder: Path) -> None:
+    """Removes the backups of a call that has ended, if one is left."""
+    number = _mark_of(folder).get("number")
+    if number is None:
+        return
+    with contextlib.suppress(OSError):
+        paths = backup_file.newest_first(folder)
+        backup_file.remove(path for path in paths if backup_file.number_of(path) <= number)
+        backup_parts.remove_orphans(folder, up_to=number)
+        (folder / _MARK).unlink()
+
+
+def _require_facts(facts: Mapping[str, Any]) -> None:
+    for name, kind in _FACTS.items():
+        if not isinstance(facts.get(name), kind):
+            raise BackupError(f"its {name!r} is {facts.get(name)!r:.100}, not of {kind.__name__}")
 
 
 def _fit_of(path: Path) -> int:

@@ -15,7 +15,6 @@ from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup_file import Unread, dtype_of
-from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
@@ -30,18 +29,14 @@ def variables_of(model: Any) -> list[Any]:
     return list(seen.values())
 
 
-def forms(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
-    """Returns what the model must have in common with a backup that fits.
+def forms(variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns the shapes and types of variables.
 
-    Layer names are left out: they count up with each model that a process makes.
+    Their names are left out: they count up with each model that a process makes.
     """
     return {
-        "optimizer": type(model.optimizer).__name__,
-        "number of variables": len(variables),
-        **{
-            f"variable {number}": [list(variable.shape), variable.dtype]
-            for number, variable in enumerate(variables)
-        },
+        f"variable {number}": [list(variable.shape), variable.dtype]
+        for number, variable in enumerate(variables)
     }
 
 
@@ -104,15 +99,6 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
     for variable, value in zip(variables, arrays, strict=True):
         if is_sum_on_read(variable):
             variable.assign(value)
-
-
-def require_same(own: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuses a backup of another model."""
-    for name, form in expected.items():
-        if own.get(name) != form:
-            raise BackupError(
-                f"it is of another model: {name} is {form} there, and {own.get(name)} in this one"
-            )
 
 
 def random_states_of_gpus(job: Job | None) -> list[list[str]]:

@@ -23,7 +23,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 def of_job(spec: JobSpec, attempt: int) -> dict[str, str]:
     """Returns the job's name and secret, new for every start unless the user set a secret."""
-    variables = {JOB_ID: f"{secrets.token_hex(8)}-{attempt}"}
+    variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
     given = {**os.environ, **spec.environment}
     if not given.get(SECRET) and not given.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)

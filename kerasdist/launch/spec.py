@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, final
 
@@ -45,6 +47,7 @@ class JobSpec:
         environment: More variables for the workers, and which of this process's go to other
             machines.
         directory: Where the workers run; None: this process's working directory.
+        run_id: A name that the job has in all its starts, and no other job.
     """
 
     command: Sequence[str]
@@ -58,6 +61,7 @@ class JobSpec:
     stop_seconds: float = STOP_SECONDS
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     directory: Path | None = None
+    run_id: str = field(default_factory=partial(secrets.token_hex, 8))
 
 
 @final

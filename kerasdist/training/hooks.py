@@ -125,7 +125,7 @@ def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
-    worker_agreement.record_compile(model, binding, dict(given))
+    worker_agreement.record_compile(model, dict(given))
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 

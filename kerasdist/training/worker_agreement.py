@@ -34,10 +34,9 @@ def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return calls.facts_of(arguments, job, on_workers.CHANGE_TRAINING)
 
 
-def record_compile(model: Any, binding: Binding, arguments: Mapping[str, Any]) -> None:
-    """Keeps the arguments of `compile`, which workers compare."""
-    if binding.replicas.job is not None:
-        models.record_compile(model, arguments)
+def record_compile(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Keeps the arguments of `compile`, which workers and backups compare."""
+    models.record_compile(model, arguments)
 
 
 def calling(

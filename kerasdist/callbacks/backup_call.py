@@ -1,0 +1,122 @@
+"""The call of `fit` that a backup is of: its model, optimizer, losses, and the form of its data.
+
+A run that goes on with another model or other data has wrong results without a word, so what Keras
+knows of both must be the same. What only may matter, such as the code of the user's own classes, is
+said in a warning: a script may be repaired between two starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kerasdist import keras_compat
+from kerasdist.agreement import code, models
+from kerasdist.agreement.description import described, of_array
+from kerasdist.errors import BackupError
+from kerasdist.input.distributed import DistributedDataset, equivalent
+from kerasdist.user_warnings import warn_user
+
+# Of user code, and of the rows of data: to differ there is worth a warning.
+_MAY_DIFFER = frozenset({code.KEY, "attributes", "uses", "content"})
+
+# Of `compile`, what changes how fast a step is, not what it computes.
+_HOW_IT_RUNS = ("jit_compile", "run_eagerly")
+
+_ARGUMENTS = ("class_weight", "shuffle", "steps_per_epoch")
+_DATA = ("x", "y", "sample_weight")
+
+_RATE = "learning_rate"
+_NOTHING = "nothing"
+_SHOWN, _NAMED = 100, 5
+
+
+def of_model(model: Any) -> dict[str, Any]:
+    """Describes the model, its optimizer, and the arguments of `compile`, before training."""
+    facts = models.facts_of(model, anew=True)
+    compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
+    return {**facts, "compile": compiled}
+
+
+def of_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes the data in the arguments of `fit`."""
+    facts = {name: described(given.get(name)) for name in _ARGUMENTS}
+    return facts | {name: _form(given[name]) for name in _DATA if given.get(name) is not None}
+
+
+def _form(data: Any) -> Any:
+    if isinstance(data, DistributedDataset):
+        return type(equivalent(data)).__name__
+    if keras_compat.is_tf_dataset(data):
+        return "tf.data.Dataset"
+    if isinstance(data, dict):
+        return {str(name): _form(one) for name, one in data.items()}
+    shape = getattr(data, "shape", ())
+    if len(shape) > 0:
+        plain = getattr(data, "dtype", None) is not None  # a table has one a column
+        rows = of_array(data).get("rows") if plain else None
+        return {"shape": [int(one) for one in shape], "content": rows}
+    if isinstance(data, list | tuple):
+        is_plain = bool(data) and isinstance(data[0], bool | int | float | str)
+        return {"rows": len(data)} if is_plain else [_form(one) for one in data]
+    return type(data).__name__
+
+
+def require_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuses a backup of another call; warns of what may make it another one."""
+    apart = list(_differences(there, json.loads(json.dumps(here))))
+    refused = [said for kind, said in apart if kind == "refused"]
+    if refused:
+        raise BackupError(
+            f"Expected the backup {path} to be of this call of fit. Received: {_listed(refused)}. "
+            "Take another folder, or delete the backups in this one, to train from the beginning; "
+            "to go on from them, make the script what it was."
+        )
+    rates = [said for kind, said in apart if kind == _RATE]
+    if rates:
+        warn_user(
+            f"Training goes on with the learning rate of the backup {path}, as in plain Keras, not "
+            f"with the script's: {_listed(rates)}. To change it, set model.optimizer.learning_rate "
+            "in a callback."
+        )
+    doubted = [said for kind, said in apart if kind == "doubted"]
+    if doubted:
+        warn_user(
+            f"The script has changed since the backup {path} was written: {_listed(doubted)}. "
+            "Training goes on from it."
+        )
+
+
+def _listed(differences: list[str]) -> str:
+    more = len(differences) - _NAMED
+    return "; ".join(differences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _differences(
+    there: Any, here: Any, path: str = "", kind: str = "refused"
+) -> Iterator[tuple[str, str]]:
+    """Yields the places where facts differ: how much it matters, and a text."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for name in dict.fromkeys([*there, *here]):
+            inner = "doubted" if name in _MAY_DIFFER else kind
+            pair = there.get(name, _NOTHING), here.get(name, _NOTHING)
+            yield from _differences(*pair, f"{path}.{name}" if path else name, inner)
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for index, pair in enumerate(zip(there, here, strict=True)):
+            named = {one.get("class") for one in pair if isinstance(one, dict)}
+            which = f" ({named.pop()})" if len(named) == 1 and None not in named else ""
+            yield from _differences(*pair, f"{path}[{index}]{which}", kind)
+    elif there != here:
+        are_rates = isinstance(there, int | float) and isinstance(here, int | float)
+        if are_rates and path.endswith(f".{_RATE}"):
+            kind = _RATE
+        yield kind, f"{path} is {_shown(there)} in the backup and {_shown(here)} in this script"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        return f"a list of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
