@@ -94,6 +94,13 @@ class Collectives(abc.ABC):
             options: How to communicate.
         """
 
+    def summed(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns the sums over the replicas of variables that are sums; in `fit`.
+
+        Unlike with `all_sum`, what an empty replica added in earlier steps counts.
+        """
+        return self.all_sum([variable.value for variable in variables])
+
     @abc.abstractmethod
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns a sum over the replicas, divided by their number, in the sum's type.

@@ -62,6 +62,7 @@ from kerasdist.keras_compat.models import (
     DIVIDES_ACTIVITY_PENALTY,
     KNOWS_SYNCHRONIZED,
     TRAIN_BATCH_EVENTS,
+    attached_metrics,
     backend_name,
     copy_thread_state,
     drop_compiled,

@@ -71,6 +71,12 @@ def flat_layers(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=False))
 
 
+def attached_metrics(model: Any) -> list[Any]:
+    """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
+    attached = [metric for one in (model, *flat_layers(model)) for metric in one._metrics]
+    return list({id(metric): metric for metric in (*model.metrics, *attached)}.values())
+
+
 def is_default_name(name: str, kind: type) -> bool:
     """Returns whether Keras has named an object, by its class and a number."""
     default, _, number = name.rpartition("_")

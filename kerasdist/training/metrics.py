@@ -1,5 +1,8 @@
 """Metrics over replicas: Keras's own add up, all others see the global batch.
 
+In a step of `fit`, what a metric returns is the result over all replicas, so that whatever a step
+makes of it, under whatever name, is what one device makes of it.
+
 The state of a metric that Keras ships is a sum over examples, so each replica updates its own part
 with its own rows, and the parts are added when the state is read. The state of any other metric may
 be something else, such as a maximum or a set. If it belongs to a model that `fit` trains, each
@@ -9,9 +12,10 @@ as in ``tf.distribute``: each replica updates its part, and the parts are added 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 
@@ -26,6 +30,74 @@ if TYPE_CHECKING:
 
 # Metrics of models that `fit` trains or evaluates, whose state is equal on all replicas.
 _of_global_batch: WeakSet[Any] = WeakSet()
+
+# Whether the user's function in a ``MeanMetricWrapper`` returns one value for all examples.
+_returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+class ReplicatedMetric:
+    """A mixin for any metric: in a replica's step of `fit`, its result is that of all replicas."""
+
+    def result(self) -> Any:
+        """Returns the result over all replicas; all replicas must call it."""
+        with summed([self]):
+            return super().result()  # type: ignore[misc]
+
+    def reset_state(self) -> None:
+        """Resets the state, an empty replica's too."""
+        replica = one_device_replica()
+        with nullcontext() if replica is None else replica.collectives.equal_writes():
+            super().reset_state()  # type: ignore[misc]
+
+
+class _State(keras.StatelessScope):
+    """Gives variables values, for reading; all else passes to the scope around it."""
+
+    def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
+        super().__init__(values, initialize_variables=False)
+        self.own = frozenset(self.state_mapping)
+        self._outer = keras_compat.stateless_scope()
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns a variable's given value, else what the scope around this one returns."""
+        if id(variable) in self.own or self._outer is None:
+            return super().get_current_value(variable)
+        return self._outer.get_current_value(variable)
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Assigns to a variable, as if this scope were not there."""
+        if self._outer is not None:
+            self._outer.add_update(update)
+            return
+        variable, value = update
+        with keras_compat.outside_stateless_scopes():
+            variable.assign(value)
+
+
+@contextmanager
+def summed(metrics: Iterable[Any]) -> Iterator[None]:
+    """In a replica's step of `fit`, the metrics' state is read as its sum over the replicas.
+
+    All replicas must call it. What one call sums is not summed again in the block.
+    """
+    replica = one_device_replica()
+    if replica is None:
+        yield
+        return
+    scope = keras_compat.stateless_scope()
+    known = scope.own if isinstance(scope, _State) else ()
+    variables = [
+        variable
+        for metric in metrics
+        for variable in metric.variables
+        if variable.aggregation == "sum" and id(variable) not in known
+    ]
+    if not variables:
+        yield
+        return
+    values = replica.collectives.summed(variables)
+    with _State(zip(variables, values, strict=True)):
+        yield
 
 
 class GlobalBatchMetric:
@@ -49,8 +121,8 @@ class GlobalBatchMetric:
 
 
 def metrics_of(model: Any) -> Iterator[Any]:
-    """Yields the metrics of a model, and each metric of `compile` by itself."""
-    for metric in model.metrics:
+    """Yields the metrics of a model and its layers, and each metric of `compile` by itself."""
+    for metric in keras_compat.attached_metrics(model):
         if not isinstance(metric, keras_compat.CompileMetrics):
             yield metric
         elif metric.built:
@@ -59,14 +131,16 @@ def metrics_of(model: Any) -> Iterator[Any]:
             yield from keras_compat.given_metrics(metric)
 
 
-def use_global_batch(metric: Any, strategy: Strategy) -> None:
-    """Makes all state of a metric that Keras does not ship equal on all replicas.
+def prepare(model: Any, strategy: Strategy) -> None:
+    """Prepares the metrics of a model for `fit`, those made outside of the scope, too."""
+    for metric in metrics_of(model):
+        bind(metric, ReplicatedMetric)
+        if metric not in _of_global_batch and not keras_compat.is_builtin(type(metric)):
+            _use_global_batch(metric, strategy)
 
-    That includes Keras's metrics inside of it, which also see the global batch, and the state of a
-    metric that was made outside of the scope.
-    """
-    if metric in _of_global_batch or keras_compat.is_builtin(type(metric)):
-        return
+
+def _use_global_batch(metric: Any, strategy: Strategy) -> None:
+    """Makes all state of a metric equal on all replicas, that of metrics inside of it, too."""
     bind(metric, GlobalBatchMetric)
     _of_global_batch.add(metric)
     for variable in metric.variables:
@@ -87,10 +161,12 @@ def _gathered(replica: ReplicaContext, structure: Any) -> Any:
 
 
 def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
-    """Gives a metric made in a scope the global batch, unless Keras ships the metric."""
+    """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
     original(metric, *args, **kwargs)
-    if context.has_strategy() and not keras_compat.is_builtin(type(metric)):
-        bind(metric, GlobalBatchMetric)
+    if context.has_strategy():
+        bind(metric, ReplicatedMetric)
+        if not keras_compat.is_builtin(type(metric)):
+            bind(metric, GlobalBatchMetric)
 
 
 def update_wrapped(
@@ -100,12 +176,16 @@ def update_wrapped(
 
     A function that returns one value per example is exact on the replica's own rows. One that
     returns a scalar may mix examples, so it gets the rows of all replicas; all replicas must call
-    it.
+    it. Which it is, its first call tells.
     """
     replica = one_device_replica()
     if replica is not None and not keras_compat.is_builtin(metric._fn):
-        local = metric._fn(y_true, y_pred, **metric._fn_kwargs)
-        if _is_scalar(local):
+        returns_scalar = _returns_scalar.get(metric)
+        if returns_scalar is None:
+            returns_scalar = _is_scalar(metric._fn(y_true, y_pred, **metric._fn_kwargs))
+            if keras.tree.flatten(y_pred)[0].shape[0] != 1:  # one value may be that of one row
+                _returns_scalar[metric] = returns_scalar
+        if returns_scalar:
             y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
     return original(metric, y_true, y_pred, sample_weight)
 
@@ -121,6 +201,8 @@ def update_mean(
     replica = one_device_replica()
     if replica is None:
         return original(metric, values, sample_weight)
+    if _returns_scalar.get(metric) is False:
+        values = ops.reshape(values, (-1,)) if _is_scalar(values) else values  # of a single row
     weight = replica.weight
     if not _is_scalar(values):
         if _is_number_of_rows(sample_weight):

@@ -20,6 +20,7 @@ from kerasdist.binding import Binding, binding_of
 from kerasdist.input.sharding import lists_weights
 from kerasdist.replica_context import one_device_replica
 from kerasdist.training import worker_agreement
+from kerasdist.training.metrics import summed
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
@@ -108,9 +109,12 @@ class ReplicatedTrainer:
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
-        if one_device_replica() is not None and self.runs_builtin_steps:
+        if one_device_replica() is None:
+            return super().get_metrics_result()  # type: ignore[misc]
+        if self.runs_builtin_steps:
             return {}
-        return super().get_metrics_result()  # type: ignore[misc]
+        with summed(self.metrics):  # type: ignore[attr-defined]
+            return super().get_metrics_result()  # type: ignore[misc]
 
     @property
     def trains_by_builtin_step(self) -> bool:

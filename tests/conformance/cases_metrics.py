@@ -1,5 +1,8 @@
 """Metrics whose state is a sum, and those whose state is none (trap 7)."""
 
+import contextlib
+import operator
+
 import numpy as np
 
 from tests.conformance.actions import evaluate, fit
@@ -261,6 +264,52 @@ def function_metric(lab):
         return dense(metrics=[by_example, scalar, number])
 
     check(lab, build, x, y)
+
+
+@case("metrics of the user", replicas=REPLICAS)
+def calls_of_a_function(lab):
+    """A function as metric is called once a step and replica, after the first call (DEFECTS 15)."""
+    x, y = regression(N)
+    calls = []
+
+    def by_example(y_true, y_pred):
+        calls.append("by example")
+        return keras.ops.max(keras.ops.abs(y_true - y_pred), axis=-1)
+
+    def scalar(y_true, y_pred):
+        calls.append("scalar")
+        return keras.ops.max(y_pred)
+
+    def counts(strategy):
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = dense(metrics=[by_example, scalar], run_eagerly=lab.backend == "tensorflow")
+        found = []
+        for _ in range(2):
+            calls.clear()
+            model.fit(x, y, batch_size=BATCH, verbose=0)
+            found.append([calls.count(name) for name in ("by example", "scalar")])
+        return found
+
+    plain, ours = counts(None), counts(lab.strategy())
+    each = 1 if lab.backend == "jax" else lab.replicas  # there `fit` is one program
+    lab.check(ours[1] == [each * count for count in plain[1]], f"{ours} calls, plain {plain}")
+    # At first once more, and three times in the check of the first batch.
+    allowed = [each * count + 2 * lab.replicas + 2 for count in plain[0]]
+    lab.check(all(map(operator.le, ours[0], allowed)), f"at first {ours} calls, plain {plain}")
+
+
+@case("metrics of the user", backends=("jax", "torch"))
+def function_that_squeezes(lab):
+    """A function as metric that returns a scalar for a single row, which a replica may have."""
+    x, y = regression(11)
+
+    def build():
+        def squeezed(y_true, y_pred):
+            return keras.ops.squeeze(keras.ops.abs(y_true - y_pred))
+
+        return dense(metrics=[squeezed])
+
+    check(lab, build, x, y, batch_size=lab.replicas + 1)
 
 
 @case("metrics")

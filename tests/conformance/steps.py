@@ -59,6 +59,11 @@ def own_logs_model(backend):
     return lambda: JaxModel if backend == "jax" else Model
 
 
+def reporting_model(backend, report):
+    """Its steps return ``report(model, y, y_pred, loss)``."""
+    return lambda: _of(backend).reporting_model(report)
+
+
 def two_optimizer_model(backend):
     return lambda: _of(backend).two_optimizer_model()
 

@@ -191,3 +191,38 @@ def two_optimizer_model():
             return logs, (trainable, [*rest, *judge_state], optimizer, metrics)
 
     return Model
+
+
+def reporting_model(report):
+    class Model(keras.Model):
+        def reported(self, metrics, *values):
+            with keras.StatelessScope(zip(self.metrics_variables, metrics, strict=True)) as scope:
+                logs = report(self, *values)
+            return logs, [scope.get_current_value(one) for one in self.metrics_variables]
+
+        def train_step(self, state, data):
+            trainable, non_trainable, optimizer, metrics = state
+            x, y = data
+
+            def compute(trainable, non_trainable):
+                y_pred, non_trainable = self.stateless_call(
+                    trainable, non_trainable, x, training=True
+                )
+                return jax.numpy.mean(jax.numpy.square(y_pred - y)), (y_pred, non_trainable)
+
+            (loss, (y_pred, non_trainable)), gradients = jax.value_and_grad(compute, has_aux=True)(
+                trainable, non_trainable
+            )
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+            logs, metrics = self.reported(metrics, y, y_pred, loss)
+            return logs, (trainable, non_trainable, optimizer, metrics)
+
+        def test_step(self, state, data):
+            trainable, non_trainable, metrics = state
+            x, y = data
+            y_pred, non_trainable = self.stateless_call(trainable, non_trainable, x)
+            loss = jax.numpy.mean(jax.numpy.square(y_pred - y))
+            logs, metrics = self.reported(metrics, y, y_pred, loss)
+            return logs, (trainable, non_trainable, metrics)
+
+    return Model

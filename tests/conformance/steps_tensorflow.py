@@ -202,3 +202,22 @@ def triplet_model(*, repaired):
             return {"loss": self.tracker.result()}
 
     return Siamese
+
+
+def reporting_model(report):
+    class Model(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(y_pred - y))
+            gradients = tape.gradient(loss, self.trainable_weights)
+            self.optimizer.apply(gradients, self.trainable_weights)
+            return report(self, y, y_pred, loss)
+
+        def test_step(self, data):
+            x, y = data
+            y_pred = self(x, training=False)
+            return report(self, y, y_pred, tf.reduce_mean(tf.square(y_pred - y)))
+
+    return Model

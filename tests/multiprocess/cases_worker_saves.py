@@ -6,7 +6,7 @@ import numpy as np
 
 from kerasdist import whole_files
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
 
 
@@ -65,6 +65,31 @@ def save_on_all_workers(lab):
         lab.everyone("read")
         lab.check(not list(folder.glob("unfinished*")), "an unfinished file is left")
     model.fit(x, x[:, :1], batch_size=5, verbose=0)  # the workers go on together
+
+
+@case("workers")
+def chief_alone_in_the_scope(lab):
+    """What the chief alone makes in the scope and drops, as for a checkpoint (DEFECTS 12a)."""
+    x, y = regression(12)
+    with lab.folder() as folder, lab.strategy().scope():
+        keras.backend.clear_session(free_memory=False)  # Keras forgets what it knows of optimizers
+        model = dense()
+        checkpoints = [
+            keras.callbacks.ModelCheckpoint(folder / "best.keras", "loss", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(folder / "all.weights.h5", save_weights_only=True),
+        ]
+        model.fit(x, y, batch_size=5, epochs=2, callbacks=checkpoints, verbose=0)
+        if lab.job.is_chief:
+            keras.backend.clear_session(free_memory=False)
+            model.save(folder / "chief.keras")
+            keras.models.load_model(folder / "chief.keras")
+            keras.models.clone_model(model).summary(print_fn=lambda *_: None)
+        model.evaluate(x, y, verbose=0)
+        model.load_weights(folder / "all.weights.h5")
+        loaded = keras.models.load_model(folder / "best.keras")
+        for one in (model, loaded):
+            one.fit(x, y, batch_size=5, verbose=0)
+            lab.alike([array.tolist() for array in one.get_weights()])
 
 
 @case("workers")

@@ -13,7 +13,7 @@ from kerasdist.backends import metering
 from kerasdist.backends.jax import slots
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
-from kerasdist.training.metrics import metrics_of, use_global_batch
+from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class JaxTrainer(ReplicatedTrainer):
                 "strategy's scope."
             )
         if self.replica_set.num_replicas > 1:
-            for metric in metrics_of(self):
-                use_global_batch(metric, self.bound_strategy)  # in a custom loop
+            prepare(self, self.bound_strategy)  # its metrics in a custom loop
         execution = Execution(
             compiled=self.jit_compile and not self.run_eagerly,
             steps=self.steps_per_execution,

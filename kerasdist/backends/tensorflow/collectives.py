@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -72,6 +73,7 @@ class TensorFlowCollectives(Collectives):
         self._replica = replica
         self._share = share
         self._loss_is_weighted = False
+        self._writes_equal = False
         self._group = exchange.group
         self._native_strategy = exchange.group.native_strategy
         self._waits = waits
@@ -245,6 +247,17 @@ class TensorFlowCollectives(Collectives):
         given = [tensor for one in waiting for tensor in one.given]
         return self._combine("end of the step", [*given, *own], update)
 
+    def summed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the sums over the replicas of variables that are sums."""
+        own = [tf.convert_to_tensor(variable.value) for variable in variables]
+        if keeps_one_copy(self._native_strategy):
+            return own
+
+        def sums(parts: Columns) -> list[tf.Tensor]:
+            return self._group.wholes(variables, self._group.sums(parts, here=False))
+
+        return self._combine("a metric's result", own, sums)
+
     def before_read(self, variable: Any) -> None:
         """Finishes a deferred assignment to the variable, so that the new value is read.
 
@@ -285,10 +298,19 @@ class TensorFlowCollectives(Collectives):
     def _own_part(self, variable: Any, value: Any) -> Any:
         """Returns this replica's new part of a sum; an empty replica keeps its old part."""
         weight = self._share.weight  # type: ignore[union-attr]
-        if isinstance(weight, float):
+        if isinstance(weight, float) or self._writes_equal:
             return value
         before = tf.convert_to_tensor(variable.value)
         return tf.where(weight > 0, tf.cast(value, before.dtype), before)
+
+    @contextmanager
+    def equal_writes(self) -> Iterator[None]:
+        """Returns a context in which an empty replica assigns what the others do."""
+        outer, self._writes_equal = self._writes_equal, True
+        try:
+            yield
+        finally:
+            self._writes_equal = outer
 
     def _assign_once(self, variable: Any, value: Any, write: Write) -> None:
         """Assigns a value that is equal on all replicas to a variable with a single copy."""

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
@@ -32,6 +33,7 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.values import among_zeros, check_alike, concat
 from kerasdist.backends.tensorflow.variables import copies
 from kerasdist.collectives import CommunicationOptions
+from kerasdist.training.numerics import weighted
 
 # One value's components on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
@@ -209,6 +211,31 @@ class Group:
     def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
         """Gathers one structure per replica from all workers."""
         return list(structures)
+
+    def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
+        """Combines what the steps of this process's replicas returned: floats by their mean.
+
+        Of all else, and of what is equal on all replicas, it is the first replica's value.
+        """
+
+        def to_sum(parts: Parts) -> Parts:
+            if parts[0].dtype.is_floating:
+                return list(map(weighted, parts, weights))
+            numbers = [tf.cast(one, tf.int32) if one.dtype == tf.bool else one for one in parts]
+            pairs = zip(self.local, numbers, strict=True)
+            return [one if replica == 0 else tf.zeros_like(one) for replica, one in pairs]
+
+        columns = list(zip(*map(keras.tree.flatten, structures), strict=True))
+        results = [parts[0] for parts in columns]
+        numbers = {
+            index: list(map(tf.convert_to_tensor, parts))
+            for index, parts in enumerate(columns)
+            if parts[0] is not None and tf.convert_to_tensor(parts[0]).dtype != tf.string
+        }
+        sums = self.sums(list(map(to_sum, numbers.values())))
+        for (index, parts), total in zip(numbers.items(), sums, strict=True):
+            results[index] = tf.cast(total, parts[0].dtype)
+        return keras.tree.pack_sequence_as(structures[0], results)
 
     def mark_equal(self, variables: Sequence[Any]) -> None:
         """Marks variables to which all replicas assign equal values in `fit`."""

@@ -28,7 +28,6 @@ from kerasdist.backends.tensorflow.values import concat
 from kerasdist.backends.trial import examples
 from kerasdist.replica_context import BatchShare
 from kerasdist.training import first_batch
-from kerasdist.training.logs import global_logs
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
@@ -297,9 +296,6 @@ def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[B
             return None
         if parts[0].shape.rank != 0:
             return group.concatenation(list(map(counted_rows, parts, shares)), 0)[0]
-        weights = [share.weight for share in shares]
-        everyone = group.from_all_replicas(list(zip(parts, weights, strict=True)))
-        values, all_weights = zip(*everyone, strict=True)
-        return global_logs(values, [{}] * len(values), {}, all_weights)
+        return group.mean_over_rows(parts, [share.weight for share in shares])
 
     return keras.tree.map_structure(together, *outputs)

@@ -30,8 +30,7 @@ from kerasdist.backends.tensorflow.variables import (
     check_mirrored,
     statistics_of,
 )
-from kerasdist.training.logs import global_logs
-from kerasdist.training.metrics import metrics_of, use_global_batch
+from kerasdist.training.metrics import metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 from kerasdist.user_warnings import warn_user
 
@@ -146,26 +145,22 @@ class TensorFlowTrainer(ReplicatedTrainer):
             logs = step(data)
             if not own:  # a user-defined step may have built layers
                 self._group.mark_equal(statistics_of(self._flatten_layers()))
-            local = {} if own else self.get_metrics_result()
             read[:] = self._costly()
-            return logs, local, collectives_here().end_step(read)
+            return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
         # Where a sum is a collective, one at the end is enough.
         waits = own and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
-        first, (_, _, values) = done[0]
+        first, (_, values) = done[0]
         totals = [tf.convert_to_tensor(first.share.total)]
-        with _known(read, values):
-            results = self.get_metrics_result()
         if own:
-            return beginnings_of(batch), totals, results, values
-        everyone = self._group.from_all_replicas(
-            [(logs, local, piece.share.weight) for piece, (logs, local, _) in done]
+            with _known(read, values):
+                return beginnings_of(batch), totals, self.get_metrics_result(), values
+        logs = self._group.mean_over_rows(
+            [logs for _, (logs, _) in done], [piece.share.weight for piece, _ in done]
         )
-        logs, local, weights = zip(*everyone, strict=True)
-        all_logs = global_logs(logs, local, results, weights)
-        return beginnings_of(batch), totals, all_logs, values
+        return beginnings_of(batch), totals, logs, values
 
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
@@ -210,8 +205,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         native_strategy = self._group.native_strategy
         self._take_on()
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
-        for metric in metrics_of(self):
-            use_global_batch(metric, self.bound_strategy)
+        prepare(self, self.bound_strategy)
         self._group.mark_equal(statistics_of(self._flatten_layers()))
         if self.jit_compile and not self.run_eagerly:
             warn_user(

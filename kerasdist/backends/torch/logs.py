@@ -2,94 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Sequence
+from typing import Any, final
 
-import keras
 import torch
 
 from kerasdist.keras_compat import ops
-from kerasdist.structures import pack
-
-
-class Report(NamedTuple):
-    """The logs of one replica's step.
-
-    Attributes:
-        logs: What the step returned.
-        results: The replica's own results of the metrics; empty where `Logs` does not need them.
-    """
-
-    logs: Any
-    results: dict[str, Any]
+from kerasdist.structures import flatten, pack
 
 
 @final
 class Logs:
-    """Combines the logs that the steps of a process's replicas returned.
+    """Combines the logs that the steps of a process's replicas returned: floats by their mean.
 
-    As in `kerasdist.training.logs`: an entry that equals the first replica's own result of the
-    metric of that name becomes the metric's global result, any other a mean over the examples.
+    Of all else, and of what is equal on all replicas, it is the first replica's value.
     """
 
-    def __init__(
-        self, reports: Sequence[Report], weights: Sequence[float], *, is_chief: bool
-    ) -> None:
-        """Takes the reports of the replicas in this process, and their shares of the examples."""
-        self._logs, results = reports[0]
-        columns = zip(*(_leaves("", report.logs) for report in reports), strict=True)
-        self._leaves = [
-            (column[0][0], [_as_tensor(leaf) for _, leaf in column]) for column in columns
-        ]
+    def __init__(self, logs: Sequence[Any], weights: Sequence[float], *, is_chief: bool) -> None:
+        """Takes the logs of the replicas in this process, and their shares of the examples."""
+        self._logs = logs[0]
+        self._leaves: list[Any] = []
         self._parts: list[torch.Tensor] = []
-        for name, leaves in self._leaves:
-            first = leaves[0]
-            if first is None:
+        for leaves in zip(*map(flatten, logs), strict=True):
+            if leaves[0] is None or isinstance(leaves[0], str):
+                self._leaves.append(leaves[0])
                 continue
-            if first.is_floating_point():
-                self._parts.append(_weighted_sum(leaves, weights))
+            tensors: list[torch.Tensor] = [ops.convert_to_tensor(leaf) for leaf in leaves]
+            self._leaves.append(tensors[0])
+            if tensors[0].is_floating_point():
+                self._parts.append(_weighted_sum(tensors, weights))
             else:
-                self._parts.append(_weighted_sum(leaves[:1], [float(is_chief)]))
-            is_result = first.new_zeros((), dtype=torch.float64)
-            if is_chief and name in results and not keras.tree.is_nested(results[name]):
-                is_result = (first == results[name]).all().double()
-            self._parts.append(is_result.reshape(1))
+                self._parts.append(_weighted_sum(tensors[:1], [float(is_chief)]))
 
     @property
     def parts(self) -> Sequence[torch.Tensor]:
         """The tensors to sum over the processes."""
         return [torch.cat(self._parts)] if self._parts else []
 
-    def combined(self, totals: Sequence[torch.Tensor], global_results: dict[str, Any]) -> Any:
-        """Returns the global batch's logs, from the summed `parts` and the metrics' results."""
-        pieces = iter(totals[0].split([len(part) for part in self._parts]) if totals else ())
-        values = []
-        for name, (leaf, *_) in self._leaves:
-            if leaf is None:
-                values.append(None)
-                continue
-            mean, is_result = next(pieces).view(leaf.shape).to(leaf.dtype), next(pieces)[0]
-            if name in global_results and not keras.tree.is_nested(global_results[name]):
-                result = ops.cast(global_results[name], keras.backend.standardize_dtype(leaf.dtype))
-                mean = torch.where(is_result > 0.5, result, mean)
-            values.append(mean)
-        return pack(self._logs, values)
-
-
-def _leaves(name: str, logs: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a structure, each with the key of the innermost dict that holds it."""
-    if isinstance(logs, dict):
-        for key, inner in logs.items():
-            yield from _leaves(key, inner)
-    elif isinstance(logs, list | tuple):
-        for inner in logs:
-            yield from _leaves(name, inner)
-    else:
-        yield name, logs
-
-
-def _as_tensor(leaf: Any) -> torch.Tensor | None:
-    return None if leaf is None else ops.convert_to_tensor(leaf)
+    def combined(self, totals: Sequence[torch.Tensor]) -> Any:
+        """Returns the global batch's logs, from the summed `parts`."""
+        values = iter(totals[0].split([len(part) for part in self._parts]) if totals else ())
+        return pack(
+            self._logs,
+            [
+                next(values).view(leaf.shape).to(leaf.dtype)
+                if isinstance(leaf, torch.Tensor)
+                else leaf
+                for leaf in self._leaves
+            ],
+        )
 
 
 def _weighted_sum(leaves: Sequence[Any], weights: Sequence[float]) -> torch.Tensor:

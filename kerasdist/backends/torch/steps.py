@@ -16,7 +16,7 @@ from kerasdist.backends.torch.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.compiled import CompiledCalls
 from kerasdist.backends.torch.fit_rules import FitRules
 from kerasdist.backends.torch.group import Group
-from kerasdist.backends.torch.logs import Logs, Report
+from kerasdist.backends.torch.logs import Logs
 from kerasdist.backends.torch.process_group import ProcessGroup
 from kerasdist.backends.torch.random import chiefs_draws
 from kerasdist.backends.torch.reducer import GradientReducer
@@ -24,7 +24,7 @@ from kerasdist.backends.torch.variables import is_sum
 from kerasdist.input.sharding import examples
 from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.structures import flatten, pack
-from kerasdist.training.metrics import metrics_of, use_global_batch
+from kerasdist.training.metrics import metrics_of, prepare
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.replicas import TorchReplicaSet
@@ -73,17 +73,10 @@ class Steps:
     def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
         model = self._model
         if not self._replicas.is_plain:
-            for metric in metrics_of(model):
-                use_global_batch(metric, model.bound_strategy)
+            prepare(model, model.bound_strategy)
         rules = FitRules(self._group, _sums_of(model), _written_alike(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
-
-        def replica_step(piece: Any) -> Report:
-            replica: Any = context.replica()
-            logs = step(piece)
-            reads = not model.runs_builtin_steps and replica.replica_id_in_sync_group == 0
-            return Report(logs, model.get_metrics_result() if reads else {})
 
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
@@ -93,14 +86,14 @@ class Steps:
                     self.end()
                     logs = self._alone(alone, batch)
                 else:
-                    reports = self._replicas.run(model.bound_strategy, replica_step, parts, rules)
-                    logs = self._logs(reports, parts, rules, is_last=not left)
+                    each = self._replicas.run(model.bound_strategy, step, parts, rules)
+                    logs = self._logs(each, parts, rules, is_last=not left)
             return logs
 
         return run
 
     def _logs(
-        self, reports: Sequence[Report], parts: Sequence[Part], rules: FitRules, *, is_last: bool
+        self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, is_last: bool
     ) -> Any:
         """Returns the logs of the global batch, an empty dict if no callback needs them."""
         model = self._model
@@ -113,10 +106,8 @@ class Steps:
             rules.exchange()
             return model.get_metrics_result()
         weights = [part.weight for part in parts]
-        logs = Logs(reports, weights, is_chief=self._group.rank == 0)
-        totals = rules.exchange(logs.parts)
-        with torch.no_grad():
-            return logs.combined(totals, model.get_metrics_result())
+        logs = Logs(each, weights, is_chief=self._group.rank == 0)
+        return logs.combined(rules.exchange(logs.parts))
 
     def predicting(self, step: Step, alone: Step) -> Function:
         """Returns a function that returns all rows' predictions, on every worker."""
