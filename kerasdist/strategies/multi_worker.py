@@ -129,7 +129,7 @@ def replicas_of_job(
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:
         job.after_connecting()
-    equal_randomness.ensure(job)
+    equal_randomness.ensure(job, begins=True)
     return replicas
 
 

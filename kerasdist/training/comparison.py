@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.agreement import behaviour
 from kerasdist.backends.trial import Trial, TriedBatch
 from kerasdist.training.differences import (
     Difference,
@@ -167,12 +168,15 @@ def compare(model: Any, batch: Any, *, wants_layers: bool, spares: bool = False)
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
     with _without_traces(model, workers) as trial:
+        # All workers compute this step from the rows of all of them.
         with workers.all_do("the first step on one device"):
             steps = _Steps(model, trial.gathered(batch, spares=spares), trial, wants_layers)
             alone = steps.alone()
             steps.draws.end_recording()
             drawn = "" if workers.job is None else steps.draws.digest(trial.as_array)
         drawn_alike = len(set(workers.everyone("random draws of the first step", drawn))) == 1
+        if drawn_alike and replicas.job is not None:
+            behaviour.require_equal(replicas.job, alone.result.logs, alone.result.gradients)
         with workers.all_do("the first step under the strategy"):
             divided = steps.divided()
             found = differences(alone.result, divided.result, precision)

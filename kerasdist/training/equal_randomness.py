@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import cache
+from typing import Any
 
 from kerasdist.backends import random_states
 from kerasdist.job.job import Job
+from kerasdist.user_warnings import warn_user
 
 
-def ensure(job: Job) -> None:
-    """Sets equal random states on all workers. All workers must call it.
+def ensure(job: Job, *, begins: bool = False) -> None:
+    """Gives all workers the chief's random states, if theirs differ. All workers must call it.
 
-    Workers that were seeded alike, and have drawn alike since, keep their states: their draws are
-    those of one device. Otherwise all are seeded with a number that the chief draws.
+    It warns once, but not of workers that `begins` finds unseeded: their states always differ.
     """
-    drawn = secrets.randbits(31) if job.is_chief else None
-    digests = {library: _digest(state) for library, state in random_states.compared().items()}
-    everyone = job.all_gather_object("random state", [digests, drawn])
+    own = random_states.compared()
+    everyone = job.all_gather_object(
+        "random state", {library: _digest(state) for library, state in own.items()}
+    )
     # A library that is not imported on all workers does not shuffle what they all read.
-    common = set.intersection(*(set(theirs) for theirs, _ in everyone))
-    if any(len({theirs[library] for theirs, _ in everyone}) > 1 for library in common):
-        random_states.seed(everyone[0][1])
+    common = set.intersection(*map(set, everyone))
+    apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
+    if not apart:
+        return
+    mine = None
+    if job.is_chief:
+        mine = [own["keras"], secrets.randbits(31), random_states.kept()]
+    [seed, drawn, states], *_ = job.all_gather_object("random state of the chief", mine)
+    if not begins or (seed is not None and "keras" in apart):
+        differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
+        if job.is_chief or job.rank in differing:
+            _warn(job.rank, job.num_workers, ", ".join(apart), ", ".join(map(str, differing)))
+    if seed is None or "keras" in apart:  # TensorFlow's state cannot be sent
+        random_states.seed(drawn if seed is None else seed)
+    random_states.put_back(states)
+
+
+@cache
+def _warn(rank: int, workers: int, libraries: str, ranks: str) -> None:
+    warn_user(
+        f"[worker {rank}/{workers}] Expected all workers to be seeded alike, and to draw as many "
+        f"random numbers. Received: other states of {libraries} on worker {ranks} than on worker "
+        "0. All go on with those of worker 0, so that they shuffle data in the same order. Call "
+        "keras.utils.set_random_seed with the same number on all workers; what one worker draws "
+        "alone, it should draw from a generator of its own (numpy.random.default_rng)."
+    )
+
+
+def _differs(theirs: dict[str, Any], chiefs: dict[str, Any]) -> bool:
+    return any(theirs[library] != chiefs[library] for library in theirs.keys() & chiefs.keys())
 
 
 def _digest(state: object) -> str:
-    return hashlib.sha256(repr(state).encode()).hexdigest()
+    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Workers that do not do the same are told where they differ, before they compute; and go on."""
 
+import os
 import warnings
 
 import numpy as np
@@ -335,3 +336,103 @@ def on_the_program_of_a_loop(lab):
     said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker 1"
     with lab.raises(kd.errors.DisagreementError, said):
         scaled()
+
+
+@case("workers", backends=("jax",))
+def on_a_later_program(lab):
+    """DEFECTS 7: the program for another shape is compared before it runs; large constants, too."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    scale = np.arange(100, dtype="float32")
+    scale[70] += odd
+    late = {"factor": 3.0 if odd else 2.0}
+    size = 2 * lab.replicas
+
+    def loss(y, p):
+        factor = late["factor"] if y.shape[0] < size else 2.0
+        return keras.ops.mean(keras.ops.square(y - p), -1) * factor
+
+    def with_a_constant(y, p):
+        return keras.ops.mean(keras.ops.square(y - p) * keras.ops.max(scale), -1)
+
+    data = regression(2 * size + lab.replicas)
+    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(_model(lab, loss=loss), data, batch_size=size, shuffle=False)
+    said = "same program. Received: line \\d+ of the program='.*constants: .*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(_model(lab, loss=with_a_constant))
+
+
+def _scaled(kind, factor):
+    """A layer that multiplies by what an attribute of this kind holds."""
+
+    class Scaled(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seed = factor if kind == "a number named seed" else 1.0
+            self.array = np.array([factor if kind == "an array" else 1.0], "float32")
+            self.pair = (factor if kind == "a tuple" else 1.0, 2.0)
+            self.table = {"factor": factor if kind == "a dict" else 1.0}
+
+        def call(self, inputs):
+            return inputs * self.seed * self.array[0] * self.pair[0] * self.table["factor"]
+
+    return Scaled()
+
+
+class _Holder:
+    factor = 1.0
+
+
+def _losses_by_what_they_use(factor):
+    """Losses that multiply by a factor, by where they have it from."""
+    array, pair, listed = np.float32([1.0, factor]), (1.0, factor), [factor]
+    table, holder = {"factor": factor}, _Holder()
+    holder.factor = factor
+    os.environ["FACTOR_OF_THE_LOSS"] = str(factor)
+
+    def squares(error):
+        return keras.ops.square(error)
+
+    def nines(error):
+        return keras.ops.abs(error) * 9
+
+    helper = squares if factor == 1.0 else nines
+
+    def made(weigh):
+        return lambda y, p: keras.ops.mean(weigh(y - p), -1)
+
+    return {
+        "an array": made(lambda e: e * e * array[1]),
+        "a tuple": made(lambda e: e * e * pair[1]),
+        "a list": made(lambda e: e * e * listed[0]),
+        "a dict": made(lambda e: e * e * table["factor"]),
+        "an object": made(lambda e: e * e * holder.factor),
+        "the environment": made(lambda e: e * e * float(os.environ["FACTOR_OF_THE_LOSS"])),
+        "a helper's code": made(helper),
+    }
+
+
+@case("workers")
+def on_what_code_uses(lab):
+    """DEFECTS 26: what a loss or layer uses is found at the first step, wherever it is kept."""
+    factor = 9.0 if lab.job.rank == lab.job.num_workers - 1 else 1.0
+    said = "(compute the same in the first step.* loss=|run the same program)"
+    for kind, loss in _losses_by_what_they_use(factor).items():
+        steps = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda at, _, s=steps: s.append(at)
+        )
+        with lab.raises(kd.errors.DisagreementError, said):
+            _fit(_model(lab, loss=loss), callbacks=[note])
+        lab.check(not steps, f"{kind}: found after steps {steps}")
+    for kind in ("a number named seed", "an array", "a tuple", "a dict"):
+        with lab.strategy().scope():
+            layers = [keras.Input((4,)), _scaled(kind, factor), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile("sgd", "mse")
+        with lab.raises(kd.errors.DisagreementError, said):
+            _fit(model)
+    model = _model(lab, loss=_losses_by_what_they_use(1.0)["a dict"])
+    _fit(model)  # and go on
+    lab.alike([array.tolist() for array in values(model.weights)])

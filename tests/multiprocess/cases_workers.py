@@ -77,6 +77,29 @@ def dropout_in_a_batch_of_one_row(lab):
 
 
 @case("workers")
+def states_of_the_chief(lab):
+    """DEFECTS 28: the chief's random states replace the others', with a warning."""
+    x, _ = regression(8)
+    with lab.strategy().scope():
+        model = dense()
+    keras.utils.set_random_seed(7)
+    if lab.job.rank:
+        np.random.seed(11)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model.predict(x, batch_size=4, verbose=0)
+        keras.utils.set_random_seed(7)
+        if lab.job.rank:
+            random.seed(3)
+        model.predict(x, batch_size=4, verbose=0)
+        drawn = [random.random(), float(np.random.random())]
+    keras.utils.set_random_seed(7)
+    lab.equal([random.random(), float(np.random.random())], drawn)
+    said = [str(one.message) for one in warned if "seeded alike" in str(one.message)]
+    lab.check(any("states of numpy on worker 1" in one for one in said), f"warnings: {said}")
+
+
+@case("workers")
 def equal_results(lab):
     """Every worker has the whole history and all predictions."""
     x, y = regression(17)

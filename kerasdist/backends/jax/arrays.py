@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding
 
-# When programs are compared, constants with more elements than this are compared by type only.
+# When programs are compared, constants with more elements than this are compared by a checksum.
 _LARGE_CONSTANT = 64
 
 
@@ -61,6 +62,11 @@ def stack(parts: Sequence[Any]) -> Any:
 
 
 def text_of(lowered: Any) -> str:
-    """Returns a program as text, without source locations and the values of large constants."""
+    """Returns a program as text, without source locations, with a checksum of large constants."""
     module = lowered.compiler_ir("stablehlo").operation
-    return module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
+    text = module.get_asm(enable_debug_info=False, large_elements_limit=_LARGE_CONSTANT)
+    if "__elided__" not in text:
+        return text
+    whole = module.get_asm(enable_debug_info=False).splitlines()
+    constants = "\n".join(line for line in whole if "stablehlo.constant" in line)
+    return f"{text}\n// constants: {zlib.crc32(constants.encode()):08x}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any, final
 
@@ -191,8 +191,10 @@ class WorkerPlacement(MeshPlacement):
 
         return run
 
-    def _keep_forms(self, leaves: Sequence[Any]) -> None:
-        self.note_batch(tuple([np.shape(leaf) for leaf in leaves]))
+    def _keep_forms(self, leaves: Sequence[Any]) -> Hashable:
+        form = tuple([np.shape(leaf) for leaf in leaves])
+        self.note_batch(form)
+        return form
 
     def compare(self, program: Any, *arguments: Any) -> None:
         """Raises DisagreementError if other workers have another program."""

@@ -1,0 +1,79 @@
+"""Whether workers compute the same from the same rows.
+
+Code may depend on anything: globals, files, the environment. So workers compare what a step
+computes, not what it is made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kerasdist.agreement.measures import difference, measures_of
+from kerasdist.backends import checksums
+from kerasdist.errors import DisagreementError
+from kerasdist.job import comparison
+from kerasdist.job.job import Job
+
+# Workers may have other devices, whose products are exact to three digits only.
+_DEVICES = 0.01
+
+# Gradients smaller than this part of the largest one may be rounding alone.
+_LEAST_PART = 1e-3
+
+
+def require_equal(job: Job, logs: Mapping[str, float], gradients: Mapping[str, Any]) -> None:
+    """Raises DisagreementError if a step on the same rows gives workers other results.
+
+    All workers must call it. They send digests, and the chief its results if these differ.
+    """
+    exact = {
+        **{name: repr(float(value)) for name, value in logs.items()},
+        **{f"gradient of {path}": checksums.of_array(one) for path, one in gradients.items()},
+    }
+    digests = job.all_gather_object("results of the first step", comparison.digest(exact))
+    if len(set(digests)) == 1:
+        return
+    own: dict[str, Any] = {name: float(value) for name, value in logs.items()}
+    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
+    [chiefs, *_] = job.all_gather_object(
+        "results of the first step on the chief", own if job.is_chief else None
+    )
+    apart = [name for name in {**chiefs, **own} if _is_apart(name, own, chiefs)]
+    shown = {name: _shown(own.get(name)) for name in apart}
+    everyone = job.all_gather_object("results of the first step that differ", shown)
+    names = list(dict.fromkeys(name for theirs in everyone for name in theirs))
+    if not names:
+        return
+    said = comparison.described_difference(
+        [
+            {name: theirs.get(name, _shown(chiefs.get(name))) for name in names}
+            for theirs in everyone
+        ]
+    )
+    raise DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to compute the same in the "
+        f"first step, here from the same rows. Received: {said}. The code of the model, its loss "
+        "and metrics, or something that it uses (a global, an attribute of a layer, a file, a "
+        "variable of the environment), is not the same on all of them."
+    )
+
+
+def _is_apart(name: str, own: Mapping[str, Any], chiefs: Mapping[str, Any]) -> bool:
+    one, other = own.get(name), chiefs.get(name)
+    if one is None or other is None:
+        return True
+    if isinstance(one, float):
+        both_strange = not math.isfinite(one) and not math.isfinite(other)
+        return not both_strange and not math.isclose(one, other, rel_tol=_DEVICES, abs_tol=1e-6)
+    largest = max(theirs[0] for theirs in chiefs.values() if isinstance(theirs, list))
+    if max(one[0], other[0]) < _LEAST_PART * largest:
+        return False
+    return difference(one, other) > _DEVICES
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value:.7g}" if isinstance(value, float) else f"norm {value[0]:.7g}"
