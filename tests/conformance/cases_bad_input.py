@@ -272,6 +272,77 @@ def two_models_at_once(lab):
     lab.still_usable(strategy)
 
 
+def trained_beside(lab, act):
+    """Trains a model while another thread calls ``act(strategy, model)`` again and again.
+
+    Returns the errors of both threads; without any the weights are those of one device.
+    """
+    x, y = regression(32)
+    train = quiet_fit(x, y, batch_size=BATCH, shuffle=False, epochs=3)
+    expected = lab.run(dense, [train])[1]
+    strategy = lab.strategy()
+    model = lab.run(dense, [], strategy)[0]
+    begun, acted, ended, errors = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Waits(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            begun.set()
+            acted.wait(60)  # the thread acts between two steps at least once
+
+    def collected(run):
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 (looked at below)
+            errors.append(error)
+
+    def actor():
+        begun.wait(60)
+        while not ended.is_set() and not errors:
+            collected(lambda: act(strategy, model))
+            acted.set()
+
+    thread = threading.Thread(target=actor)
+    thread.start()
+    options = {"batch_size": BATCH, "shuffle": False, "epochs": 3, "verbose": 0}
+    collected(lambda: model.fit(x, y, callbacks=[Waits()], **options))
+    ended.set()
+    thread.join(60)
+    lab.check(not thread.is_alive(), "the thread should end")
+    if not errors:
+        lab.equal(expected.weights, model.get_weights())
+    lab.still_usable(strategy)
+    return errors
+
+
+@case("bad input", replicas=(2,))
+def a_thread_copies_the_weights_of_a_model_in_training(lab):
+    """A thread predicts by a copy of a model that another thread trains (DEFECTS 4)."""
+    copies = []
+
+    def act(strategy, model):
+        if not copies:
+            with strategy.scope():
+                copies.append(dense())
+        copies[0].set_weights(model.get_weights())
+        predicted = copies[0].predict(np.ones((5, 4), "float32"), verbose=0)
+        lab.check(np.isfinite(predicted).all(), f"predicted {predicted}")
+
+    errors = trained_beside(lab, act)
+    lab.check(not errors, f"no error, received {errors}")
+
+
+@case("bad input", replicas=(2,))
+def a_thread_predicts_by_a_model_in_training(lab):
+    """A thread predicts by a model that another thread trains: right, or a clear error."""
+
+    def act(strategy, model):
+        model.predict(np.ones((5, 4), "float32"), verbose=0)
+
+    for error in trained_beside(lab, act):
+        text = str(error).lower()
+        lab.check("expected" in text and "received" in text, f"an unclear message: {error!r}")
+
+
 @case("bad input")
 def error_in_a_step(lab):
     """A layer that raises on one replica, in the middle: the error comes out, nothing hangs."""

@@ -209,7 +209,7 @@ def products_of_weights_entry_by_entry(lab):
     DEFECTS 1: JAX's programs over several devices exchanged the operands of such products.
     """
     kinds = {
-        "ij,ij->ij": lambda product: keras.ops.transpose(product),
+        "ij,ij->ij": keras.ops.transpose,
         "ij,ij->ji": lambda product: product,
         "ij,ji->ij": lambda product: product,
     }

@@ -4,10 +4,16 @@ A consumed (in JAX's word, donated) array is deleted, for all code that refers t
 consumes an array only if a program has returned it for a variable and no code has read the variable
 since, as the hook on reads of Keras variables shows (`keras_compat.install_reads`). In place of any
 other array the program consumes a copy.
+
+The steps of `fit` consume all of a model's arrays, which Keras takes out of the variables for that.
+Code that reads them meanwhile, in a callback or another thread, gets a copy.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,8 +22,15 @@ from jax import numpy as jnp
 from kerasdist import keras_compat
 from kerasdist.variable_table import VariableTable
 
+# One thread at a time launches a program that consumes arrays, and takes or stores the variables'
+# values for it; JAX's process ends if a thread copies an array meanwhile (seen with 0.10.2).
+launching = threading.RLock()
+
 # A variable's array, if no other code refers to it.
 _unread: VariableTable[Any] = VariableTable()
+
+# A variable whose value steps have taken: a method that copies it, and its arguments.
+_in_steps: VariableTable[tuple[weakref.WeakMethod[Any], str, int]] = VariableTable()
 
 
 def install() -> None:
@@ -27,7 +40,23 @@ def install() -> None:
 
 def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     mark_read(variable)
+    while keras_compat.stored_value(variable) is None and keras_compat.stateless_scope() is None:
+        known = _in_steps.get(variable)
+        copied = None if known is None else known[0]()
+        if known is None or copied is None:
+            break  # it was never built
+        copy = copied(*known[1:])
+        if copy is not None:
+            return keras_compat.autocast(variable, copy)
+        time.sleep(0.001)
     return original(variable)
+
+
+def mark_in_steps(variables: Iterable[Any], copied: Callable[..., Any], name: str) -> None:
+    """Lets variables be read while steps have their values: by ``copied(name, index)``."""
+    method = weakref.WeakMethod(copied)
+    for index, variable in enumerate(variables):
+        _in_steps.put(variable, (method, name, index))
 
 
 def mark_read(variable: Any) -> None:

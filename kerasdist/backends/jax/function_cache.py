@@ -8,7 +8,6 @@ beside the arguments, and the new values of written variables are outputs beside
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from kerasdist import context, keras_compat
-from kerasdist.backends.jax import components, scopes
+from kerasdist.backends.jax import components, donation, scopes
 from kerasdist.backends.jax.arrays import is_array, is_traced
 from kerasdist.backends.jax.executable import Executable, Incomplete, launch
 from kerasdist.backends.jax.placement import MeshPlacement
@@ -33,9 +32,6 @@ from kerasdist.errors import ScopeError
 _VERSIONS = 128
 # How often a function is traced at most, until it creates no more variables.
 _TRACINGS = 4
-
-# Only one thread at a time may pass variables' values to a program and store the new ones.
-_launching = threading.RLock()
 
 
 @final
@@ -88,7 +84,7 @@ class Program:
             return run(function, *args, **kwargs)
 
         key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
-        with _launching:
+        with donation.launching:
             executable = self._executables.get(key)
             if executable is None or _is_outdated(executable):
                 executable = self._make(traced, arguments, executable)

@@ -14,7 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from kerasdist.backends.jax import divided_state, normalization
+from kerasdist.backends.jax import divided_state, donation, normalization
 from kerasdist.backends.jax.arrays import is_placed
 from kerasdist.backends.jax.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
 from kerasdist.backends.jax.layout import Layout
@@ -114,13 +114,19 @@ class OneDevicePlacement(Placement):
 
     def compile(self, step: Step, axis: int = 0) -> Step:
         """Compiles as Keras does."""
+        program = jax.jit(step, donate_argnums=0)
+
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            with donation.launching:
+                return program(state, batch)
+
         del axis
-        return jax.jit(step, donate_argnums=0)
+        return run
 
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
         """Returns the jitted program of a step, which is the same for all shapes."""
-        del state, batch
-        return self.compile(step, axis)
+        del state, batch, axis
+        return jax.jit(step, donate_argnums=0)
 
     def _here(self, leaf: Any) -> Any:
         bound_elsewhere = (
@@ -306,7 +312,8 @@ class MeshPlacement(Placement):
             if (key, form) not in compared:
                 self.compare(programs[key], state, batch)
                 compared.add((key, form))
-            outputs, state = programs[key](state, batch)
+            with donation.launching:
+                outputs, state = programs[key](state, batch)
             if self.rests_after_each_step:
                 state = self.at_rest(state)
             return self._results(outputs), state

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
+from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.backends import metering
-from kerasdist.backends.jax import slots
+from kerasdist.backends.jax import donation, slots
 from kerasdist.backends.jax.steps import Execution, StepFunction
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
@@ -44,15 +46,19 @@ class JaxTrainer(ReplicatedTrainer):
         steps_per_execution: int
         _jax_state: dict[str, Any] | None
         _jax_state_synced: bool
+        _steps_thread: int
+        name: str
         _purge_model_variables: Callable[..., None]
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
+        self._begin()
         if self.train_function is None or force:
             self.train_function = _metered(self._function(self.train_step, _TRAIN_STATE))
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
+        self._begin()
         if self.test_function is None or force:
             self.test_function = self._function(self.test_step, _TEST_STATE)
 
@@ -63,9 +69,28 @@ class JaxTrainer(ReplicatedTrainer):
             outputs, non_trainable_variables = self.predict_step(state, batch)
             return outputs, (state[0], non_trainable_variables)
 
+        self._begin()
         if self.predict_function is None or force:
             self.predict_function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
         return self.predict_function
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        self._begin()
+        super()._symbolic_build(*args, **kwargs)
+
+    def _begin(self) -> None:
+        """Puts values back that the steps of an outer call, in this thread, have taken out."""
+        if not self._jax_state_synced and self._steps_thread != threading.get_ident():
+            raise self._in_use()
+        self.jax_state_sync()
+
+    def _in_use(self) -> UnsupportedError:
+        return UnsupportedError(
+            "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
+            f"take the values out of the variables. Received: model={self.name!r}, whose steps run "
+            "in two threads. Give one thread a model of its own, and that the weights: "
+            "other.set_weights(model.get_weights())."
+        )
 
     def _function(
         self, step: Step, names: tuple[str, ...], keeps_outputs: bool = False
@@ -103,8 +128,8 @@ class JaxTrainer(ReplicatedTrainer):
         return function
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute; the state bypasses Keras's tracking, which would search it."""
-        if name == "_jax_state":
+        """Sets an attribute; those of the steps bypass Keras's tracking, which would search it."""
+        if name in ("_jax_state", "_steps_thread"):
             vars(self)[name] = value
         else:
             super().__setattr__(name, value)
@@ -124,13 +149,27 @@ class JaxTrainer(ReplicatedTrainer):
         self.replica_set.initial_broadcast.ensure()
         variables = self._state_variables(which)
         # Keras's own method reads variables as users do, who get whole values of divided ones.
-        values = tuple(map(keras_compat.stored_values, variables))
-        state = self.replica_set.arrays.state(values, variables)
+        values = tuple(map(keras_compat.stored_values, variables.values()))
+        if any(one is None for several in values for one in several):
+            raise self._in_use()
+        state = self.replica_set.arrays.state(values, tuple(variables.values()))
         if purge_model_variables:
+            self._jax_state = dict(zip(variables, state, strict=True))
+            self._steps_thread = threading.get_ident()
+            for name, several in variables.items():
+                donation.mark_in_steps(several, self._copy_in_steps, name)
             self._purge_model_variables(**which)
         return state
 
-    def _state_variables(self, which: dict[str, bool]) -> tuple[list[Any], ...]:
+    def _copy_in_steps(self, name: str, index: int) -> Any:
+        """Copies a value that Keras's loop, in any thread, has taken out; None while it cannot."""
+        with donation.launching:
+            state = self._jax_state
+            if state is None or state[name][index].is_deleted():
+                return None
+            return jnp.copy(self.replica_set.arrays.at_rest([state[name][index]])[0])
+
+    def _state_variables(self, which: dict[str, bool]) -> dict[str, list[Any]]:
         """Returns the variables of the state, in Keras's order."""
         model: Any = self
         lists = {
@@ -139,7 +178,7 @@ class JaxTrainer(ReplicatedTrainer):
             "optimizer_variables": self._optimizer_variables,
             "metrics_variables": lambda: model.metrics_variables,
         }
-        return tuple(list(variables()) for name, variables in lists.items() if which.get(name))
+        return {name: list(variables()) for name, variables in lists.items() if which.get(name)}
 
     def _optimizer_variables(self) -> Any:
         model: Any = self
