@@ -114,11 +114,8 @@ class StoredFile:
             self.facts: Mapping[str, Any] = dict(header["facts"])
             self.forms: Sequence[Any] = list(header["arrays"])
             self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
-            is_sound = self._begins[-1] + _DIGEST_BYTES == size
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            is_sound = False
-        if not is_sound:
-            raise BackupError("its header is not of the form that kerasdist writes")
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise BackupError("its header is not of the form that kerasdist writes") from error
 
     def array(self, number: int) -> np.ndarray[Any, Any]:
         """Reads an array."""

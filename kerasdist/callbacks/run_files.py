@@ -190,7 +190,9 @@ class RunFiles:
         assert self._run is not None
         rank, own, error = self._job.rank, {}, None
         try:
-            own = backup_parts.write(self._folder, self.number, self._run, rank, pieces, self._mode)
+            own = backup_parts.write(
+                self._folder, self.number, self._run, rank, pieces, mode=self._mode
+            )
         except BackupError:
             raise
         except OSError as caught:

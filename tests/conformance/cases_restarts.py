@@ -483,6 +483,7 @@ def defect_29_a_full_disk(lab):
             found = small(lab, folder, listed=[Filling()], delete_checkpoint=False)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        lab.everyone("trained")
         names = sorted(path.name for path in folder.iterdir())
         messages = [str(one.message) for one in all if "could not be written" in str(one.message)]
         messages = lab.everyone(messages)

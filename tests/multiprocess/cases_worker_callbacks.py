@@ -1,6 +1,7 @@
 """Callbacks on several workers: who writes, who decides, and how a run goes on."""
 
 import contextlib
+import resource
 import warnings
 from unittest import mock
 
@@ -282,21 +283,62 @@ def torn_backups(lab):
 
 @case("workers")
 def backups_of_another_model(lab):
-    """A backup of another model is refused, and the run begins at its begin."""
+    """DEFECTS 29: a backup of another model is refused on every worker, and stays."""
     with lab.folder() as folder:
         kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
         _fit(_model(lab), [kept], epochs=1)
         lab.everyone("written")
         with lab.strategy().scope():
             other = dense("sgd")
-        seen = []
-        watch = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: seen.append(epoch))
-        with warnings.catch_warnings(record=True) as told:
+        said = ""
+        try:
+            _fit(other, [kd.callbacks.BackupAndRestore(folder)], epochs=1)
+        except kd.errors.BackupError as error:
+            said = str(error)
+        lab.check("of this call of fit" in said, said)
+        lab.check(f"[worker {lab.job.rank}/{lab.job.num_workers}] Expected" in said, said)
+        lab.everyone("refused")
+        lab.check((folder / "backup-000000000001.kdb").exists(), "it has gone")
+        lab.everyone("looked")
+
+
+@case("workers")
+def defect_29_a_full_disk(lab):
+    """DEFECTS 29: where one worker's disk takes no backup, all of them train on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filling(keras.callbacks.Callback):
+        def __init__(self, rank):
+            super().__init__()
+            self.rank = rank
+
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0 and lab.job.rank == self.rank:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+
+        def on_epoch_begin(self, epoch, logs=None):
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    ended = {}
+    for rank in (None, 0, lab.job.num_workers - 1):
+        with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            _fit(other, [kd.callbacks.BackupAndRestore(folder), watch], epochs=1)
-        messages = [str(one.message) for one in told if "another model" in str(one.message)]
-        lab.equal(len(messages), 1 if lab.job.is_chief else 0)
-        lab.equal(seen, [0])
+            kept = kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+            model = _model(lab)
+            try:
+                history = _fit(model, [kept, Filling(rank)], epochs=2)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            ended[rank] = _everything(model, history)
+            said = [str(one.message) for one in told if "could not be written" in str(one.message)]
+            said = lab.everyone(said)
+            names = sorted(path.name for path in folder.iterdir() if "part" not in path.name)
+            lab.everyone("looked")
+        writes = rank == 0 or (rank and kept._files.in_parts)
+        lab.equal([len(each) for each in said], [int(bool(writes))] + [0] * (len(said) - 1))
+        lab.equal(names[-1], "backup-000000000002.kdb")
+        lab.equal(len(names), 1 if writes else 2)
+        lab.equal(ended[rank], ended[None])
 
 
 @case("workers")

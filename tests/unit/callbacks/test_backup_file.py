@@ -1,6 +1,9 @@
 """Backups on disk: whole or not there."""
 
 import hashlib
+import json
+import resource
+import stat
 import tracemalloc
 import weakref
 from functools import partial
@@ -137,3 +140,46 @@ def test_a_torn_file_is_not_read_whole_into_memory(folder):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *([], "facts", 3, {}, {"facts": {}}, {"facts": [1], "arrays": []}),
+        *({"facts": {}, "arrays": 3}, {"facts": {}, "arrays": [3]}),
+        *({"facts": {}, "arrays": [["no type", [1]]]}, {"facts": {}, "arrays": [["int8", "one"]]}),
+    ],
+)
+def test_defect_29_a_header_of_another_form_is_refused(folder, header):
+    """DEFECTS 29: with a valid digest, too."""
+    folder.mkdir()
+    path = folder / "backup-000000000003.kdb"
+    text = json.dumps(header).encode()
+    content = b"kerasdist backup 3\n" + len(text).to_bytes(8, "big") + text
+    path.write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(BackupError, match="not of the form that kerasdist writes"):
+        backup_file.read(path)
+
+
+def test_defect_29_all_arrays_are_read_though_the_disk_is_full(folder):
+    """DEFECTS 29: workers gather some variables together; none may stop in between."""
+    read = []
+
+    def array(number):
+        read.append(number)
+        return np.zeros(4096, "float32")
+
+    arrays = [Unread(np.dtype("float32"), (4096,), partial(array, one)) for one in range(6)]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            backup_file.write(folder, 3, Backup({}, arrays))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert read == list(range(6))
+    assert list(folder.iterdir()) == []
+
+
+def test_defect_24_a_file_is_its_owners(folder):
+    assert stat.S_IMODE(written(folder).stat().st_mode) == 0o600
