@@ -1,18 +1,17 @@
 """What state costs each device, by `sharding`, beside what ZeRO's formula says.
 
-    KERAS_BACKEND=tensorflow python benchmarks/memory.py [--units 512] [--replicas 1 2 4]
+    KERAS_BACKEND=torch python benchmarks/memory.py [--units 512] [--replicas 1 2 4]
 
 On the backend that `KERAS_BACKEND` says; on JAX without it. On PyTorch each replica is a worker.
 Parameters and the optimizer's variables are measured: the bytes of the arrays that the first device
 holds after a step of `fit`. Gradients are no arrays that outlive a step; that of them, activations
 and gathered weights together is, on JAX, what XLA has allotted for temporary values in the compiled
 step; on PyTorch by how much more than its state the process of the chief has grown at most, which
-says something for large models alone (`--units 4096`); TensorFlow tells no such number.
+says something for large models alone (`--units 4096`).
 Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
 """
 
 import argparse
-import math
 import os
 import resource
 import sys
@@ -45,11 +44,6 @@ def held(variables):
     """The bytes on the first device that holds a part of each."""
     if keras.backend.backend() == "torch":
         return sum(one._value.nbytes for one in variables)
-    if keras.backend.backend() == "tensorflow":
-        from kerasdist.backends.tensorflow.variables import copies
-
-        first = [copies(one)[0] for one in variables]
-        return sum(math.prod(one.shape) * one.dtype.size for one in first)
     return sum(one._value.addressable_data(0).nbytes for one in variables)
 
 

@@ -27,9 +27,9 @@ class Sharding:
     Attributes:
         state: ``"optimizer"``: the optimizer's variables (ZeRO, stages 1 and 2). ``"full"``: also
             the weights, which are gathered where a layer uses them (ZeRO, stage 3; FSDP).
-        min_size: A variable with fewer elements stays whole on each replica. On JAX and TensorFlow
-            so does one of which no dimension can be divided by the number of replicas; of the
-            others the largest such dimension is divided. PyTorch divides the flattened values.
+        min_size: A variable with fewer elements stays whole on each replica. On JAX so does one
+            of which no dimension can be divided by the number of replicas; of the others the
+            largest such dimension is divided. PyTorch divides the flattened values.
     """
 
     state: Divided

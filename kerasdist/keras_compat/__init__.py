@@ -54,7 +54,6 @@ from kerasdist.keras_compat.hooks import (
     install_stored_values,
     install_to_numpy,
     install_tracked_parameters,
-    install_update,
     install_updates,
 )
 from kerasdist.keras_compat.models import (
@@ -95,14 +94,11 @@ from kerasdist.keras_compat.optimizers import (
     applies_directly,
     apply_combined_gradients,
     apply_scaled_gradients,
-    averages,
-    averages_replaced,
     belongs_to,
     index_variables,
     is_elementwise,
     move_optimizer,
     optimized_variables,
-    optimizer_strategy,
     referenced_variables,
     updating,
 )

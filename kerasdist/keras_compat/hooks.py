@@ -260,39 +260,6 @@ def install_tracked_parameters(hook: Callable[..., Any]) -> None:
         _put_in(Layer, name, hook)
 
 
-def install_update(
-    update: Callable[..., Any], average: Callable[..., Any], are_whole: Callable[[Any], bool]
-) -> None:
-    """Installs hooks where an optimizer updates weights and their averages; on TensorFlow only.
-
-    `update` is called before gradients are accumulated, clipped and applied. Where `are_whole` is
-    true of an optimizer, averages are used by Keras's code for backends in general: that for
-    TensorFlow takes one copy of each.
-    """
-    _put_in(BaseOptimizer, "_backend_apply_gradients", update)
-    _put_in(BaseOptimizer, "_update_model_variables_moving_average", average)
-    name = "_overwrite_model_variables_with_average_value"
-    _replace_where(
-        keras.optimizers.Optimizer,
-        name,
-        getattr(BaseOptimizer, name),
-        lambda one, _: are_whole(one),
-    )
-    swap = keras.callbacks.SwapEMAWeights
-    for name in ("swap_variables", "finalize_ema_values"):
-        general = getattr(swap, f"_backend_{name}")
-        _replace_where(swap, f"_tf_{name}", general, lambda _, optimizer: are_whole(optimizer))
-
-
-def _replace_where(
-    owner: Any, name: str, other: Callable[..., Any], condition: Callable[..., bool]
-) -> None:
-    def hook(original: Callable[..., Any], own: Any, given: Any) -> Any:
-        return (other if condition(own, given) else original)(own, given)
-
-    _put_in(owner, name, hook)
-
-
 def install_stateless_apply(hook: Callable[..., Any]) -> None:
     """Installs a hook where an optimizer updates values that are passed to it; on JAX only."""
     for owner in (BaseOptimizer, LossScaleOptimizer):

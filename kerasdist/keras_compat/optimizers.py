@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -113,28 +112,6 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     before = optimizer._distribution_strategy
     optimizer._distribution_strategy = strategy
     return before
-
-
-def optimizer_strategy(optimizer: Any) -> Any:
-    """Returns the strategy whose variables a TensorFlow optimizer updates."""
-    return optimizer._distribution_strategy
-
-
-def averages(optimizer: Any) -> list[Any]:
-    """Returns the moving averages of an optimizer's weights, None for a weight without one."""
-    return list(optimizer._model_variables_moving_average)
-
-
-@contextmanager
-def averages_replaced(optimizer: Any, stand_in: Callable[[Any], Any]) -> Iterator[None]:
-    """Lets an optimizer use something else in place of each moving average."""
-    before = optimizer._model_variables_moving_average
-    # Assigned as an attribute, Keras would track the variables.
-    vars(optimizer)["_model_variables_moving_average"] = [stand_in(one) for one in before]
-    try:
-        yield
-    finally:
-        vars(optimizer)["_model_variables_moving_average"] = before
 
 
 def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:

@@ -81,9 +81,9 @@ class MirroredStrategy(Strategy):
                 has started; else threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all. ``"optimizer"``: the optimizer's variables are
-                divided. ``"full"``: the weights too; not on TensorFlow. On PyTorch each replica
-                must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or, on
-                JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the
+                sharded. ``"full"``: the weights too. TensorFlow has neither; on PyTorch each
+                replica must be a process. Small variables stay whole, see `kerasdist.Sharding`. Or,
+                on JAX, a ``keras.distribution.LayoutMap``, over a mesh whose first axis divides the
                 batch, and whose other axes divide variables.
 
         Raises:

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import warnings
 
 import numpy as np
 
@@ -22,12 +21,8 @@ from tests.conformance.registry import case
 
 TOPIC = "sharding"
 _NONE = ("UnsupportedError", "Expected one device per process.*Received: .*kerasdist run")
-_SLOTS = (
-    "UnsupportedError",
-    "Expected sharding to be None or 'optimizer'.*Received: .*KERAS_BACKEND=jax",
-)
-REFUSED_SLOTS = {"torch": _NONE}
-REFUSED = {"tensorflow": _SLOTS, "torch": _NONE}
+_ON_TENSORFLOW = ("UnsupportedError", "Expected sharding=None.*Received: .*KERAS_BACKEND=jax")
+REFUSED = {"tensorflow": _ON_TENSORFLOW, "torch": _NONE}
 
 
 def even():
@@ -50,9 +45,6 @@ def part(variable):
     value = variable._value
     if keras.backend.backend() == "torch":
         return value.numel() / math.prod(variable.shape)
-    if keras.backend.backend() == "tensorflow":
-        own = value.values[0] if hasattr(value, "values") else value
-        return math.prod(own.shape) / math.prod(variable.shape)
     return math.prod(value.sharding.shard_shape(value.shape)) / math.prod(value.shape)
 
 
@@ -85,7 +77,7 @@ def each_holds(lab, state, of_weights):
     lab.equal({of_weights}, parts(same.weights))
 
 
-@case(TOPIC, replicas=(2, 4), refused=REFUSED_SLOTS)
+@case(TOPIC, replicas=(2, 4), refused=REFUSED)
 def each_holds_its_slots(lab):
     """`sharding="optimizer"`: each device holds its part of the optimizer's variables."""
     each_holds(lab, "optimizer", 1.0)
@@ -149,67 +141,6 @@ def wrong_values(lab):
         kd.Sharding("weights")
     with lab.raises(ValueError, "Expected min_size.*Received: min_size=0"):
         kd.Sharding("full", min_size=0)
-
-
-@case(TOPIC, backends=("tensorflow",), replicas=(2,))
-def slots_that_stay_whole(lab):
-    """TensorFlow: slots of weights with a constraint stay whole, and those of other optimizers."""
-
-    def made(optimizer, constraint=None):
-        layers = [keras.Input((3,)), keras.layers.Dense(8, kernel_constraint=constraint)]
-        with lab.strategy(sharding=kd.Sharding("optimizer", min_size=9)).scope():
-            model = keras.Sequential(layers)
-            model.compile(optimizer(), "mse")
-            model.optimizer.build(model.trainable_variables)
-        return [part(one) for one in model.optimizer.variables if tuple(one.shape)]
-
-    lab.equal([0.5, 0.5, 1.0, 1.0], made(keras.optimizers.Adam))
-    lab.equal([1.0] * 4, made(keras.optimizers.Adam, "unit_norm"))
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        lab.equal([1.0] * 4, made(keras.optimizers.Lamb))
-    said = [str(one.message) for one in warned if "Received: Lamb" in str(one.message)]
-    lab.check(len(said) == 1, f"expected one warning, not {said}")
-
-
-@case(TOPIC, backends=("tensorflow",), replicas=(2,))
-def slots_are_read_whole(lab):
-    """TensorFlow: slots are whole for all code but their optimizer's: names, shapes, files."""
-    tf = __import__("tensorflow")
-    x, y = regression(9, outputs=4)
-    strategy = lab.strategy(sharding=kd.Sharding("optimizer", min_size=1))
-    fresh()
-    expected = even()
-    fresh()
-    with strategy.scope():
-        model = even()
-    for one in (expected, model):
-        fit(x, y, batch_size=4, shuffle=False)(one)
-    own, plain = model.optimizer.variables, expected.optimizer.variables
-    lab.equal([tuple(one.shape) for one in plain], [tuple(one.shape) for one in own])
-    lab.equal([one.path for one in plain], [one.path for one in own])
-    slot, values = own[2], own[2].numpy()
-    for read in (
-        np.array,
-        lambda one: one.value.numpy(),
-        tf.convert_to_tensor,
-        lambda one: one + 0,
-    ):
-        lab.equal(values, np.array(read(slot)))
-    lab.equal(values, np.array(tf.function(lambda: slot + 0)()))
-    in_replicas = strategy.run(tf.function(lambda: slot + 0))
-    lab.equal([values] * 2, [np.array(one) for one in strategy.local_results(in_replicas)])
-    slot.assign(values + 1)
-    lab.equal(values + 1, slot.numpy())
-    slot.assign_add(values)
-    slot.value.assign_sub(values)
-    lab.equal(values + 1, slot.numpy())
-    with lab.folder() as folder:
-        path = tf.train.Checkpoint(optimizer=model.optimizer).write(str(folder / "checkpoint"))
-        slot.assign(values)
-        tf.train.Checkpoint(optimizer=model.optimizer).read(path)
-    lab.equal(values + 1, slot.numpy())
-    lab.equal({0.5}, parts(own))
 
 
 @case(TOPIC, backends=("jax",), replicas=(4,))

@@ -1,6 +1,6 @@
 """Backups of state that workers divide: each writes its part, and reads no more than it holds.
 
-On layouts such as 2x1-full; on TensorFlow, which has none, on the pair.
+On layouts such as 2x1-full.
 """
 
 import contextlib
@@ -19,15 +19,12 @@ from tests.conformance.registry import case
 
 # Where a backend gathers a divided variable outside of steps.
 _GATHERS = {
-    "tensorflow": ("kerasdist.backends.tensorflow.private.divided", "Divided", "_whole"),
     "jax": ("kerasdist.backends.jax.worker_placement", "WorkerPlacement", "gathered"),
     "torch": ("kerasdist.backends.torch.shards", "Shard", "whole"),
 }
 
 
 def strategy(lab):
-    if lab.backend == "tensorflow":
-        return lab.strategy(sharding=kd.Sharding("optimizer", min_size=1))
     return lab.strategy()
 
 
@@ -124,7 +121,7 @@ def each_writes_its_part(lab):
         bytes_here = held(lab, state_variables(model))
         shapes = [one.shape for one in state_variables(model) if tuple(one.shape)]
         of_all = 4 * sum(int(np.prod(shape)) for shape in shapes)
-        if lab.backend == "tensorflow" or _divides_slots_alone(lab):
+        if _divides_slots_alone(lab):
             of_all -= 4 * model.count_params()
         lab.equal(bytes_here, of_all // workers)
         size = (folder / own[-1]).stat().st_size

@@ -102,12 +102,11 @@ _ON_LARGER = (
     "shards.off",
     "shards.arrays_by",
     "shards.data_policy",
-    "worker_sharding.slots_divided",
     "layout_maps.",
 )
 
 # Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.
-# On TensorFlow the cases `worker_sharding.` and `divided_backups.` do it on the pair.
+# TensorFlow refuses `sharding=`.
 DIVIDED = {
     "tensorflow": (),
     "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),
@@ -154,7 +153,6 @@ GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
 _ON_GPUS = (
     "optimizers.global_clipnorm_opposing",
     "training.steps_per_execution_not_dividing",
-    "worker_sharding.slots_divided_over_workers",
 )
 
 OWN = "tests.multiprocess"
@@ -178,7 +176,7 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if layout.sharding:
             if not case.name.startswith(_NOT_ON_DIVIDED):
                 yield case.name
-        elif case.name.startswith(_ON_DIVIDED) and (DIVIDED[backend] or layout != PAIR):
+        elif case.name.startswith(_ON_DIVIDED):
             continue
         elif layout.like_gpus:
             if everything() or case.name in _ON_GPUS:

@@ -12,7 +12,6 @@ SECONDS = 300
 # How many workers (1: a process without a job) and which `sharding`, and after which epoch they
 # stop. The first trains. Who stops after the same epoch as the one before only restores.
 RUNS = {
-    "tensorflow": ((2, "optimizer", 1), (1, "none", 1), (2, "none", 1)),
     "jax": ((2, "full", 1), (1, "none", 1), (2, "optimizer", 1)),
     "torch": (
         (2, "full", 1),
@@ -66,7 +65,7 @@ def test_another_number_of_workers_and_another_sharding(backend, tmp_path):
 @pytest.mark.parametrize("backend", RUNS)
 def test_memory_has_about_one_variable_more_than_the_state(backend, tmp_path):
     """While a backup is written and read, on every worker."""
-    shardings = ["optimizer"] if backend == "tensorflow" else ["full", "optimizer"]
+    shardings = ["full", "optimizer"]
     script = ["-m", "tests.multiprocess.backups_memory_script", str(tmp_path), *shardings]
     ended = started(backend, 2, script)
     for one in ended:

@@ -11,7 +11,7 @@ from tests.conformance import registry
 
 FACADE = "tests.facade"
 SUITE = "tests.sharded"
-BACKENDS = {"full": ("jax",), "optimizer": ("jax", "tensorflow")}
+BACKENDS = ("jax",)
 # What reads or writes state by itself, and what goes over all weights at once.
 SELECTED = {
     "full": {
@@ -55,7 +55,7 @@ def register() -> None:
             for state, selected in SELECTED.items():
                 if everything or prefix + case.name in selected:
                     name = f"{state}.{prefix}{case.name}"
-                    only = tuple(one for one in case.backends if one in BACKENDS[state])
+                    only = tuple(one for one in case.backends if one in BACKENDS)
                     counts = case.replicas if everything else case.replicas[:1]
                     registry.CASES[SUITE, name] = replace(
                         case, name=name, backends=only, replicas=counts

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.tensorflow import divided_state
 from kerasdist.backends.tensorflow.private.strategies import is_distributed
 from kerasdist.backends.tensorflow.variables import copies
 from kerasdist.backends.variable_rules import is_sum_on_read
@@ -70,11 +69,6 @@ def adopt(
     if recreated:
         for one in optimizers:
             keras_compat.index_variables(one)
-            weights = keras_compat.optimized_variables(one)
-            owners = keras_compat.referenced_variables(one, weights)
-            for slot, weight in zip(one.variables, owners, strict=True):
-                if weight is not slot:
-                    divided_state.divide(one, slot, weight)
 
 
 def with_inner(optimizer: Any) -> list[Any]:

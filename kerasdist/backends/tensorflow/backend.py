@@ -29,7 +29,6 @@ from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
-from kerasdist.sharding import Sharding
 
 
 @final
@@ -77,14 +76,12 @@ class TensorFlowBackend(Backend):
         communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> ReplicaSet:
         """Returns replicas under a native strategy, or one device with plain Keras."""
-        sharding = options.sharding
-        divides_slots = isinstance(sharding, Sharding) and sharding.state == "optimizer"
-        if sharding is not None and not divides_slots:
+        if options.sharding is not None:
             raise UnsupportedError(
-                "Expected sharding to be None or 'optimizer' on TensorFlow, where each replica "
-                "holds all weights: its layers read whole variables. Received: "
-                f"{sharding!r:.200}. Pass sharding='optimizer', or set KERAS_BACKEND=jax or torch, "
-                "on which kerasdist divides weights too."
+                "Expected sharding=None on TensorFlow, where each replica holds all weights and "
+                "all of the optimizer's state. Received: "
+                f"sharding={options.sharding!r:.200}. Set KERAS_BACKEND=jax or torch, on which "
+                "kerasdist shards both."
             )
         if job is not None:
             return worker_replicas(devices, options, job, communication)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -26,11 +25,10 @@ from kerasdist.backends.tensorflow.batches import (
     pieces_of_placed,
 )
 from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset
-from kerasdist.backends.tensorflow.division import Division
 from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched
 from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import mirrored
-from kerasdist.backends.tensorflow.values import among_zeros, check_alike, concat
+from kerasdist.backends.tensorflow.values import check_alike, concat
 from kerasdist.backends.tensorflow.variables import copies
 from kerasdist.collectives import CommunicationOptions
 from kerasdist.training.numerics import weighted
@@ -168,24 +166,6 @@ class Group:
         check_alike(parts, axis)
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []
-
-    def joined(
-        self, columns: Sequence[Parts], divisions: Sequence[Division], *, here: bool = True
-    ) -> list[Any]:
-        """Returns values of which each replica has a part; on one device if `here`."""
-        all_are_local = len(self.local) == self.native_strategy.num_replicas_in_sync
-        if all_are_local and (here or self.shares_memory):
-            with tf.device(HOST) if here else nullcontext():
-                pairs = zip(columns, divisions, strict=True)
-                return [tf.concat(parts, division.axis) for parts, division in pairs]
-        placed = []
-        for parts, division in zip(columns, divisions, strict=True):
-            axis, total = division.axis, division.shape[division.axis]
-            placed.append([])
-            for index, part in enumerate(parts):
-                with tf.device(self.native_strategy.extended.worker_devices[index]):
-                    placed[-1].append(among_zeros(part, axis, division.begin(index), total))
-        return self.sums(placed, here=here)
 
     def largest(self, parts: Parts) -> Any:
         """Returns the elementwise maximum over all replicas; None if the parts are None."""

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from kerasdist import context, keras_compat
-from kerasdist.backends.tensorflow import divided_state
 from kerasdist.backends.tensorflow.adoption import adopt, with_inner
 from kerasdist.backends.tensorflow.private.scopes import (
     NativeScope,
@@ -100,8 +99,7 @@ def apply_everywhere(
     """Updates every copy of the variables by gradients that are summed over all replicas.
 
     Of gradients with a sum on each device, each device updates its own copy: it clips, scales and
-    accumulates by itself. A single gradient is changed once, and the result is copied. Where the
-    replicas divide slots, each updates its part of the weights, and they gather the parts.
+    accumulates by itself. A single gradient is changed once, and the result is copied.
     """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
@@ -113,9 +111,7 @@ def apply_everywhere(
     before, _here.is_applying = _here.is_applying, True
     try:
         with cross_replica_code_without_merge_call():
-            parts = divided_state.divisions(optimizer)
-            is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
-            if is_one and not parts:
+            if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
             for index, device in enumerate(native_strategy.extended.worker_devices):
                 own = [held[index % len(held)] for held in map(copies, gradients)]
@@ -123,12 +119,10 @@ def apply_everywhere(
                 with (
                     recorded,
                     tf.device(device),
-                    on_one_copy(index, parts) as it,
+                    on_one_copy(index) as it,
                     _moved(optimizer, it),
                 ):
                     keras_compat.apply_combined_gradients(optimizer, own, variables)
-            if parts:
-                divided_state.gather(native_strategy, parts, known)
             return None
     finally:
         _here.is_applying = before

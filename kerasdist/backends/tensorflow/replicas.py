@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.backends.checks import check_no_compression
 from kerasdist.backends.options import ReplicaOptions
-from kerasdist.backends.pieces import HeldPiece
 from kerasdist.backends.runner import Runner
 from kerasdist.backends.single_replica import SoleRunner
-from kerasdist.backends.tensorflow import divided_state, outside_replicas, vector_losses
+from kerasdist.backends.tensorflow import outside_replicas, vector_losses
 from kerasdist.backends.tensorflow.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.datasets import GroupAdapter, TensorFlowAdapter
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.merge import in_replicas
-from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.scopes import NativeScope
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
@@ -88,9 +85,6 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> None:
         super().__init__(devices, options, job)
         self.group = group
-        if options.sharding is not None and self.num_replicas > 1:
-            divided_state.add(group, options.sharding)
-            self.reads_need_all_workers = job is not None
         outside_replicas.serve(group.native_strategy)
         vector_losses.install()
 
@@ -112,18 +106,6 @@ class TensorFlowReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
         return NativeScope(self.group.native_strategy)
-
-    def pieces(self, variable: Any) -> list[HeldPiece]:
-        """Returns what the replicas of this process hold of a divided slot; nothing of another."""
-        return divided_state.pieces(variable)
-
-    def checksums(self, variables: Sequence[Any]) -> list[int]:
-        """Returns a checksum of each variable's value; 0 for one of which workers hold parts."""
-        natives = keras_compat.stored_values(variables)
-        return [
-            0 if isinstance(own, Divided) else super(TensorFlowReplicaSet, self).checksums([one])[0]
-            for one, own in zip(variables, natives, strict=True)
-        ]
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives variables the chief's values, eagerly even while a function is traced."""

@@ -18,7 +18,6 @@ from kerasdist.backends.tensorflow.private.compiled import (
     compiles_with_xla,
     converted_as_here,
 )
-from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.values import (
     mirrored_on,
     regrouped,
@@ -189,8 +188,6 @@ class TensorFlowRunner(Runner):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components."""
         value = to_native(self._native_strategy, native(value))
-        if isinstance(value, Divided):
-            return (value.value(),) * len(self._group.local)
         return tuple(self._native_strategy.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:

@@ -18,7 +18,6 @@ from kerasdist.backends.tensorflow.batches import (
     first_rows,
     none_for_optional,
 )
-from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
 from kerasdist.backends.tensorflow.private.trials import (
     RandomState,
@@ -170,7 +169,7 @@ class TensorFlowTrial(Trial):
 
     def as_array(self, value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty one for a tensor of an inner graph."""
-        value = value if isinstance(value, Divided) else copies(value)[0]
+        value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):
             value = value.to_tensor()
         if isinstance(value, tf.SparseTensor):
@@ -203,10 +202,7 @@ class TensorFlowTrial(Trial):
     def _replace(self, variable: Any) -> None:
         _, own, before, known = self._kept[id(variable)]
         is_part = is_sum_on_read(variable)
-        if isinstance(own, Divided):
-            value = own.joined(own.division, before)
-        else:
-            value = tf.add_n(before) if is_part and len(before) > 1 else before[0]
+        value = tf.add_n(before) if is_part and len(before) > 1 else before[0]
         value = value if known is None else known
         keras_compat.store_value(variable, plain_copy(own, value))
 

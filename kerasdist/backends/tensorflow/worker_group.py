@@ -28,7 +28,6 @@ from kerasdist.backends.tensorflow.datasets import (
 )
 from kerasdist.backends.tensorflow.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.group import Group, Parts
-from kerasdist.backends.tensorflow.private.divided import Divided
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
 from kerasdist.backends.tensorflow.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.variables import copies, native
@@ -234,11 +233,8 @@ class WorkerGroup(Group):
             native(variable).mark_equal()
 
     def equalize(self, variables: Sequence[Any]) -> None:
-        """Gives variables the chief's values, by one collective per type.
-
-        Divided ones keep theirs, of which no worker has more than a part.
-        """
-        natives = [one for one in map(native, variables) if not isinstance(one, Divided)]
+        """Gives variables the chief's values, by one collective per type."""
+        natives = [native(one) for one in variables]
         held = [copies(one) for one in natives]
         given = [
             tuple(

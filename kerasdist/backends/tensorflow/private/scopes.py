@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
@@ -11,8 +11,6 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
 from kerasdist import context
-from kerasdist.backends.tensorflow.division import Division, Part
-from kerasdist.backends.tensorflow.private.divided import Divided
 
 
 @final
@@ -73,53 +71,31 @@ def cross_replica_code_without_merge_call() -> Iterator[None]:
 
 @final
 class OneCopy:
-    """Stands in for a strategy, and updates one copy of each variable.
+    """Stands in for a strategy, and updates one copy of each variable."""
 
-    Attributes:
-        divides: Whether the copies of some variables are parts.
-    """
-
-    def __init__(self, index: int, parts: Mapping[str, Division]) -> None:
+    def __init__(self, index: int) -> None:
         self._index = index
-        self._parts = parts
-        self.divides = bool(parts)
 
     @property
     def extended(self) -> OneCopy:
         """Itself: it has the method of a strategy's `extended` that optimizers call."""
         return self
 
-    def part(self, variable: Any) -> tuple[Any, Division | None]:
-        """Returns this replica's copy or part of a variable, and how the variable is divided."""
-        copy = variable.values[self._index]
-        if isinstance(variable, Divided):
-            return copy, variable.division
-        division = self._parts.get(variable._unique_id)
-        if division is None:
-            return copy, None
-        return Part(copy, division, self._index, variable._unique_id), division
-
     def update(
         self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: Any
     ) -> Any:
-        """Calls the function with the copy or part, and with the same part of the arguments."""
-        return function(self.part(variable)[0], *[self.cut(variable, one) for one in args])
-
-    def cut(self, variable: Any, value: Any) -> Any:
-        """Returns the replica's part of a value that has the variable's shape."""
-        _, division = self.part(variable)
-        return value if division is None else division.part(value, self._index)
+        """Calls the function with the variable's copy."""
+        return function(variable.values[self._index], *args)
 
 
 @contextmanager
-def on_one_copy(index: int, parts: Mapping[str, Division]) -> Iterator[OneCopy]:
+def on_one_copy(index: int) -> Iterator[OneCopy]:
     """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Yields a stand-in for the strategy: an optimizer that is given it updates that copy alone, and
-    of the weights in `parts`, by their ids, the replica's part.
+    Yields a stand-in for the strategy: an optimizer that is given it updates that copy alone.
     """
     with distribute_lib.UpdateContext(index):
-        yield OneCopy(index, parts)
+        yield OneCopy(index)
 
 
 @contextmanager
