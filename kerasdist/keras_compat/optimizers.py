@@ -109,6 +109,14 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     return before
 
 
+def copy_of_optimizer(optimizer: Any, strategy: Any) -> Any:
+    """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
+    copy = object.__new__(type(optimizer))
+    vars(copy).update(vars(optimizer))
+    vars(copy)["_distribution_strategy"] = strategy
+    return copy
+
+
 def optimizer_strategy(optimizer: Any) -> Any:
     """Returns the strategy whose variables a TensorFlow optimizer updates."""
     return optimizer._distribution_strategy

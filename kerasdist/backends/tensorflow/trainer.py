@@ -82,6 +82,17 @@ class TensorFlowTrainer(ReplicatedTrainer):
         steps_per_execution: int
         _flatten_layers: Callable[[], Iterable[Any]]
 
+    # How many batches the data of the last call had; None if that is unknown.
+    _batches_of_call: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; a trial keeps what it returns."""
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        trial = keras_compat.trial()
+        if trial is not None:
+            trial.record_outputs(self, outputs)
+        return outputs
+
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
@@ -97,6 +108,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.train_function = FirstStepChecked(
                 self, self._step_function(self.train_step, trains=True)
             )
+        if isinstance(self.train_function, FirstStepChecked):
+            self.train_function.batches = self._batches_of_call
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -156,8 +169,12 @@ class TensorFlowTrainer(ReplicatedTrainer):
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, _, values) = done[0]
         totals = [tf.convert_to_tensor(first.share.total)]
-        with _known(read, values):
+        if keras_compat.trial() is not None:  # its scope must stay open
+            self._group.remember(read, values)
             results = self.get_metrics_result()
+        else:
+            with _known(read, values):
+                results = self.get_metrics_result()
         if own:
             return beginnings_of(batch), totals, results, values
         everyone = self._group.from_all_replicas(
@@ -176,8 +193,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
         read: list[Any] = []
-        _, _, logs, values = self._step_on_batch(step, batch, read)
-        self._group.remember(read, values)
+        _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
 
     def _costly(self) -> list[Any]:
@@ -232,6 +248,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         model may have no `call`; tracing such a step builds what is missing.
         """
         self._take_on()
+        count = None if iterator is None else iterator.num_batches
+        object.__setattr__(self, "_batches_of_call", count)  # bypasses Keras's tracking
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         if self.has_builtin("train_step"):

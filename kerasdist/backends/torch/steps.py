@@ -68,6 +68,28 @@ class Steps:
         """Returns a function that takes steps and returns the last one's logs."""
         return self._logging(step, alone, None)
 
+    def tried(self, step: Step, batch: Any) -> Any:
+        """Takes a step of a trial on the replicas; returns the logs of the global batch."""
+        rules, replicas = FitRules(self._group, _sums_of(self._model), ()), self._replicas
+        parts = divide(
+            batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
+        )
+        assert parts is not None  # the batch has examples
+        reports = replicas.run(self._model.bound_strategy, self._reporting(step), parts, rules)
+        return self._logs(reports, parts, rules, wanted=True)
+
+    def _reporting(self, step: Step) -> Callable[[Any], Report]:
+        """Returns a replica's step, which returns what the global batch's logs need of it."""
+        model = self._model
+
+        def replica_step(piece: Any) -> Report:
+            replica: Any = context.replica()
+            logs = step(piece)
+            reads = not model.runs_builtin_steps and replica.replica_id_in_sync_group == 0
+            return Report(logs, model.get_metrics_result() if reads else {})
+
+        return replica_step
+
     def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
         model = self._model
         if not self._replicas.is_plain:
@@ -76,12 +98,7 @@ class Steps:
         rules = FitRules(self._group, _sums_of(model), _written_alike(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
-
-        def replica_step(piece: Any) -> Report:
-            replica: Any = context.replica()
-            logs = step(piece)
-            reads = not model.runs_builtin_steps and replica.replica_id_in_sync_group == 0
-            return Report(logs, model.get_metrics_result() if reads else {})
+        replica_step = self._reporting(step)
 
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
@@ -92,17 +109,18 @@ class Steps:
                     logs = self._alone(alone, batch)
                 else:
                     reports = self._replicas.run(model.bound_strategy, replica_step, parts, rules)
-                    logs = self._logs(reports, parts, rules, is_last=not left)
+                    wanted = not (model.runs_builtin_steps and not self._replicas.batch_logs_matter)
+                    logs = self._logs(reports, parts, rules, wanted=wanted and not left)
             return logs
 
         return run
 
     def _logs(
-        self, reports: Sequence[Report], parts: Sequence[Part], rules: FitRules, *, is_last: bool
+        self, reports: Sequence[Report], parts: Sequence[Part], rules: FitRules, *, wanted: bool
     ) -> Any:
         """Returns the logs of the global batch, an empty dict if no callback needs them."""
         model = self._model
-        if not is_last or (model.runs_builtin_steps and not self._replicas.batch_logs_matter):
+        if not wanted:
             rules.exchange(sums=False)
             self._in_parts = rules
             return {}
