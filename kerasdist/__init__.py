@@ -12,6 +12,7 @@ from kerasdist._version import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
+    from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
     from kerasdist.chief import print
     from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
     from kerasdist.context import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
     from kerasdist.strategy import Strategy
-    from kerasdist.training.report import OneDeviceComparison, compare_with_one_device
     from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 __all__ = [
@@ -107,7 +107,7 @@ _HOMES = {
     "Mirrored": "kerasdist.values",
     "MirroredStrategy": "kerasdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
-    "OneDeviceComparison": "kerasdist.training.report",
+    "OneDeviceComparison": "kerasdist.check.report",
     "OneDeviceStrategy": "kerasdist.strategies.one_device",
     "PerReplica": "kerasdist.values",
     "ReduceOp": "kerasdist.collectives",
@@ -118,7 +118,7 @@ _HOMES = {
     "StrategyExtended": "kerasdist.extended",
     "ValueContext": "kerasdist.input.options",
     "auto": "kerasdist.strategies.auto",
-    "compare_with_one_device": "kerasdist.training.report",
+    "compare_with_one_device": "kerasdist.check.report",
     "compute_average_loss": "kerasdist.losses",
     "function": "kerasdist.functions",
     "get_replica_context": "kerasdist.context",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.pieces import HeldPiece
     from kerasdist.backends.profiler import Profiler
     from kerasdist.backends.runner import Runner
-    from kerasdist.backends.trial import Trial
+    from kerasdist.backends.trial import Trials
     from kerasdist.job.job import Job
 
 
@@ -278,8 +278,8 @@ class ReplicaSet(abc.ABC):
         """
         return [checksums.of_array(ops.convert_to_numpy(variable)) for variable in variables]
 
-    def trial(self, model: Any) -> Trial:
-        """Returns a `Trial`, which takes a model's training step on one device and on these.
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step, on one device and on these.
 
         Args:
             model: A model with the trainer of `trainer_class`, built.
@@ -292,6 +292,10 @@ class ReplicaSet(abc.ABC):
             f"model={model.name!r}, made under one of devices="
             f"{[str(device) for device in self.devices]}. There is nothing to compare."
         )
+
+    def free_bytes(self) -> int | None:
+        """Returns how much memory is free on the fullest device here; None if that is unknown."""
+        return None
 
     @property
     def variable_devices(self) -> tuple[Device, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from kerasdist.devices import Device
 
 BatchNorm = Literal["synchronized", "per_replica"]
 Check = Literal["off", "warn", "raise"]
+CHECK_VARIABLE = "KERASDIST_CHECK"
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,18 @@ def checked_batch_norm(batch_norm: BatchNorm | None) -> BatchNorm | None:
             f"Received: batch_norm={batch_norm!r}."
         )
     return batch_norm
+
+
+def checked_check(check: Check | None) -> Check:
+    """Returns a strategy's argument `check`; if it is None, the environment variable's value."""
+    said: Any = check
+    name = "check"
+    if said is None:
+        said = os.environ.get(CHECK_VARIABLE) or "warn"
+        name = CHECK_VARIABLE
+    if said not in get_args(Check):
+        raise ValueError(
+            f"Expected {name} to be one of {list(get_args(Check))}. Received: {name}={said!r}. "
+            "Leave it out for a warning."
+        )
+    return cast("Check", said)

@@ -95,6 +95,7 @@ from kerasdist.keras_compat.optimizers import (
     apply_combined_gradients,
     apply_scaled_gradients,
     belongs_to,
+    copy_of_optimizer,
     index_variables,
     is_elementwise,
     move_optimizer,
@@ -126,11 +127,8 @@ from kerasdist.keras_compat.tf_pipelines import (
 )
 from kerasdist.keras_compat.trees import register_tree_node
 from kerasdist.keras_compat.trials import (
-    added_losses_kept,
     compiled_losses,
     compiled_metrics,
-    draws_replaced,
-    layer_calls_recorded,
     loss_ids_on,
     losses_on,
     numbers_of,
@@ -140,6 +138,8 @@ from kerasdist.keras_compat.trials import (
 from kerasdist.keras_compat.variables import (
     autocast,
     change_aggregation,
+    held_value,
+    in_trial,
     initialize_waiting_variable,
     initialize_waiting_variables,
     multiply_initializer,
@@ -153,4 +153,5 @@ from kerasdist.keras_compat.variables import (
     stored_dtype,
     stored_value,
     stored_values,
+    trial,
 )

@@ -16,6 +16,8 @@ from typing import Any, final
 
 from keras.src.models.model import Trainer as BackendTrainer
 
+from kerasdist.keras_compat.variables import trial
+
 # The modules of Keras that warn in functions that a hook calls, or in replicas.
 _MODULES = (
     "keras.src.layers.layer",
@@ -53,6 +55,8 @@ class _Warnings:
         source: Any = None,
     ) -> None:
         """Does the same as ``warnings.warn``, with the arguments that Keras uses."""
+        if trial() is not None:
+            return  # the step itself warns again
         frame, level = sys._getframe(1), _LEVEL_OF_CALLER
         for _ in range(stacklevel - 1):
             frame, distance = _outer(frame)

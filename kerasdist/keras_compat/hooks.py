@@ -58,6 +58,7 @@ class Hooks:
         batch_norm_called: ``BatchNormalization.call``: so are those made outside of a scope.
         batch_moments: ``BatchNormalization._moments``.
         draw_seed: ``SeedGenerator.next``.
+        draw: The random functions of ``keras.random``: a trial repeats its draws.
         add_loss: ``Layer.add_loss``.
         own_losses: ``Layer._get_own_losses``.
         clear_losses: ``Layer._clear_losses``.
@@ -88,11 +89,26 @@ class Hooks:
     batch_norm_called: Callable[..., Any]
     batch_moments: Callable[..., Any]
     draw_seed: Callable[..., Any]
+    draw: Callable[..., Any]
     add_loss: Callable[..., Any]
     own_losses: Callable[..., Any]
     clear_losses: Callable[..., Any]
     sequential_build: Callable[..., Any]
     tell_callbacks: Callable[..., None]
+
+
+# Keras's random functions; the last two take a tensor and change it.
+DRAWING = (
+    "beta",
+    "binomial",
+    "categorical",
+    "gamma",
+    "normal",
+    "randint",
+    "truncated_normal",
+    "uniform",
+)
+RESHUFFLING = ("dropout", "shuffle")
 
 
 # Private methods of Keras's trainers that a backend's trainer overrides by name, and why.
@@ -142,6 +158,7 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "batch_norm_called": ((keras.layers.BatchNormalization, "call"),),
     "batch_moments": ((keras.layers.BatchNormalization, "_moments"),),
     "draw_seed": ((SeedGenerator, "next"),),
+    "draw": tuple((backend.random, name) for name in (*DRAWING, *RESHUFFLING)),
     "add_loss": ((Layer, "add_loss"),),
     "own_losses": ((Layer, "_get_own_losses"),),
     "clear_losses": ((Layer, "_clear_losses"),),

@@ -114,6 +114,14 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     return before
 
 
+def copy_of_optimizer(optimizer: Any, strategy: Any) -> Any:
+    """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
+    copy = object.__new__(type(optimizer))
+    vars(copy).update(vars(optimizer))
+    vars(copy)["_distribution_strategy"] = strategy
+    return copy
+
+
 def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
     """Returns for each variable of an optimizer the model's variable that it belongs to.
 

@@ -1,87 +1,15 @@
-"""The parts of Keras that a trial of a training step replaces: draws, layer calls, losses."""
+"""The parts of Keras that a trial of a training step looks at: losses, metrics, seeds, logs."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from keras.src import backend, tree
-from keras.src.layers.layer import Layer
+from keras.src import tree
 from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils.python_utils import pythonify_logs
 
 from kerasdist.keras_compat.models import ops
-
-# Keras's random functions: first those that take a tensor and change it, then the others.
-RESHUFFLING = ("dropout", "shuffle")
-DRAWING = (
-    "beta",
-    "binomial",
-    "categorical",
-    "gamma",
-    "normal",
-    "randint",
-    "truncated_normal",
-    "uniform",
-)
-
-
-@contextmanager
-def draws_replaced(draw: Callable[..., Any]) -> Iterator[None]:
-    """Calls a function in place of Keras's random draws."""
-    module = backend.random
-    originals = {name: getattr(module, name) for name in (*DRAWING, *RESHUFFLING)}
-
-    def replaced(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def drawn(*args: Any, **kwargs: Any) -> Any:
-            first = args[0] if args else next(iter(kwargs.values()), None)
-            return draw(name, lambda: original(*args, **kwargs), first)
-
-        return drawn
-
-    for name, original in originals.items():
-        setattr(module, name, replaced(name, original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
-
-
-@contextmanager
-def layer_calls_recorded(record: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Calls a function after each call of a layer, of inner layers first."""
-    original = Layer.__call__
-
-    @functools.wraps(original)
-    def recorded_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = original(self, *args, **kwargs)
-        record(self, outputs)
-        return outputs
-
-    Layer.__call__ = recorded_call
-    try:
-        yield
-    finally:
-        Layer.__call__ = original
-
-
-@contextmanager
-def added_losses_kept(layers: list[Any]) -> Iterator[None]:
-    """Restores the losses that layers had added, after the code inside."""
-    before = [(layer, list(layer._losses), set(layer._loss_ids)) for layer in layers]
-    try:
-        yield
-    finally:
-        for layer, losses, ids in before:
-            layer._losses.clear()
-            layer._losses.extend(losses)
-            layer._loss_ids.clear()
-            layer._loss_ids.update(ids)
 
 
 def numbers_of(logs: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,11 +35,39 @@ def reinitialize(variable: Any) -> None:
     variable._initialize(variable.numpy())
 
 
+class _Here(threading.local):
+    """The trial of a training step that the calling thread takes part in."""
+
+    trial: Any = None
+
+
+_here = _Here()
+
+
+def trial() -> Any:
+    """Returns the trial that this thread takes part in, or None."""
+    return _here.trial
+
+
+@contextmanager
+def in_trial(trial: Any) -> Iterator[None]:
+    """Lets this thread read and write a trial's copies of variables; None: the variables."""
+    before, _here.trial = _here.trial, trial
+    try:
+        with outside_stateless_scopes():
+            yield
+    finally:
+        _here.trial = before
+
+
 @contextmanager
 def outside_stateless_scopes() -> Iterator[None]:
-    """Lets the code inside read and write the variables themselves, in spite of open scopes."""
+    """Lets the code inside read and write what is stored, in spite of open scopes.
+
+    That is the variables themselves, in a trial the trial's copies.
+    """
     scope = global_state.get_global_attribute(_STATELESS_SCOPE)
-    global_state.set_global_attribute(_STATELESS_SCOPE, None)
+    global_state.set_global_attribute(_STATELESS_SCOPE, _here.trial)
     try:
         yield
     finally:
@@ -66,12 +95,24 @@ def initialize_waiting_variable(variable: Any) -> None:
 
 
 def stored_value(variable: Any) -> Any:
-    """Returns a variable's stored value, in spite of open scopes; None before it has one."""
+    """Returns a variable's stored value, in spite of open scopes; None before it has one.
+
+    In a trial it is the value of the trial's copy.
+    """
+    trial = _here.trial
+    return variable._value if trial is None else trial.get_current_value(variable)
+
+
+def held_value(variable: Any) -> Any:
+    """Returns the value that the variable itself holds, in a trial too."""
     return variable._value
 
 
 def stored_values(variables: Iterable[Any]) -> list[Any]:
     """Returns the stored values of variables (see `stored_value`), at less cost."""
+    trial = _here.trial
+    if trial is not None:
+        return [trial.get_current_value(variable) for variable in variables]
     return [variable._value for variable in variables]
 
 

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import final
 
 from kerasdist.backends import registry
-from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.options import (
+    BatchNorm,
+    Check,
+    ReplicaOptions,
+    checked_batch_norm,
+    checked_check,
+)
 from kerasdist.devices import parse_devices
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
-from kerasdist.training.check_mode import check_mode
 
 
 @final
@@ -56,7 +61,7 @@ class CentralStorageStrategy(Strategy):
             ValueError: If `batch_norm` or `check` is none of its values.
         """
         require_no_other_workers("CentralStorageStrategy")
-        norm, mode = checked_batch_norm(batch_norm), check_mode(check)
+        norm, mode = checked_batch_norm(batch_norm), checked_check(check)
         backend = registry.current()
         needed = ["cpu:0"] if parameter_device is None else [parameter_device]
         devices = chosen_devices(backend, compute_devices, needed)

@@ -7,7 +7,13 @@ from typing import final
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.options import (
+    BatchNorm,
+    Check,
+    ReplicaOptions,
+    checked_batch_norm,
+    checked_check,
+)
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.errors import UnsupportedError
@@ -17,7 +23,6 @@ from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
-from kerasdist.training.check_mode import check_mode
 
 
 @final
@@ -106,7 +111,7 @@ class MirroredStrategy(Strategy):
             )
         backend = registry.current()
         options = options_with(
-            sharding, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+            sharding, batch_norm=checked_batch_norm(batch_norm), check=checked_check(check)
         )
         launcher = processes.checked_launcher(launcher, backend)
         super().__init__(_replicas(backend, devices, options, launcher, told))

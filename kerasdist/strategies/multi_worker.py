@@ -9,7 +9,13 @@ from typing import Any, final
 from kerasdist.backends import registry
 from kerasdist.backends.base import Backend, ReplicaSet
 from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.options import BatchNorm, Check, ReplicaOptions, checked_batch_norm
+from kerasdist.backends.options import (
+    BatchNorm,
+    Check,
+    ReplicaOptions,
+    checked_batch_norm,
+    checked_check,
+)
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
@@ -22,7 +28,6 @@ from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
-from kerasdist.training.check_mode import check_mode
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.
 _own: list[Device] = []
@@ -89,7 +94,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication = CommunicationOptions.of(communication_options)
         backend = registry.current()
         options = options_with(
-            sharding, batch_norm=checked_batch_norm(batch_norm), check=check_mode(check)
+            sharding, batch_norm=checked_batch_norm(batch_norm), check=checked_check(check)
         )
         self._resolver = cluster_resolver or detect()
         place = None if self._resolver is None else self._resolver.membership()

@@ -30,7 +30,6 @@ from kerasdist.training import (
     metrics,
     numerics,
     outside,
-    probe,
     randomness,
     regularizers,
     saving,
@@ -71,6 +70,7 @@ def install() -> None:
             batch_norm_called=batch_norm.called,
             batch_moments=batch_norm.moments,
             draw_seed=randomness.draw_seed,
+            draw=randomness.draw,
             add_loss=layer_losses.add_loss,
             own_losses=layer_losses.own_losses,
             clear_losses=layer_losses.clear_losses,
@@ -278,11 +278,9 @@ def _run(
 def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = context.replica()
     if replica is None:
-        trial = probe.running()
+        trial = keras_compat.trial()
         if trial is not None:
-            grads, trainable_variables = list(grads), _listed(trainable_variables)
-            with trial.applying(optimizer, grads, trainable_variables):
-                return original(optimizer, grads, trainable_variables)
+            return trial.apply(original, optimizer, list(grads), _listed(trainable_variables))
         return original(optimizer, grads, trainable_variables)
     variables = _listed(trainable_variables)
     return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
@@ -307,9 +305,6 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
 
 
 def _assign(original: Original, variable: Any, value: Any) -> Any:
-    trial = probe.running()
-    if trial is not None:
-        trial.before_write(variable)
     replica = context.replica()
     if replica is None:
         return original(variable, value)

@@ -14,14 +14,11 @@ import keras
 from kerasdist import context, keras_compat
 from kerasdist.keras_compat import ops
 from kerasdist.replica_context import ReplicaContext
-from kerasdist.training import numerics, probe
+from kerasdist.training import numerics
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
     """Keeps a loss that a layer adds in its call, by replica where replicas share the layer."""
-    trial = probe.running()
-    if trial is not None:
-        trial.record_loss(layer, loss)
     losses = _of_replica()
     if losses is None:
         original(layer, loss)
@@ -44,11 +41,14 @@ def clear_losses(original: Callable[..., Any], layer: Any) -> None:
     # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
     for inner in layer._flatten_layers():
         losses.pop(id(inner), None)
-        keras_compat.losses_on(inner).clear()  # losses of a call before this step
+        if keras_compat.trial() is None:
+            keras_compat.losses_on(inner).clear()  # losses of a call before this step
 
 
 def hand_over(replicas: Sequence[ReplicaContext]) -> None:
     """Stores each added loss on its layer, as Keras does: the weighted mean of the replicas'."""
+    if keras_compat.trial() is not None:
+        return
     everyones = [replica.layer_losses for replica in replicas]
     for key, (layer, _) in everyones[0].items():
         parts = [of_replica[key][1] for of_replica in everyones if key in of_replica]
@@ -64,10 +64,9 @@ def hand_over(replicas: Sequence[ReplicaContext]) -> None:
 
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses of the current replica, None where Keras keeps them itself."""
-    replica = context.replica()
-    if replica is None:
-        return None
-    scope = keras_compat.stateless_scope()
+    replica, scope = context.replica(), keras_compat.stateless_scope()
+    if replica is None:  # a trial on one device keeps them, for itself alone
+        return None if scope is None or scope is not keras_compat.trial() else scope.layer_losses
     if scope is None:
         # A single replica shares its layers with no other one: Keras's own list serves.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses

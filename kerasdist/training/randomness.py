@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kerasdist import context
+from kerasdist import context, keras_compat
 from kerasdist.keras_compat import ops
 
 # The distance between two replicas' seeds. It is large, so that a replica's seeds, which count up,
@@ -33,3 +33,12 @@ def draw_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs
 
 def _offset(index: int) -> int:
     return (index * _STRIDE) % 0x7FFFFFFF
+
+
+def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
+    trial = keras_compat.trial()
+    if trial is None:
+        return original(*args, **kwargs)
+    given = args[0] if args else next(iter(kwargs.values()), None)
+    return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)

@@ -47,6 +47,7 @@ LAYERS = (
     ("agreement", "binding", "chief", "extended", "functions", "replica_context"),
     ("callbacks",),
     ("experimental", "training", "strategy"),
+    ("check",),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
     ("strategies", "plan", "__main__"),
     ("checks",),

@@ -29,7 +29,7 @@ from kerasdist.backends.single_replica import SoleRunner
 from kerasdist.devices import Device
 
 if TYPE_CHECKING:
-    from kerasdist.backends.trial import Trial
+    from kerasdist.backends.trial import Trials
     from kerasdist.job.job import Job
 
 
@@ -80,13 +80,13 @@ class JaxReplicaSet(ReplicaSet):
 
         return JaxRunner(self)
 
-    def trial(self, model: Any) -> Trial:
-        """Returns a trial of a model's training step on the mesh."""
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step on the mesh."""
         if self.num_replicas == 1:
-            return super().trial(model)
-        from kerasdist.backends.jax.trial import JaxTrial  # late, as few programs need it
+            return super().trials(model)
+        from kerasdist.backends.jax.trial import JaxTrials  # late, as few programs need it
 
-        return JaxTrial(model)
+        return JaxTrials(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step, where that saves time."""

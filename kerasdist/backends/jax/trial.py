@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax import donation
 from kerasdist.backends.jax.steps import Execution, StepFunction
-from kerasdist.backends.trial import Draw, Trial
-from kerasdist.input.sharding import rows
+from kerasdist.backends.trial import Draws, Trial, Trials, TriedBatch
 
 # The parts of the state that Keras's step takes and returns, in order.
 STATE = (
@@ -27,106 +24,79 @@ STATE = (
 
 
 @final
-class JaxTrial(Trial):
-    """Takes steps that are functions of the state, and do not write the variables themselves.
+class JaxTrials(Trials):
+    """Makes the trials of one model."""
 
-    Random draws need no replacement, since both programs draw the same numbers. The outputs of
-    layers cannot be recorded, since they are traced.
+    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
+        """Returns a trial."""
+        return JaxTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
+
+
+@final
+class JaxTrial(Trial):
+    """Takes a step that is a function of the state.
+
+    Both programs draw the same numbers. Gradients and outputs are not seen, since they are traced.
     """
 
-    sees_inside = False
+    _is_taken = False
+    _change = 0.0
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self._kept: dict[int, tuple[Any, Any]] = {}
-        self._is_divided = False
-        self._change = 0.0
-        self._after: Any = None
+    def copy(self, variable: Any) -> Any:
+        """Returns the variable's array, which is immutable, and prevents its donation."""
+        donation.mark_read(variable)
+        return keras_compat.held_value(variable)
 
-    def __enter__(self) -> JaxTrial:
-        return self
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to the copy of a variable."""
+        self._copies[id(variable)] = variable, value
 
-    def __exit__(self, *error: object) -> None:
-        self.restore()
-        self._kept.clear()
+    def values(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """Returns the whole values of variables as the step sees them, by path."""
+        values = keras_compat.stored_values(variables)
+        if not self._is_taken:
+            values = self._model.replica_set.arrays.wholly(values)
+        return {
+            one.path: self.as_array(value) for one, value in zip(variables, values, strict=True)
+        }
 
-    def draw_alike(self) -> None:
-        """Does nothing: draws depend only on the state that the step gets."""
-
-    def first_rows(self, batch: Any, count: int) -> Any:
-        """Returns the first rows of a batch, as slices of its arrays."""
-        return rows(batch, 0, count)
-
-    def keep(self, variables: Iterable[Any]) -> None:
-        """Keeps the variables' arrays, which are immutable, and prevents their donation."""
-        for variable in variables:
-            donation.mark_read(variable)
-            self._kept.setdefault(id(variable), (variable, keras_compat.stored_value(variable)))
-
-    def restore(self) -> None:
-        """Gives the variables the arrays that they had."""
-        for variable, value in self._kept.values():
-            keras_compat.store_value(variable, value)
-
-    def ready(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Does nothing: the step gets the optimizer's state as an argument."""
-        del optimizer, variables
-
-    def take(self, batch: Any) -> Any:
-        """Takes the step as a program on one device, or as `fit` does."""
-        model = self._model
-        state = jax.tree.map(jnp.copy, model._get_jax_state(**dict.fromkeys(STATE, True)))
-        if self._is_divided:
-            execution = Execution(compiled=True, steps=1)
-            run = StepFunction(model.train_step, model.replica_set.arrays, execution)
-            logs, after = run(state, iter([batch]))
-            self._after = model.replica_set.arrays.wholly(after)
-            return logs
-        first = model.replica_set.devices[0]
-        device = jax.local_devices(backend=first.kind)[first.index]
-        trained, *others = jax.tree.map(np.asarray, model.replica_set.arrays.wholly(state))
-        numbers = np.random.default_rng(0)
-        trained = [self._changed(value, numbers) for value in trained]
-        placed = jax.device_put(((trained, *others), batch), device)
-        logs, self._after = jax.jit(model.train_step)(*placed)
-        return logs
-
-    def alone(
-        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any], change: float
-    ) -> tuple[Any, Any]:
-        """Takes the step with the state on one device."""
-        self._is_divided, self._change = False, change
-        return self._seen(step, batch, look)
-
-    def divided(
-        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
-    ) -> tuple[Any, Any]:
-        """Takes the step with the state on the mesh."""
-        self._is_divided = True
-        with self._model.replica_set.placement():
-            return self._seen(step, batch, look)
-
-    def _seen(
-        self, step: Callable[[Any], Any], batch: Any, look: Callable[[], Any]
-    ) -> tuple[Any, Any]:
-        logs = step(batch)
-        model = self._model
-        variables = [getattr(model, name) for name in STATE if name != "optimizer_variables"]
-        values = [self._after[index] for index in (0, 1, 3)]
-        pairs = zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True)
-        with keras.StatelessScope(list(pairs)):
-            return logs, look()
+    def change(self, part: float) -> None:
+        """Lets the step multiply the trainable variables by random factors."""
+        self._change = part
 
     def _changed(self, value: Any, numbers: np.random.Generator) -> Any:
         if not self._change or not jnp.issubdtype(value.dtype, jnp.floating):
             return value
-        change = 1.0 + numbers.uniform(-self._change, self._change, value.shape)
-        return (value * change).astype(value.dtype)
+        factors = 1.0 + numbers.uniform(-self._change, self._change, value.shape)
+        return (value * factors).astype(value.dtype)
 
-    def drawing(self, draw: Draw) -> AbstractContextManager[Any]:
-        """Does nothing: one device and the mesh draw the same numbers."""
-        del draw
-        return nullcontext()
+    def take(self, batch: TriedBatch) -> Any:
+        """Takes the step as a program on one device, or as `fit` does."""
+        model = self._model
+        arrays = model.replica_set.arrays
+        state = model._get_jax_state(**dict.fromkeys(STATE, True))
+        state = jax.tree.map(jnp.copy, state)
+        with keras_compat.in_trial(None):
+            if self._alone:
+                first = model.replica_set.devices[0]
+                device = jax.local_devices(backend=first.kind)[first.index]
+                trained, *others = jax.tree.map(np.asarray, arrays.wholly(state))
+                numbers = np.random.default_rng(self.seed)
+                trained = [self._changed(value, numbers) for value in trained]
+                placed = jax.device_put(((trained, *others), batch.whole), device)
+                logs, after = jax.jit(model.train_step)(*placed)
+            else:
+                with model.replica_set.placement():
+                    execution = Execution(compiled=True, steps=1)
+                    run = StepFunction(model.train_step, arrays, execution)
+                    logs, after = run(state, iter([batch.given]))
+                    after = arrays.wholly(after)
+        variables = [getattr(model, name) for name in STATE if name != "optimizer_variables"]
+        values = [after[index] for index in (0, 1, 3)]
+        for pair in zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True):
+            self.write(*pair)
+        self._is_taken = True
+        return logs
 
     def as_array(self, value: Any) -> Any:
         """Returns an array as a NumPy array."""

@@ -105,7 +105,7 @@ def in_replicas(
     native_strategy, first = group.native_strategy, group.local.start
     exchange = Exchange(group)
     results: list[Any] = [None] * len(group.local)
-    thread_state = keras_compat.copy_thread_state()
+    thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
     # A distributed value: each replica's number, a Python integer.
     ids = native_strategy.experimental_distribute_values_from_function(
         lambda replica: replica.replica_id_in_sync_group
@@ -124,7 +124,11 @@ def in_replicas(
             collectives=collectives,
             share=share,
         )
-        with context.replica_scope(here), reads_preceded(collectives.before_read):
+        with (
+            keras_compat.in_trial(trial),
+            context.replica_scope(here),
+            reads_preceded(collectives.before_read),
+        ):
             results[index] = code(index, *args, **kwargs)
 
     try:

@@ -20,7 +20,6 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
 )
 from kerasdist.backends.tensorflow.variables import check_mirrored, copies, native
-from kerasdist.training import probe
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
 _native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
@@ -115,9 +114,9 @@ def apply_everywhere(
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
             for index, device in enumerate(native_strategy.extended.worker_devices):
                 own = [held[index % len(held)] for held in map(copies, gradients)]
-                recorded = probe.paused() if index else nullcontext()
+                trial = keras_compat.trial()
                 with (
-                    recorded,
+                    trial.repeating(optimizer) if trial and index else nullcontext(),
                     tf.device(device),
                     on_one_copy(index) as it,
                     _moved(optimizer, it),

@@ -40,7 +40,7 @@ from kerasdist.devices import Device
 from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.trial import Trial
+    from kerasdist.backends.trial import Trials
     from kerasdist.job.job import Job
     from kerasdist.strategy import Strategy
 
@@ -93,11 +93,11 @@ class TensorFlowReplicaSet(ReplicaSet):
         """The runner that runs user functions on the devices."""
         return TensorFlowRunner(self)
 
-    def trial(self, model: Any) -> Trial:
-        """Returns a `Trial`, which takes a training step on one device and on the replicas."""
-        from kerasdist.backends.tensorflow.trial import TensorFlowTrial  # few programs need it
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's step on one device and on the replicas."""
+        from kerasdist.backends.tensorflow.trial import TensorFlowTrials  # few programs need it
 
-        return TensorFlowTrial(model)
+        return TensorFlowTrials(model)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""

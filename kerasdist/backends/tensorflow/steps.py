@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,8 +27,8 @@ from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.prefetching import PlacedIterator, in_a_row
 from kerasdist.backends.tensorflow.values import concat
 from kerasdist.backends.trial import examples
+from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.replica_context import BatchShare
-from kerasdist.training import first_batch
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.replicas import TensorFlowReplicaSet
@@ -181,38 +182,57 @@ def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
 
 @final
 class FirstStepChecked:
-    """``train_function`` until the first step is checked; then `steps` replaces it on the model.
+    """``train_function`` until its steps are checked; then `steps` replaces it on the model.
 
-    The graph of a step takes its batches from Keras's iterator. The first call reads its batches
-    here, for the check, and passes them on in an iterator of the same type, which needs no other
-    graph.
+    The graph of a step takes its batches from Keras's iterator. The first call of all, and the last
+    one of the first epoch, whose batch may have another size, read their batches here, and pass
+    them on in an iterator of the same type, which needs no other graph.
+
+    Attributes:
+        batches: How many batches an epoch has; None if that is unknown.
     """
 
     def __init__(self, model: Any, steps: StepsOnIterator) -> None:
+        self.batches: int | None = None
         self._model = model
         self._steps = steps
+        self._check = FirstBatchCheck(model)
         self._has_begun = False
+        self._iterator: Callable[[], Any] = lambda: None
+        self._calls = 0  # in this epoch
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps, as `StepsOnIterator` does."""
+        is_placed = isinstance(iterator, PlacedIterator | tf.data.Iterator)
+        is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
             # This call of a user-defined step builds the rest of the model: the next is checked.
             self._has_begun = True
             return self._steps(iterator)
-        if not first_batch.is_wanted(self._model):
-            self._hand_over()
+        if is_placed and not is_last and not self._check.wants_any:
             return self._steps(iterator)
         batches = list(itertools.islice(_batches(iterator), self._steps.count))
         if not batches:
             return self._steps(iterator)  # raises at the end of the data
-        first = self._model.replica_set.group.on_host(batches[0])
-        if first_batch.check(self._model, first, _total(first)):
+        for batch in map(self._model.replica_set.group.on_host, batches):
+            if self._check.wants(_total(batch)):
+                self._check.look(batch, _total(batch))
+        if self._check.is_done or (is_last and not self._check.wants_any):
             self._hand_over()
         if isinstance(iterator, PlacedIterator):
             return self._steps(iterator.over(batches))
         if isinstance(iterator, tf.data.Iterator):
             return self._steps(iter(in_a_row(batches, iterator.element_spec)))
         return self._steps(iter(batches))
+
+    def _ends_epoch(self, iterator: Any) -> bool:
+        """Counts a call; returns whether it is known to be the last one of an epoch."""
+        if iterator is not self._iterator():
+            if self._calls and self.batches is None:
+                self.batches = self._calls * self._steps.count
+            self._iterator, self._calls = weakref.ref(iterator), 0
+        self._calls += 1
+        return self._calls * self._steps.count >= (self.batches or math.inf)
 
     def _hand_over(self) -> None:
         if self._model.train_function is self:

@@ -81,6 +81,17 @@ class TensorFlowTrainer(ReplicatedTrainer):
         steps_per_execution: int
         _flatten_layers: Callable[[], Iterable[Any]]
 
+    # How many batches the data of the last call had; None if that is unknown.
+    _batches_of_call: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; a trial keeps what it returns."""
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        trial = keras_compat.trial()
+        if trial is not None:
+            trial.record_outputs(self, outputs)
+        return outputs
+
     @staticmethod
     def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
@@ -96,6 +107,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
             self.train_function = FirstStepChecked(
                 self, self._step_function(self.train_step, trains=True)
             )
+        if isinstance(self.train_function, FirstStepChecked):
+            self.train_function.batches = self._batches_of_call
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -155,12 +168,19 @@ class TensorFlowTrainer(ReplicatedTrainer):
         first, (_, values) = done[0]
         totals = [tf.convert_to_tensor(first.share.total)]
         if own:
-            with _known(read, values):
-                return beginnings_of(batch), totals, self.get_metrics_result(), values
+            return beginnings_of(batch), totals, self._results(read, values), values
         logs = self._group.mean_over_rows(
             [logs for _, (logs, _) in done], [piece.share.weight for piece, _ in done]
         )
         return beginnings_of(batch), totals, logs, values
+
+    def _results(self, read: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """Returns the metrics' results, by values that a collective has brought."""
+        if keras_compat.trial() is not None:  # its scope must stay open
+            self._group.remember(read, values)
+            return self.get_metrics_result()
+        with _known(read, values):
+            return self.get_metrics_result()
 
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
@@ -171,8 +191,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
         read: list[Any] = []
-        _, _, logs, values = self._step_on_batch(step, batch, read)
-        self._group.remember(read, values)
+        _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
 
     def _costly(self) -> list[Any]:
@@ -226,6 +245,8 @@ class TensorFlowTrainer(ReplicatedTrainer):
         model may have no `call`; tracing such a step builds what is missing.
         """
         self._take_on()
+        count = None if iterator is None else iterator.num_batches
+        object.__setattr__(self, "_batches_of_call", count)  # bypasses Keras's tracking
         if iterator is not None:
             data_batch = iterator._get_iterator().element_spec
         if self.has_builtin("train_step"):

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -23,7 +23,6 @@ from kerasdist.backends.torch import shards
 from kerasdist.backends.torch.gathered import GatheredWeights
 from kerasdist.backends.torch.group import ALL_WHOLE
 from kerasdist.backends.torch.shards import Shard, padded
-from kerasdist.training import probe
 from kerasdist.user_warnings import warn_user
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
 
 _divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictionary()
-
-_after_trial: list[Callable[[], None]] = []
 
 # The state whose update runs now, at most one.
 _running: list[DividedState] = []
@@ -135,7 +132,7 @@ class DividedState:
 
 def _state_of(optimizer: Any, weights: Sequence[Any]) -> DividedState | None:
     """Returns what is divided of an optimizer, or of the one that it wraps; None: nothing."""
-    if probe.running() is not None:  # in a trial all state is whole
+    if keras_compat.trial() is not None:  # in a trial all state is whole
         return None
     updating = keras_compat.updating(optimizer)
     state = _divisions.get(updating)
@@ -188,19 +185,8 @@ def _make_slot(
     if rules is not None and rules.divides_update(optimizer, reference_variable):
         if optimizer not in _divisions:
             _divisions[optimizer] = DividedState(optimizer, rules.group)
-        add = partial(_divisions[optimizer].add, reference_variable, slot)
-        if probe.running() is None:
-            add()
-        else:
-            _after_trial.append(add)
+        _divisions[optimizer].add(reference_variable, slot)
     return slot
-
-
-def divide_after_trial() -> None:
-    """Divides the slots that were made in a trial, which sees whole state."""
-    for add in _after_trial:
-        add()
-    _after_trial.clear()
 
 
 def _update(

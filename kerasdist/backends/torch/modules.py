@@ -49,9 +49,12 @@ def _lead(owner: type, name: str, in_replica: Callable[..., Any]) -> None:
     @functools.wraps(original)
     def lead(layer: Any, *args: Any, **kwargs: Any) -> Any:
         replica = context.replica()
-        if replica is None or not isinstance(replica.collectives, TorchCollectives):
+        scope = keras_compat.trial()
+        if replica is not None and isinstance(replica.collectives, TorchCollectives):
+            scope = replica.collectives.scope
+        if scope is None:
             return original(layer, *args, **kwargs)
-        return in_replica(original, replica.collectives.scope, layer, *args, **kwargs)
+        return in_replica(original, scope, layer, *args, **kwargs)
 
     setattr(owner, name, lead)
 
@@ -91,7 +94,7 @@ def _call_module(
     module = wrapper.module
     wrapper.train(training is not False)
     buffers = _buffers(scope, module)
-    if scope.is_only:  # a single replica uses the module's own tensors
+    if scope.is_only and keras_compat.trial() is None:  # it uses the module's own tensors
         return original(wrapper, *args, training=training, **kwargs)
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
@@ -135,7 +138,7 @@ def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Ten
     if not isinstance(reader, ReadRecorder):
         reader = scope
     return {
-        id(keras_compat.stored_value(variable)): reader.get_current_value(variable)
+        id(keras_compat.held_value(variable)): reader.get_current_value(variable)
         for variable in layer.variables
     }
 

@@ -105,6 +105,7 @@ def _dropout(
     if (
         not isinstance(collectives, TorchCollectives)
         or inputs.device.type != "cpu"
+        or keras_compat.trial() is not None
         or keras_compat.is_seeded(seed)
         or noise_shape is not None
         or not 0.0 < rate < 1.0

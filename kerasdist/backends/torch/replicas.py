@@ -52,7 +52,7 @@ from kerasdist.job.timeouts import Timeouts
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
-    from kerasdist.backends.trial import Trial
+    from kerasdist.backends.trial import Trials
     from kerasdist.strategy import Strategy
 
 
@@ -136,13 +136,18 @@ class TorchReplicaSet(ReplicaSet):
         """Returns the functions of a model's steps on these devices."""
         return Steps(model)
 
-    def trial(self, model: Any) -> Trial:
-        """Returns a trial of a model's training step on these devices."""
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step on these devices."""
         if self.is_plain:
-            return super().trial(model)
-        from kerasdist.backends.torch.trial import TorchTrial  # late, as few programs need it
+            return super().trials(model)
+        from kerasdist.backends.torch.trial import TorchTrials  # late, as few programs need it
 
-        return TorchTrial(model)
+        return TorchTrials(model)
+
+    def free_bytes(self) -> int | None:
+        """Returns how much memory is free on the fullest GPU; None if there is none."""
+        gpus = [device for device in self.torch_devices if device.type == "cuda"]
+        return min((_free_bytes(device) for device in gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
@@ -213,6 +218,8 @@ class TorchReplicaSet(ReplicaSet):
                 "Call it after `run` has returned."
             )
         with self._one_step:  # two threads may use one strategy, one after the other
+            if keras_compat.trial() is not None:
+                return self._run_trial(strategy, step, parts, rules)
             threads = self._threads
             if threads is None:
                 threads = self._threads = ReplicaThreads(self)
@@ -223,6 +230,14 @@ class TorchReplicaSet(ReplicaSet):
                 if threads.pool.spent:
                     threads.pool.close()
                     self._threads = None
+
+    def _run_trial(self, *arguments: Any) -> list[Any]:
+        """Runs a step of a trial, on scopes of its own that refer to its copies."""
+        threads = ReplicaThreads(self)
+        try:
+            return threads.run(*arguments)
+        finally:
+            threads.pool.close()
 
     def _initialize(self, variable: Any) -> None:
         """Initializes a variable that a symbolic call made, on the device of the variables."""
@@ -247,6 +262,11 @@ def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def _free_bytes(gpu: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(gpu)
+    return free + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+
+
 @final
 class ReplicaThreads:
     """The threads of a process's replicas, with the scopes and collectives that they reuse."""
@@ -257,7 +277,8 @@ class ReplicaThreads:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        self._weights = None if rules is None else rules.weights
+        in_trial = keras_compat.trial() is not None  # which sees whole weights
+        self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.num_replicas)
         self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
         self._scopes = [

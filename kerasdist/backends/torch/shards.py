@@ -83,8 +83,14 @@ def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def shard_of(variable: Any) -> Shard | None:
-    """Returns how the workers divide a variable, None if each holds it whole."""
-    return _shards.get(variable)
+    """Returns how the workers divide a variable, None if each holds it whole, as in a trial."""
+    return _shards.get(variable) if keras_compat.trial() is None else None
+
+
+def gathered(variable: Any) -> torch.Tensor | None:
+    """Returns a variable's value. All workers must call it with the same variables."""
+    stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
+    return stored if shard is None or stored is None else shard.whole(stored)
 
 
 def whole_value(variable: Any) -> torch.Tensor:

@@ -70,6 +70,16 @@ class Steps:
         """Returns a function that takes steps and returns the last one's logs."""
         return self._logging(step, alone, None)
 
+    def tried(self, step: Step, batch: Any) -> Any:
+        """Takes a step of a trial on the replicas; returns the logs of the global batch."""
+        rules, replicas = FitRules(self._group, _sums_of(self._model), ()), self._replicas
+        parts = divide(
+            batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
+        )
+        assert parts is not None  # the batch has examples
+        each = replicas.run(self._model.bound_strategy, step, parts, rules)
+        return self._logs(each, parts, rules, wanted=True)
+
     def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
         model = self._model
         if not self._replicas.is_plain:
@@ -87,17 +97,18 @@ class Steps:
                     logs = self._alone(alone, batch)
                 else:
                     each = self._replicas.run(model.bound_strategy, step, parts, rules)
-                    logs = self._logs(each, parts, rules, is_last=not left)
+                    wanted = not (model.runs_builtin_steps and not self._replicas.batch_logs_matter)
+                    logs = self._logs(each, parts, rules, wanted=wanted and not left)
             return logs
 
         return run
 
     def _logs(
-        self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, is_last: bool
+        self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, wanted: bool
     ) -> Any:
         """Returns the logs of the global batch, an empty dict if no callback needs them."""
         model = self._model
-        if not is_last or (model.runs_builtin_steps and not self._replicas.batch_logs_matter):
+        if not wanted:
             rules.exchange(sums=False)
             self._in_parts = rules
             return {}

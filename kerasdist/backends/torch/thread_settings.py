@@ -19,6 +19,7 @@ class ThreadSettings:
 
     Attributes:
         keras_state: Keras's scopes and policies.
+        trial: The trial that the thread takes part in.
         gradients: Whether torch records operations for the backward pass.
         inference: Whether torch is in inference mode.
         autocast: The kinds of device for which autocast is on, each with the type it casts to.
@@ -26,6 +27,7 @@ class ThreadSettings:
     """
 
     keras_state: dict[str, Any]
+    trial: Any
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
@@ -36,6 +38,7 @@ class ThreadSettings:
         """Returns the settings of the calling thread."""
         return cls(
             keras_state=keras_compat.copy_thread_state(),
+            trial=keras_compat.trial(),
             gradients=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast=tuple(
@@ -52,10 +55,12 @@ class ThreadSettings:
         keras_compat.paste_thread_state(self.keras_state)
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        if self.gradients and not self.inference and not self.autocast:  # a thread's defaults
+        is_default = self.gradients and not self.inference and not self.autocast
+        if is_default and self.trial is None:
             yield
             return
         with ExitStack() as stack:
+            stack.enter_context(keras_compat.in_trial(self.trial))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             if self.inference:
                 stack.enter_context(torch.inference_mode())

@@ -12,8 +12,8 @@ from kerasdist.backends.torch.collectives import TorchCollectives
 from kerasdist.backends.torch.steps import Function, Step, Steps
 from kerasdist.backends.torch.variables import ReplicaScope
 from kerasdist.backends.trial import examples
+from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.input.worker_shard import WorkerShard
-from kerasdist.training import first_batch, probe
 from kerasdist.training.trainer import ReplicatedTrainer
 from kerasdist.user_warnings import warn_user
 
@@ -50,9 +50,13 @@ class TorchTrainer(ReplicatedTrainer):
         if isinstance(scope, ReplicaScope):
             compiled = scope.rules.compiled
             collectives = getattr(context.replica(), "collectives", None)
-            if compiled and isinstance(collectives, TorchCollectives) and not probe.running():
+            if compiled and isinstance(collectives, TorchCollectives) and not keras_compat.trial():
                 return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        trial = keras_compat.trial()
+        if trial is not None:
+            trial.record_outputs(self, outputs)
+        return outputs
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
@@ -67,11 +71,14 @@ class TorchTrainer(ReplicatedTrainer):
 
     def _checked(self, function: Function) -> Function:
         """Wraps a train function to compare its first step with that of one device, if wanted."""
+        check = FirstBatchCheck(self)
 
         def checked(batches: Any) -> Any:
-            first = batches[0]
-            size = first.total if isinstance(first, WorkerShard) else examples(first)
-            if not first_batch.is_wanted(self) or first_batch.check(self, first, size):
+            for batch in batches:
+                size = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+                if check.wants(size):
+                    check.look(batch, size)
+            if check.is_done:
                 self.train_function = function
             return function(batches)
 

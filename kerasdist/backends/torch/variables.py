@@ -235,6 +235,9 @@ class ReplicaScope(keras.StatelessScope):
         """Returns a torch module's buffer on the replica's device, its own copy if `changing`."""
         if not changing:
             return buffer.to(self.device)
+        trial = keras_compat.trial()
+        if trial is not None:
+            buffer = trial.buffer(buffer)
         if self.is_only:
             self.buffers[id(buffer)] = (buffer, buffer)
             return buffer

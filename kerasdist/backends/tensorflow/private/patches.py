@@ -15,6 +15,8 @@ from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.distribute import values_util
 
+from kerasdist import keras_compat
+from kerasdist.backends.tensorflow.private.trials import run_trials_eagerly
 from kerasdist.backends.variable_rules import shares_of_integers
 from kerasdist.errors import KerasdistError
 
@@ -26,6 +28,7 @@ def install() -> None:
     let_errors_pass(KerasdistError)
     let_variables_be_read()
     keep_sums_of_integers()
+    run_trials_eagerly()
     tf.get_logger().addFilter(_OnePassage())
 
 
@@ -118,6 +121,8 @@ class _OnePassage(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if "eagerly has significant overhead" not in str(record.msg):
             return True
+        if keras_compat.trial() is not None:
+            return False
         passes, self._passed = not self._passed, True
         return passes
 

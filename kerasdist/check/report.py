@@ -8,10 +8,11 @@ from typing import Any
 from kerasdist import keras_compat
 from kerasdist.backends.trial import examples
 from kerasdist.binding import binding_of
+from kerasdist.check.comparison import Comparison, compare
+from kerasdist.check.differences import Difference, worst
+from kerasdist.check.user_code import places
 from kerasdist.errors import ScopeError
-from kerasdist.training import places, worker_agreement
-from kerasdist.training.comparison import Comparison, compare
-from kerasdist.training.differences import Difference, worst
+from kerasdist.training import worker_agreement
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,18 @@ class OneDeviceComparison:
         strategy: The strategy.
         loss: How the loss that the step reported differs; None if it reported none.
         outputs: How the model's outputs differ, where they differ most; None if the step does not
-            call the model.
+            call the model. In a job, those of the replicas of one worker.
         gradients: The gradient that differs most; None if no optimizer was called.
-        weights: The trainable variable whose change differs most. It says less than the gradient:
-            Adam's first step has the size of the rate, however small a gradient is.
+        weights: The trainable variable whose change differs most. Elements count whose gradients
+            agree: Adam's first step has the size of the rate, however small a gradient is.
         metrics: The metric that differs most, None if the step reported none.
         moving_statistics: The variable that is not trained, such as a moving mean, whose change
             differs most; None if there is none.
-        first_layer: The first layer, in the order of execution, whose output differs; None if none
-            does.
         more_than_rounding: All that differs by more than rounding can explain, in the order of a
             step: loss, metrics, gradients, variables.
-        where: The user code that mixes examples, as far as is known; empty if nothing differs.
-        draws_differ: Why random draws could not be made equal, so that they may cause differences;
-            None if they could.
+        where: The user code that may mix examples; empty if nothing differs.
+        draws_differ: Why random draws could not be made equal; None if they could. What differs
+            counts then if it is far more than one device's step varies by.
     """
 
     examples: int
@@ -52,7 +51,6 @@ class OneDeviceComparison:
     weights: Difference | None
     metrics: Difference | None
     moving_statistics: Difference | None
-    first_layer: places.LayerDifference | None
     more_than_rounding: tuple[Difference, ...]
     where: str
     draws_differ: str | None
@@ -78,12 +76,10 @@ class OneDeviceComparison:
             ("moving statistics", self.moving_statistics),
         ):
             lines.append(f"  {title + ':':18} {_line(found)}")
-        if self.first_layer is not None:
-            lines.append(f"  first layer that differs: {self.first_layer.name}")
         if self.where:
-            lines.append(f"  {self.where}")
+            lines.append(f"  look at {self.where}")
         if self.draws_differ is not None:
-            lines.append(f"  random draws differ, and are not compared: {self.draws_differ}")
+            lines.append(f"  random draws differ: {self.draws_differ}")
         return "\n".join(lines)
 
 
@@ -95,14 +91,13 @@ def report(model: Any, comparison: Comparison) -> OneDeviceComparison:
         examples=comparison.examples,
         strategy=str(model.bound_strategy),
         loss=next((one for one in found.logs if one.name == "loss"), None),
-        outputs=places.outputs(comparison, model),
+        outputs=worst(found.outputs),
         gradients=worst(found.gradients),
         weights=worst(found.weights),
         metrics=worst(one for one in found.logs if one.name != "loss"),
         moving_statistics=worst(found.statistics),
-        first_layer=places.first_layer(comparison) if beyond else None,
         more_than_rounding=beyond,
-        where=places.code_of(model, comparison) if beyond else "",
+        where=places(model, comparison) if beyond else "",
         draws_differ=comparison.draws_differ,
     )
 
@@ -121,15 +116,15 @@ def compare_with_one_device(
 ) -> OneDeviceComparison:
     """Compares a training step of a model under its strategy with the same step on one device.
 
-    Both steps begin with the model's state, get the same batch, and draw the same random numbers;
-    dropout is left out. Afterwards the model, the optimizer, the metrics and the random generators
-    are as before. `fit` does the same with its first batch where your code could mix examples, and
-    warns if the steps differ.
+    Both steps are taken on copies of the model's state, get the same batch, and draw the same
+    random numbers; dropout is left out. The model, the optimizer and the metrics are not touched,
+    and other threads may use them meanwhile. `fit` does the same with its first batch where your
+    code could mix examples, and warns if the steps differ.
 
-    Random draws are made equal if code makes them by public functions of Keras, TensorFlow or
-    PyTorch. If a step draws in another way, the report does not count the differences. On JAX, both
-    steps are compiled programs: loss, metrics and variables are compared, outputs and gradients are
-    not.
+    Random draws are made equal if code makes them by ``keras.random``, on PyTorch by any function
+    of torch. Draws of ``tf.random``, NumPy and Python differ; what differs then counts if it is far
+    more than one device's step varies by. On JAX, both steps are compiled programs: loss, metrics
+    and variables are compared, outputs and gradients are not.
 
     With several workers, all must call it with the same global batch; all get the same report.
 
@@ -180,5 +175,5 @@ def compare_with_one_device(
     comparing = worker_agreement.working("compare_with_one_device", binding.replicas, model, given)
     with binding.replicas.placement(), comparing:
         model.prepare_step(batch)
-        comparison = compare(model, batch, wants_layers=True)
+        comparison = compare(model, batch, outputs=True)
         return report(model, comparison)

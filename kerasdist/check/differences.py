@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8
 # A gradient or change is measured against at least this part of the largest one.
 _LEAST_PART = 1e-2
 # A difference is more than rounding if it is this many times the effect of changing all variables
-# by a few roundings on one device.
+# by a few roundings on one device. Draws that differ have a larger effect, of which three samples
+# are known.
 _TIMES_ROUNDING = 30.0
+_TIMES_DRAWS = 10.0
 
 
 @dataclass(frozen=True)
@@ -106,22 +108,20 @@ class Differences:
         gradients: The gradients.
         weights: The changes of the trainable variables.
         statistics: The changes of the others.
+        outputs: The model's outputs.
     """
 
-    logs: Sequence[Difference] = field(default_factory=tuple)
-    gradients: Sequence[Difference] = field(default_factory=tuple)
-    weights: Sequence[Difference] = field(default_factory=tuple)
-    statistics: Sequence[Difference] = field(default_factory=tuple)
+    logs: Sequence[Difference] = ()
+    gradients: Sequence[Difference] = ()
+    weights: Sequence[Difference] = ()
+    statistics: Sequence[Difference] = ()
+    outputs: Sequence[Difference] = ()
 
     @property
     def deciding(self) -> list[Difference]:
-        """Returns the differences that decide whether a step is that of one device.
-
-        The changes of trainable variables are left out: Adam's first step has the size of the
-        learning rate, however small the gradient, so that a rounding may change its sign.
-        """
-        changed = () if self.gradients else self.weights
-        return [*self.logs, *self.gradients, *self.statistics, *changed]
+        """Returns the differences that decide whether a step is that of one device."""
+        named = [replace(one, name=f"change of {one.name}") for one in self.weights]
+        return [*self.logs, *self.gradients, *self.statistics, *named]
 
     def as_numbers(self) -> list[list[tuple[Any, ...]]]:
         """Returns the differences as lists of strings and numbers, which `of_numbers` decodes."""
@@ -139,22 +139,51 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
+    weights = _without_rounded(expected, received, of_gradients)
     return Differences(
         _of_all(expected.logs, received.logs, usual, {}, 0.0),
         _of_all(expected.gradients, received.gradients, of_gradients, {}, _LEAST_PART),
-        _of_all(expected.weights, received.weights, usual, least, _LEAST_PART),
+        _of_all(expected.weights, weights, usual, least, _LEAST_PART),
         _of_all(expected.statistics, received.statistics, usual, least, 0.0),
     )
 
 
-def beyond(found: Iterable[Difference], rounding: Iterable[Difference]) -> list[Difference]:
-    """Returns the differences that are more than rounding."""
-    by_chance = {one.name: one.relative for one in rounding}
+def _without_rounded(
+    expected: StepResult, received: StepResult, tolerance: float
+) -> dict[str, Any]:
+    """Returns the received changes of weights, the expected ones where a rounding decides.
+
+    Adam's first step has the size of the learning rate, however small a gradient is. So an element
+    counts whose gradient is the same on both sides, measured by its own size.
+    """
+    weights = dict(received.weights)
+    for name, gradient in expected.gradients.items():
+        path = name.rpartition(", ")[2]
+        other = received.gradients.get(name)
+        change, known = weights.get(path), expected.weights.get(path)
+        if change is None or known is None:
+            continue
+        if other is None or not gradient.shape == other.shape == change.shape == known.shape:
+            weights[path] = known  # the gradients decide
+            continue
+        with np.errstate(all="ignore"):
+            same = np.abs(gradient - other) <= tolerance * np.abs(gradient)
+        weights[path] = np.where(same, change, known)
+    return weights
+
+
+def beyond(
+    found: Iterable[Difference], chance: Iterable[Difference], *, draws_differ: bool
+) -> list[Difference]:
+    """Returns the differences that neither rounding nor draws that differ explain."""
+    times = _TIMES_DRAWS if draws_differ else _TIMES_ROUNDING
+    by_chance: dict[str, float] = {}
+    for one in chance:
+        by_chance[one.name] = max(by_chance.get(one.name, 0.0), one.relative)
     return [
         one
         for one in found
-        if one.is_more_than_rounding
-        and not one.relative <= _TIMES_ROUNDING * by_chance.get(one.name, 0.0)
+        if one.is_more_than_rounding and not one.relative <= times * by_chance.get(one.name, 0.0)
     ]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
+from kerasdist import context
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext, one_device_replica
+from kerasdist.replica_context import ReplicaContext
 
 # Draws that drop, scale or reorder their argument: a trial returns the argument itself.
 _LEFT_OUT = ("dropout", "shuffle")
@@ -22,12 +23,21 @@ class _InDraw(threading.local):
     active = False
 
 
-class Draws:
-    """Records the draws of the first step of a trial, and repeats them in the steps after it."""
+class _Recorded(NamedTuple):
+    name: str
+    tensor: Any
+
+
+class RecordedDraws:
+    """Records the draws of the first step of a trial, and repeats them in the steps after it.
+
+    Attributes:
+        misfit: Why a draw could not be repeated, None if all could. The step then drew anew.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = tuple(sizes)
-        self._recorded: list[Any] = []
+        self._recorded: list[_Recorded] = []
         self._is_recorded = False
         self._position: dict[Any, int] = {}
         self._in_draw = _InDraw()
@@ -44,7 +54,7 @@ class Draws:
     def digest(self, as_array: Callable[[Any], Any]) -> str:
         """Returns a digest of all recorded draws."""
         digest = hashlib.sha256()
-        for drawn in self._recorded:
+        for _, drawn in self._recorded:
             array = as_array(drawn)
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(array.tobytes())
@@ -64,25 +74,25 @@ class Draws:
         if not keras.ops.is_tensor(drawn):
             return drawn
         if not self._is_recorded:
-            self._recorded.append(keras.ops.stop_gradient(drawn))
+            self._recorded.append(_Recorded(name, keras.ops.stop_gradient(drawn)))
             return drawn
-        replica = one_device_replica()
-        key = None if replica is None else replica.replica_id_in_sync_group
-        position = self._position.get(key, 0)
-        self._position[key] = position + 1
-        if position >= len(self._recorded):
-            self.misfit = f"the replicas draw by {name} more often than one device does"
-            return drawn
-        if replica is not None and not self._sizes[int(replica.replica_id_in_sync_group)]:
+        return self._repeated(name, drawn)
+
+    def _repeated(self, name: str, drawn: Any) -> Any:
+        replica = context.enclosing_replica()
+        key = None if replica is None else int(replica.replica_id_in_sync_group)
+        if key is not None and not self._sizes[key]:
             return drawn  # an empty replica's stand-in row does not count
-        own = self._own_rows(self._recorded[position], tuple(drawn.shape), replica)
-        if own is None:
-            self.misfit = (
-                f"{name} draws shape {tuple(drawn.shape)} on a replica and "
-                f"{tuple(self._recorded[position].shape)} on one device"
-            )
-            return drawn
-        return ops.cast(own, drawn.dtype)
+        shape = tuple(drawn.shape)
+        # Code that draws more often on replicas, or in another order, must not shift all others.
+        for position in range(self._position.get(key, 0), len(self._recorded)):
+            if self._recorded[position].name == name:
+                own = self._own_rows(self._recorded[position].tensor, shape, replica)
+                if own is not None:
+                    self._position[key] = position + 1
+                    return ops.cast(own, drawn.dtype)
+        self.misfit = f"{name} draws shape {shape} on a replica, and one device nothing that fits"
+        return drawn
 
     def _own_rows(
         self, recorded: Any, shape: tuple[int, ...], replica: ReplicaContext | None
@@ -105,3 +115,11 @@ class Draws:
         begin = sum(self._sizes[:number]) * times
         rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
         return recorded[rows]
+
+
+class FreshDraws:
+    """Draws anew in each step, to see what draws alone change."""
+
+    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        """Returns the result of a draw; what `RecordedDraws` leaves out is left out here too."""
+        return given if name in _LEFT_OUT else draw()

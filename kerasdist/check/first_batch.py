@@ -1,0 +1,162 @@
+"""Compares the first training step of a model with one device, where user code may mix examples.
+
+On TensorFlow and PyTorch a replica runs that code with its own rows alone. On JAX `fit` is one
+global program, whose numbers are those of one device, so nothing is compared there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, final
+
+import keras
+
+from kerasdist import context, keras_compat
+from kerasdist.check.comparison import bytes_of_copies, compare
+from kerasdist.check.user_code import places, user_code
+from kerasdist.check.workers import TrialWorkers
+from kerasdist.errors import JobError, NotOneDeviceError
+from kerasdist.user_warnings import warn_user
+
+_log = logging.getLogger("kerasdist")
+_SHOWN = 3
+# Workers that divide a model with more weights may have no room for its whole state, which a step
+# on one device needs. With Adam and gradients this many take 256 MiB.
+MOST_WHOLE = 1 << 24
+
+
+def is_wanted(model: Any) -> bool:
+    """Returns whether to compare a model's first step; the result is equal on all workers."""
+    replicas = model.replica_set
+    if replicas.num_replicas == 1 or replicas.options.check == "off":
+        return False
+    if context.replica() is not None or not any(True for _ in user_code(model)):
+        return False
+    if replicas.options.batch_norm == "per_replica" and any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in keras_compat.flat_layers(model)
+    ):
+        _log.debug("%s: not checked: batch_norm='per_replica' is not one device's.", model.name)
+        return False
+    if replicas.divides_state and sum(math.prod(one.shape) for one in model.weights) > MOST_WHOLE:
+        _log.debug("%s: not checked: too large to be whole on each worker.", model.name)
+        return False
+    return True
+
+
+@final
+class FirstBatchCheck:
+    """Compares a model's first training step with one device, and the first of another batch size.
+
+    The first batch may happen to weigh evenly, where a later, ragged one does not.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Starts without a batch."""
+        self._model = model
+        self._compared: int | None = None
+        self.is_done = False
+
+    @property
+    def wants_any(self) -> bool:
+        """Whether no batch has been looked at."""
+        return self._compared is None
+
+    def wants(self, size: int) -> bool:
+        """Returns whether to `look` at a batch of this size; equal on all workers."""
+        return (
+            not self.is_done
+            and size >= self._model.replica_set.num_replicas
+            and size != self._compared
+        )
+
+    def look(self, batch: Any, size: int) -> None:
+        """Compares the training step on a batch with that of one device, and warns if they differ.
+
+        All workers must call it.
+        """
+        is_first, self._compared = self._compared is None, size
+        self.is_done = not is_first
+        if not is_wanted(self._model) or not _has_room(self._model):
+            self.is_done = True
+            return
+        try:
+            which = "the first batch" if is_first else "a later batch"
+            message = _message_about(self._model, batch, size, which)
+        except JobError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the step itself raises it again)
+            self.is_done = True
+            _leave_out(self._model, error)
+            return
+        if message is None:
+            return
+        self.is_done = True
+        replicas = self._model.replica_set
+        if replicas.options.check == "raise":
+            self.is_done, self._compared = False, None  # the next call raises again
+            raise NotOneDeviceError(message)
+        if replicas.job is None or replicas.job.is_chief:
+            warn_user(message)
+        else:
+            _log.debug("%s", message)  # the chief warns for all
+
+
+def _has_room(model: Any) -> bool:
+    """Whether every worker's devices have room for copies of the state; says so if not."""
+    replicas = model.replica_set
+    free = TrialWorkers(replicas.job).everyone("free memory", replicas.free_bytes())
+    least = min((one for one in free if one is not None), default=None)
+    needed = bytes_of_copies(model)
+    if least is None or needed <= least:
+        return True
+    _log.info(
+        "%s: the first step is not compared with one device: copies of the state take %d MB, and "
+        "%d MB of the device are free.",
+        model.name,
+        needed // 2**20,
+        least // 2**20,
+    )
+    return False
+
+
+def _leave_out(model: Any, error: Exception) -> None:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"} & {*kinds}:
+        said = str(error).partition("\n")[0]
+        _log.info(
+            "%s: the first step is not compared with one device, for lack of memory: %s",
+            model.name,
+            said,
+        )
+    else:
+        _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
+
+
+def _message_about(model: Any, batch: Any, size: int, which: str) -> str | None:
+    """Compares a step; returns what to say of it, None if there is nothing to say."""
+    comparison = compare(model, batch, outputs=False, spares=True)
+    if not comparison.beyond_rounding:
+        _log.debug("%s: the first step equals that of one device.", model.name)
+        return None
+    where = places(model, compare(model, batch, outputs=True, spares=True))
+    taken = comparison.examples
+    of = f"{which}, of {size} examples"
+    of = of if taken == size else f"{taken} of the {size} examples of {which}"
+    return _message(model, of, comparison.beyond_rounding, where)
+
+
+def _message(model: Any, of: str, found: Any, where: str) -> str:
+    shown = "; ".join(map(str, found[:_SHOWN]))
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f"The training step of the model {model.name!r} does not compute under "
+        f"{model.bound_strategy} what it computes on one device. For {of}: {shown}{more}. Where to "
+        f"look: {where}. Each replica runs that code with its own examples alone. If it mixes "
+        "examples, or divides by something else than their number, "
+        "let it compute on kerasdist.global_batch(tensor), which holds the examples of all "
+        "replicas, or reduce by a mean over the examples instead of a sum. "
+        "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off leaves "
+        "this check out."
+    )
