@@ -48,14 +48,14 @@ class Piece:
 def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
     """Divides a global batch into consecutive pieces, the longer ones first.
 
-    Returns one piece per replica. Where the batch may be smaller than `replicas`, or its size is
-    known in the step only, shares are tensors, and the static size of a piece is unknown.
+    Returns one piece per replica. In a graph, where a piece may have fewer than two rows, or the
+    size is known in the step only, shares are tensors, and the static size of a piece is unknown.
     """
     batched = _batched(batch)
     size = _known_size(batched)
-    # Eagerly every size is known. In a graph, no piece may have the static size 0: Keras does not
-    # treat a loss of the static shape (0,) as that of a batch.
-    if size is None or (size < replicas and not tf.executing_eagerly()):
+    # Eagerly every size is known. In a graph, no piece may have the static size 0, since Keras does
+    # not treat a loss of the static shape (0,) as that of a batch, nor 1: see `is_known`.
+    if size is None or not (is_known(size, replicas) or tf.executing_eagerly()):
         size = _size_in_step(batched)
     return _pieces(batch, size, size, size, replicas, stand_ins=stand_ins)
 
@@ -155,7 +155,7 @@ def pieces_of_placed(
     pieces = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
         rows = keras.tree.map_structure(none_for_optional, part.rows)
-        if isinstance(total, int) and total >= replicas:
+        if is_known(total, replicas):
             begin, end = _begins(total, replicas, (replica, replica + 1))
             rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), rows)
             pieces.append(Piece(rows, BatchShare(end - begin, total, (end - begin) / total)))
@@ -230,6 +230,15 @@ def _pieces(
         Piece(data, BatchShare(own, total, weight))
         for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
     ]
+
+
+def is_known(total: Any, replicas: int) -> bool:
+    """Returns whether code may know how many rows of a batch each replica has, while it is traced.
+
+    `Lookups` cannot tell by the indices whether they are repeated for each of one row.
+    """
+    least = 1 if tf.executing_eagerly() else 2
+    return isinstance(total, int) and total >= least * replicas
 
 
 def _weights(sizes: Sequence[Any], total: Any) -> list[tf.Tensor]:

@@ -19,6 +19,7 @@ from kerasdist.backends.tensorflow.batch_norm import moments
 from kerasdist.backends.tensorflow.batches import counted_rows
 from kerasdist.backends.tensorflow.outside_replicas import apply_everywhere
 from kerasdist.backends.tensorflow.private.compiled import converted_as_here
+from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
 from kerasdist.backends.tensorflow.values import check_alike, regrouped, to_native
 from kerasdist.backends.tensorflow.variables import copies, gradient_replaces
@@ -67,11 +68,18 @@ class TensorFlowCollectives(Collectives):
     own_moments = staticmethod(moments)
 
     def __init__(
-        self, exchange: Exchange, replica: int, share: BatchShare | None, *, waits: bool = False
+        self,
+        exchange: Exchange,
+        replica: int,
+        share: BatchShare | None,
+        lookups: Lookups | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self._exchange = exchange
         self._replica = replica
         self._share = share
+        self._lookups = lookups
         self._loss_is_weighted = False
         self._writes_equal = False
         self._group = exchange.group
@@ -210,11 +218,17 @@ class TensorFlowCollectives(Collectives):
         given = [own_part(*pair) for pair in zip(gradients, replaced, strict=True)]
         new_scales = self._largest(list(itertools.compress(given, replaced)))
 
+        added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
+        terms = [
+            Terms((one,)) if self._lookups is None else self._lookups.terms(one) for one in added
+        ]
+
         def update(sums: list[Any]) -> None:
-            scales = iter(new_scales)
+            scales, parts = iter(new_scales), iter(sums)
+            totals = [one.gradient([next(parts) for _ in one.added]) for one in terms]
             every = [
                 next(scales) if of_scale else total
-                for total, of_scale in zip(sums, replaced, strict=True)
+                for total, of_scale in zip(totals, replaced, strict=True)
             ]
             apply_everywhere(self._native_strategy, optimizer, every, variables)
 
@@ -223,8 +237,8 @@ class TensorFlowCollectives(Collectives):
                 "Expected one optimizer step in a training step of Keras's own. Received: a "
                 f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
             )
-        added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
-        self._sum_then(_UPDATE, Deferred("apply", added, update))
+        tensors = [tensor for one in terms for tensor in one.added]
+        self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Finishes deferred work and reads variables in one collective; all replicas must call it.

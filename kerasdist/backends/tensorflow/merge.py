@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import tensorflow as tf
 
 from kerasdist import context, keras_compat
+from kerasdist.backends.tensorflow.batches import Piece
 from kerasdist.backends.tensorflow.collectives import TensorFlowCollectives
 from kerasdist.backends.tensorflow.group import Group
 from kerasdist.backends.tensorflow.private.compiled import error_with_own_type
+from kerasdist.backends.tensorflow.private.lookups import Lookups
 from kerasdist.backends.tensorflow.variables import reads_preceded
 from kerasdist.errors import ReplicaError
-from kerasdist.replica_context import BatchShare, ReplicaContext
+from kerasdist.replica_context import ReplicaContext
 
 if TYPE_CHECKING:
     from kerasdist.strategy import Strategy
@@ -95,12 +98,13 @@ def in_replicas(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    shares: Sequence[BatchShare] | None = None,
+    pieces: Sequence[Piece] | None = None,
     waits: bool = False,
 ) -> list[Any]:
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
-    Each call runs in its replica's context, in a graph or eagerly. Returns one result per replica.
+    Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
+    piece of the batch. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     exchange = Exchange(group)
@@ -115,19 +119,23 @@ def in_replicas(
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
-        share = None if shares is None else shares[index]
-        collectives = TensorFlowCollectives(exchange, replica, share, waits=waits)
+        piece = None if pieces is None else pieces[index]
+        share, replicas = piece and piece.share, native_strategy.num_replicas_in_sync
+        lookups = piece and Lookups(piece.data, piece.share.total, replicas)
+        collectives = TensorFlowCollectives(exchange, replica, share, lookups, waits=waits)
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
-            num_replicas_in_sync=native_strategy.num_replicas_in_sync,
+            num_replicas_in_sync=replicas,
             collectives=collectives,
             share=share,
         )
+        recorded = lookups.recorded() if lookups else nullcontext()
         with (
             keras_compat.in_trial(trial),
             context.replica_scope(here),
             reads_preceded(collectives.before_read),
+            recorded,
         ):
             results[index] = code(index, *args, **kwargs)
 

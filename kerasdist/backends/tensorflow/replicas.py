@@ -131,8 +131,7 @@ class TensorFlowReplicaSet(ReplicaSet):
             with _after(data):
                 return function(data)
 
-        shares = [piece.share for piece in divided]
-        results = in_replicas(strategy, self.group, on_piece, shares=shares, waits=updates_wait)
+        results = in_replicas(strategy, self.group, on_piece, pieces=divided, waits=updates_wait)
         return list(zip(divided, results, strict=True))
 
 

@@ -1,0 +1,241 @@
+"""Tells which entries of a sparse gradient one device would have once for the whole batch.
+
+The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
+optimizers square and clip entry by entry, so it matters which entries there are. Indices from the
+batch, such as tokens, are looked up for each row: one device has the entries of all replicas, one
+after another. Indices that are not from the batch, such as the positions ``ops.arange(n)``, are the
+same in all replicas: one device looks them up once, and has the sums of the replicas' entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from kerasdist.backends.tensorflow.private.strategies import mirrored
+
+# Parts of the names of operations that return other values on each replica.
+_DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the replicas add up for the gradient of one variable.
+
+    Attributes:
+        added: This replica's terms.
+        indices: For each term, the indices of its rows; None if the sum needs none.
+        dense_shape: The shape of the variable, for indices.
+    """
+
+    added: Sequence[Any]
+    indices: Sequence[Any] = (None,)
+    dense_shape: Any = None
+
+    def gradient(self, sums: Sequence[Any]) -> Any:
+        """Returns the gradient, given the sums of the terms; with a component on each device."""
+        if self.dense_shape is None:
+            return sums[0]
+        held = [
+            one.values if isinstance(one, tf.distribute.DistributedValues) else (one,)
+            for one in sums
+        ]
+        parts = [
+            self._slices([one[index % len(one)] for one in held])
+            for index in range(max(map(len, held)))
+        ]
+        return parts[0] if len(parts) == 1 else mirrored(parts)
+
+    def _slices(self, sums: Sequence[Any]) -> tf.IndexedSlices:
+        slices = [
+            one if rows is None else _once(one, rows)
+            for one, rows in zip(sums, self.indices, strict=True)
+        ]
+        return tf.IndexedSlices(
+            tf.concat([one.values for one in slices], 0),
+            tf.concat([tf.cast(one.indices, tf.int64) for one in slices], 0),
+            self.dense_shape,
+        )
+
+
+@final
+class Lookups:
+    """Knows from which tensors a replica's code makes indices, in a graph or eagerly."""
+
+    def __init__(self, batch: Any, total: Any, replicas: int) -> None:
+        """Takes the replica's rows of the batch, and the number of rows of all replicas."""
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
+        # How many rows replicas have, where a graph knows it. From 1 on nothing can be told.
+        sizes = {total // replicas, -(-total // replicas)} if isinstance(total, int) else {0}
+        self._sizes = sizes if min(sizes) > 1 else set()
+        # Eagerly, for each tensor of integers: itself, the operation that made it, its inputs.
+        self._made: dict[int, tuple[Any, str, Sequence[Any]]] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Records which operations make indices; a graph knows it by itself."""
+        if not tf.executing_eagerly():
+            yield
+            return
+        op_callbacks.add_op_callback(self._record)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(self._record)
+
+    def terms(self, gradient: Any) -> Terms:
+        """Divides a gradient into terms that are summed as they are on one device."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return Terms((gradient,))
+        lookups = self._lookups(gradient.indices)
+        of_rows = [self._is_of_rows(one) for one in lookups]
+        if all(of_rows):
+            return Terms((gradient,))
+        sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
+        values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
+        added, indices = [], []
+        for own, value, rows in zip(of_rows, values, lookups, strict=True):
+            if not own:
+                added.append(_of_all_rows(value, rows))
+                indices.append(rows)
+        if any(of_rows):
+            of_batch = [
+                (value, tf.cast(rows, tf.int64))
+                for own, value, rows in zip(of_rows, values, lookups, strict=True)
+                if own
+            ]
+            entries, rows = (tf.concat(column, 0) for column in zip(*of_batch, strict=True))
+            added.append(tf.IndexedSlices(entries, rows, gradient.dense_shape))
+            indices.append(None)
+        return Terms(added, indices, gradient.dense_shape)
+
+    def _lookups(self, indices: Any) -> list[Any]:
+        """Returns the indices of each lookup; TensorFlow concatenates those in one table."""
+        kind, inputs = self._made_by(indices)
+        if kind != "ConcatV2":
+            return [indices]
+        return [one for part in inputs[:-1] for one in self._lookups(part)]
+
+    def _is_of_rows(self, indices: Any) -> bool:
+        """Returns whether one device looks up indices for each row of the whole batch."""
+        return self._comes_from_batch(indices) or self._is_repeated(indices)
+
+    def _comes_from_batch(self, tensor: Any) -> bool:
+        """Returns whether a tensor depends on the batch, on its size, or on a random draw."""
+        waiting, seen = [tensor], set()
+        while waiting:
+            one = waiting.pop()
+            if id(one) in self._batch:
+                return True
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            kind, inputs = self._made_by(one)
+            if any(part in kind for part in _DIFFERENT):
+                return True
+            if kind == "StridedSlice" and self._is_other_size(inputs):
+                continue
+            waiting += inputs
+        return False
+
+    def _is_other_size(self, inputs: Sequence[Any]) -> bool:
+        """Returns whether inputs of a slice take the size of an axis that is not the batch's."""
+        kind, _ = self._made_by(inputs[0])
+        begin, end = (tf.get_static_value(one) for one in inputs[1:3])
+        if kind != "Shape" or begin is None or end is None:
+            return False
+        return begin.size == 1 and begin[0] != 0 and end[0] in (0, begin[0] + 1)
+
+    def _is_repeated(self, indices: Any) -> bool:
+        """Returns whether indices are repeated for each row of a batch of a known size.
+
+        Such a size is a number in user code: no operation tells that it comes from the batch.
+        """
+        count = indices.shape.num_elements()
+        sizes = [size for size in self._sizes if count and count % size == 0]
+        value = _constant(self._given(indices)) if sizes else None
+        if value is None:
+            return False
+        blocks = (value.reshape(size, -1) for size in sizes)
+        return any((block == block[0]).all() for block in blocks)
+
+    def _given(self, indices: Any) -> Any:
+        """Returns the indices that user code gave, before `keras.ops.take` counts from the end."""
+        kind, inputs = self._made_by(indices)
+        if kind in ("Cast", "Identity", "Reshape"):
+            return self._given(inputs[0])
+        return self._given(inputs[2]) if kind == "SelectV2" else indices
+
+    def _made_by(self, tensor: Any) -> tuple[str, Sequence[Any]]:
+        """Returns an operation's name and inputs."""
+        if tf.is_symbolic_tensor(tensor):
+            op = tensor.op
+            inputs = list(op.inputs)
+            return op.type, [inputs[tensor.value_index]] if op.type == "IdentityN" else inputs
+        return self._made[id(tensor)][1:] if id(tensor) in self._made else ("Const", ())
+
+    def _record(
+        self, kind: Any, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], *_: Any
+    ) -> None:
+        del attrs
+        name = kind.decode() if isinstance(kind, bytes) else kind
+        if name in ("Shape", "ReadVariableOp"):
+            inputs = ()
+        elif any(one.dtype.is_floating for one in inputs):
+            return  # so as not to keep it
+        for one in outputs:
+            if one.dtype.is_integer or one.dtype == tf.bool:
+                self._made[id(one)] = one, name, inputs
+
+
+def _of_all_rows(values: Any, indices: Any) -> Any:
+    """Returns the entries that all replicas add up, in the form in which they are summed.
+
+    Eagerly, indices may come from NumPy, and differ: there the sum has all replicas' entries.
+    """
+    return tf.IndexedSlices(values, indices) if tf.executing_eagerly() else values
+
+
+def _once(total: Any, indices: Any) -> tf.IndexedSlices:
+    """Returns the entries of all replicas, given their sum, with each index of one replica once."""
+    if not isinstance(total, tf.IndexedSlices):
+        return tf.IndexedSlices(total, indices)
+    blocks = tf.reshape(total.indices, (-1, *indices.shape))
+    if not tf.reduce_all(blocks == blocks[0]):
+        return total
+    values = tf.reshape(total.values, (*blocks.shape, *total.values.shape[1:]))
+    return tf.IndexedSlices(tf.reduce_sum(values, 0), blocks[0])
+
+
+def _constant(indices: Any) -> np.ndarray | None:
+    """Returns the value of indices that are made from constants only, else None."""
+    if not tf.is_symbolic_tensor(indices):
+        return indices.numpy()
+    nodes: dict[str, Any] = {}
+    waiting = [indices.op]
+    while waiting:
+        op = waiting.pop()
+        if op.type in ("Placeholder", "PlaceholderWithDefault"):
+            return None
+        if op.name not in nodes:
+            node = nodes[op.name] = op.node_def
+            # Without what must run before, such as the batch's arrival, or nearby.
+            node.attr.pop("_class", None)
+            inputs = [one for one in node.input if not one.startswith("^")]
+            del node.input[:]
+            node.input.extend(inputs)
+            waiting += [one.op for one in op.inputs]
+    graph = tf.compat.v1.GraphDef(node=nodes.values(), versions=indices.graph.graph_def_versions)
+
+    def value() -> Any:
+        return tf.graph_util.import_graph_def(graph, return_elements=[indices.name])[0]
+
+    with tf.init_scope():
+        return tf.function(value, autograph=False)().numpy()

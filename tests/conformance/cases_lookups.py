@@ -1,0 +1,151 @@
+"""Lookups in tables by indices of the batch, and by others (DEFECTS 8d).
+
+On TensorFlow the gradient of a lookup has one entry per index, and Keras's optimizers square and
+clip entry by entry. The optimizers have Keras's own epsilon: a large one hides what they square.
+"""
+
+import numpy as np
+
+from tests.conformance.actions import fit
+from tests.conformance.compare import ADAPTIVE
+from tests.conformance.lazy import keras
+from tests.conformance.registry import case
+
+WORDS, LENGTH, WIDTH = 7, 6, 3
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.01),
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.02),
+}
+
+
+def sentences(rows):
+    """Token ids with many repetitions, padded with 0; two rows in three are equal."""
+    data = np.random.default_rng(3)
+    x = data.integers(1, WORDS, (rows, LENGTH)).astype("int32")
+    x[1::3] = x[::3][: len(x[1::3])]
+    x[:, -1] = 0
+    return x, data.normal(size=(rows, LENGTH)).astype("float32")
+
+
+def every_lookup():
+    """A layer that looks up in all ways at once, in a table of its own for each."""
+
+    class Lookups(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.tables = [keras.layers.Embedding(LENGTH + 4, WIDTH) for _ in range(9)]
+            # A place has a distance to each other place: its row of this matrix.
+            places = np.arange(LENGTH)
+            self.distances = np.abs(places[:, None] - places[None, :])
+
+        def build(self, shape):
+            for table in self.tables:
+                table.build(None)
+
+        def call(self, tokens):
+            ops = keras.ops
+            word, place, one, both, kind, copied, far, start, size = self.tables
+            rows, length = ops.shape(tokens)
+            places = ops.arange(length)
+            total = word(tokens)
+            total += place(places)  # as in GPT
+            total += one(ops.expand_dims(ops.arange(LENGTH), 0))  # as in ViT
+            total += both(tokens) * both(places)  # one table for both
+            total += kind(ops.zeros_like(tokens))  # as BERT's second sentences
+            total += copied(ops.broadcast_to(places, (rows, length)))
+            total += ops.mean(far(self.distances), 1)  # as in T5 and Swin: indices come twice
+            total += ops.expand_dims(start(ops.zeros((rows,), "int32")), 1)
+            return total + ops.expand_dims(size(ops.minimum(ops.max(tokens, 1), 3)), 1)
+
+    return Lookups()
+
+
+def build(optimizer, **options):
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    outputs = keras.layers.Dense(1)(keras.layers.LayerNormalization()(every_lookup()(tokens)))
+    model = keras.Model(tokens, keras.layers.Reshape((LENGTH,))(outputs))
+    model.compile(OPTIMIZERS[optimizer](), "mse", **options)
+    return model
+
+
+def check(optimizer):
+    def checked(lab):
+        # A batch whose size is known while the step is traced, and batches of an unknown size, of
+        # which the last has one row.
+        x, y = sentences(13)
+        lab.same(
+            lambda: build(optimizer),
+            fit(x[:12], y[:12], batch_size=12),
+            fit(x, y, batch_size=6),
+            tolerance=ADAPTIVE,
+        )
+
+    return checked
+
+
+for _name, _title in {
+    "adam": "Adam",
+    "adamw": "AdamW, clipped by the global norm",
+    "rmsprop": "RMSprop, clipped by value",
+    "sgd": "SGD, clipped by the norm",
+}.items():
+    case("optimizers", name=_name, title=f"Positions, tokens, distances in tables: {_title}")(
+        check(_name)
+    )
+
+
+@case("optimizers", replicas=(2,))
+def eagerly(lab):
+    """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
+    x, y = sentences(9)
+    lab.same(
+        lambda: build("adamw", run_eagerly=True),
+        fit(x, y, batch_size=5),
+        tolerance=ADAPTIVE,
+    )
+
+
+@case("optimizers", replicas=(4,))
+def transformer(lab):
+    """A small GPT with a mask, the table of tokens as its last layer, Adam as Keras has it."""
+
+    class Places(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = keras.layers.Embedding(LENGTH, 4)
+            self.supports_masking = True
+
+        def build(self, shape):
+            self.table.build(None)
+
+        def call(self, x):
+            return x + self.table(keras.ops.arange(keras.ops.shape(x)[-2]))
+
+    class Logits(keras.layers.Layer):
+        def __init__(self, words):
+            super().__init__()
+            self.words = words
+
+        def call(self, x):
+            return keras.ops.matmul(x, keras.ops.transpose(self.words.embeddings))
+
+    def gpt():
+        layers = keras.layers
+        tokens = keras.Input((None,), dtype="int32")
+        words = layers.Embedding(WORDS, 4, mask_zero=True)
+        x = Places()(words(tokens))
+        x = x + layers.MultiHeadAttention(2, 2)(x, x, use_causal_mask=True)
+        x = layers.LayerNormalization()(x)
+        model = keras.Model(tokens, Logits(words)(x))
+        model.compile(
+            keras.optimizers.Adam(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=["accuracy"],
+        )
+        return model
+
+    x, _ = sentences(18)
+    lab.same(gpt, fit(x[:, :-1], x[:, 1:], batch_size=8, epochs=2), tolerance=ADAPTIVE)
