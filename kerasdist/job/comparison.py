@@ -59,7 +59,7 @@ def described_difference(
     said = ", ".join(f"{_shown(value)} on {named_workers(have[value])}" for value in shown)
     hidden = sum(map(len, workers)) - sum(len(have[value]) for value in shown)
     if hidden:
-        said += f", other values on {hidden} other workers"
+        said += f", other values on {hidden} more"
     more = ", ".join(apart[1 : 1 + _MORE])
     return f"{apart[0]}={said}" + (f" (further differences: {more})" if more else "")
 

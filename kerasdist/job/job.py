@@ -20,7 +20,7 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
 from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.interruption import DroppedInterrupts
-from kerasdist.job.listening import HeldPort, is_loopback
+from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
 from kerasdist.job.secret import SECRET, credentials
 from kerasdist.job.timeouts import Timeouts
@@ -62,6 +62,8 @@ class Job:
             if known.secret is None and not is_loopback(host):
                 _warn_of_open_network(membership, host, port)
             self._coordinator = Coordinator(host, port, membership.num_workers, timeouts, known)
+        else:
+            raise_file_limit(membership.num_workers)  # Gloo connects each worker with each
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
         self._client = Client(host, port, facts_of_this, timeouts, known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -18,7 +19,10 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 BACKLOG = 65535
 """How many connections may wait to be accepted; the kernel allows no more than its own limit."""
 
-# Files that the chief's process opens beside the connections of workers.
+# Connections for each worker: the coordinator's, those of torch's store, of Gloo, and one more.
+_CONNECTIONS_EACH = 4
+
+# Files that a process opens beside these.
 _OTHER_FILES = 512
 
 
@@ -41,26 +45,37 @@ def leads_here(address: str) -> bool:
     return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
-def require_file_descriptors(workers: int) -> None:
-    """Lets this process open a connection for each worker; raises JobError if it may not."""
+def raise_file_limit(workers: int) -> float:
+    """Raises this process's soft limit of open files as a job needs it; returns what is allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return
-    needed = workers + _OTHER_FILES
+        return math.inf
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    # Some systems allow less than the hard limit says.
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return
-    raise JobError(
-        f"Expected worker 0 to be allowed {needed} open files: one for each of {workers} workers, "
-        f"and {_OTHER_FILES} others. Received: a hard limit of {hard} (ulimit -Hn). Raise it on "
-        "the machine of worker 0: in /etc/security/limits.conf, LimitNOFILE= of the scheduler's "
-        "service, or --ulimit nofile= of the container."
-    )
+    if soft == resource.RLIM_INFINITY:
+        return math.inf
+    wanted = _CONNECTIONS_EACH * workers + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft < wanted:
+        # Some systems allow less than the hard limit says.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
+
+
+def require_file_descriptors(workers: int) -> None:
+    """Raises JobError if this process may not open a connection for each worker."""
+    needed = workers + _OTHER_FILES
+    allowed = raise_file_limit(workers)
+    if allowed < needed and workers > 1:
+        raise JobError(
+            f"Expected worker 0 to be allowed {needed} open files: one for each of {workers} "
+            f"workers, and {_OTHER_FILES} others. Received: a limit of {allowed} (ulimit -Hn). "
+            "Raise it on the machine of worker 0: in /etc/security/limits.conf, LimitNOFILE= of "
+            "the scheduler's service, or --ulimit nofile= of the container."
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:

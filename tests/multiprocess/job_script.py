@@ -12,7 +12,7 @@ import sys
 import time
 
 from kerasdist.cluster.membership import Membership
-from kerasdist.errors import WorkerLostError
+from kerasdist.errors import DisagreementError, WorkerLostError
 from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
@@ -41,6 +41,13 @@ def joined(rank: int, workers: int, port: int, behaviour: str) -> Job:
 def end_well(job: Job):
     everyone = [job.all_gather_object(f"step {step}", [job.rank, step]) for step in range(50)]
     assert everyone == [[[r, step] for r in range(job.num_workers)] for step in range(50)]
+    gathered = job.gather_object("of all, for the chief", {"rank": job.rank})
+    assert gathered == ([{"rank": r} for r in range(job.num_workers)] if job.is_chief else [])
+    assert job.broadcast_object("of the chief", job.rank) == 0
+    try:
+        job.assert_equal("halves", {"half": job.rank // 2})
+    except DisagreementError as error:
+        print("said", str(error).partition("] ")[2])
     print("addresses", *job.gather_addresses())
 
 

@@ -128,6 +128,7 @@ def test_workers_exchange_facts_and_end_well(jobs):
     ended = jobs["end_well"].join(SLACK)
     assert [worker.code for worker in ended] == [0, 0, 0], report(ended)
     assert len({worker.output for worker in ended}) == 1, report(ended)
+    assert "halves. Received: half=1 on worker 2, 0 on workers 0, 1." in ended[0].output
 
 
 def test_ctrl_c_prints_a_line_per_worker(jobs):

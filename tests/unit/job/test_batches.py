@@ -40,3 +40,21 @@ def test_the_first_batch_that_differs_is_named(one, other, said):
 def test_workers_in_other_epochs_or_without_a_word_are_not_compared():
     assert came_apart([report((60, 4)), report((60, 6), clears=1)]) is None
     assert came_apart([report((60, 4)), None]) is None
+
+
+def test_defects_22_thousands_of_workers_are_compared_in_one_pass():
+    """Each worker against each would be 16 million comparisons a second."""
+    reads = []
+
+    class Counted(list):
+        def __iter__(self):
+            reads.append(len(self))
+            return super().__iter__()
+
+    reports = [dict(report((30, 4))) for _ in range(4095)] + [dict(report((3, 4), (27, 6)))]
+    for one in reports:
+        one["changes"] = Counted(one["changes"])
+    said = came_apart(reports)
+    assert said is not None
+    assert said.startswith("batch 4='6' on worker 4095, '4' on workers 0, 1, 2, 3, 4, 5, 6, 7 and")
+    assert sum(reads) < 2 * 4097

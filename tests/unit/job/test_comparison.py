@@ -1,6 +1,6 @@
 """What workers compare, and how a message names the ones that differ."""
 
-from kerasdist.job.comparison import described_difference, digest
+from kerasdist.job.comparison import described_difference, digest, named_places
 
 
 def test_the_order_of_names_does_not_matter():
@@ -39,3 +39,25 @@ def test_further_differences_are_counted_up_by_name_alone():
 def test_long_values_are_cut():
     said = described_difference([{"a": "x" * 1000}, {"a": "y"}])
     assert len(said) < 400
+
+
+def test_of_many_workers_eight_and_the_number_of_the_others_are_named():
+    said = described_difference([{"n": int(rank == 9)} for rank in range(4096)])
+    assert said == "n=1 on worker 9, 0 on workers 0, 1, 2, 3, 4, 5, 6, 7 and 4087 others"
+    said = described_difference([{"n": rank} for rank in range(4096)])
+    assert said.startswith("n=1 on worker 1, 2 on worker 2, ")
+    assert said.endswith("8 on worker 8, 0 on worker 0, other values on 4087 more")
+
+
+def test_one_worker_can_speak_for_those_that_agree_with_it():
+    groups = [[0, 3], [1, 2, 4], [5]]
+    said = described_difference([{"n": 1}, {"n": 2}], groups)
+    assert said == "n=1 on workers 0, 3, 2 on workers 1, 2, 4, other values on 1 more"
+
+
+def test_places_of_many_workers():
+    assert named_places({1: "at 'b'", 0: "at 'a'", 2: "at 'a'"}) == (
+        "workers 0, 2 are at 'a'; worker 1 is at 'b'"
+    )
+    said = named_places({rank: f"at step {rank}" for rank in range(4096)})
+    assert said.endswith("worker 7 is at step 7; 4088 others are elsewhere")
