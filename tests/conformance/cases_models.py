@@ -230,6 +230,28 @@ def products_of_weights_entry_by_entry(lab):
 
 
 @case("models")
+def sublayer_that_is_never_called(lab):
+    """A layer that is made and not called: fit, evaluate, predict (DEFECTS 12c)."""
+    x, y = regression(N)
+
+    def build():
+        class Residual(keras.layers.Layer):
+            def __init__(self, units):
+                super().__init__()
+                self.dense = keras.layers.Dense(units)
+                self.projection = keras.layers.Dense(units)
+
+            def call(self, x):
+                changed = self.dense(x)
+                return changed + (x if changed.shape == x.shape else self.projection(x))
+
+        return compiled(keras.Sequential([Residual(4), keras.layers.Dense(1)]))
+
+    called = [fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH)]
+    lab.same(build, *called, predict(x, batch_size=BATCH), predict(x, batch_size=BATCH))
+
+
+@case("models")
 def convolution(lab):
     """A small convolutional classifier."""
     random = np.random.default_rng(0)

@@ -73,6 +73,35 @@ def custom_loop(lab):
 
 
 @case("workers", backends=("jax",))
+def one_component_a_replica(lab):
+    """A value has a component for each replica of a worker, not for each device (DEFECTS 12)."""
+    each = lab.replicas // lab.job.num_workers
+    strategy = lab.strategy(sharding=_layouts(lab, each))
+    with strategy.scope():
+        variable = keras.Variable([1.0, 2.0])
+
+    def step():
+        here = kd.get_replica_context()
+        return here.replica_id_in_sync_group, here.all_reduce("SUM", variable.value)
+
+    number, total = strategy.run(step)
+    both = variable.value * lab.job.num_workers
+    lab.equal([lab.job.rank], [int(one) for one in strategy.local_results(number)])
+    equal = strategy.extended.reduce_to("SUM", total, variable)
+    for value, expected in ((total, both), (equal, both * lab.job.num_workers)):
+        components = strategy.local_results(value)
+        lab.equal(1, len(components))
+        lab.equal(expected, components[0])
+    told = strategy.extended.broadcast_to(keras.ops.ones(3), variable)
+    lab.equal(1, len(strategy.local_results(told)))
+    new = strategy.extended.update(
+        variable, lambda one, x: (x * 2.0, one.assign(x)), args=(equal,), group=False
+    )
+    lab.equal([(2, 2)], [tuple(map(len, one)) for one in map(tuple, new)])
+    lab.equal(expected, variable.value)
+
+
+@case("workers", backends=("jax",))
 def refused(lab):
     """A replica over two workers, devices in another order, and maps that differ by worker."""
     each = lab.replicas // lab.job.num_workers

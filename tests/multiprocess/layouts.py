@@ -87,6 +87,7 @@ ONE_OF = {"tensorflow": 24, "jax": 24, "torch": 4}
 # In every run of the tests: what other cases on workers do not show.
 _ALWAYS = (
     "optimizers.own_apply",  # whose gradients are not those of the backward pass
+    "models.sublayer_that_is_never_called",  # Keras's predict calls the model with a global batch
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
     "restarts.tf_data_repeated",  # a place among batches that are read ahead
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call

@@ -69,6 +69,10 @@ class Placement(abc.ABC):
         """Returns state in the form kept between programs, in which user code reads it."""
         return state
 
+    def here(self, leaf: Any) -> Any:
+        """Returns an argument that this process can compute with; of a global array, some rows."""
+        return leaf
+
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches along a new first axis."""
         return _stacked(*batches)

@@ -50,6 +50,11 @@ class JaxTrainer(ReplicatedTrainer):
         name: str
         _purge_model_variables: Callable[..., None]
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
+        here = self.replica_set.arrays.here
+        return super().__call__(*jax.tree.map(here, args), **jax.tree.map(here, kwargs))  # type: ignore[misc]
+
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
         self._begin()

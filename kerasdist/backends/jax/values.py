@@ -148,7 +148,7 @@ class Equal(Source):
         shards = [shard.data for shard in self.array.addressable_shards]
         if self.array.is_fully_addressable and len(shards) != self.replicas:
             return [self.array] * self.replicas
-        return shards
+        return shards[:: self.array.sharding.num_devices // self.replicas]  # one a replica
 
 
 @final

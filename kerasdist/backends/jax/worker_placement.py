@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax.arrays import is_placed, text_of
+from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.layout import AXIS, Layout
 from kerasdist.backends.jax.placement import MeshPlacement, Step, moved
 from kerasdist.backends.pieces import HeldPiece, Region
@@ -113,6 +113,12 @@ class WorkerPlacement(MeshPlacement):
         if self._is_sole:
             return array.addressable_data(0)
         return _assembled(array.shape, self._here, self._parts(array))
+
+    def here(self, leaf: Any) -> Any:
+        """Returns the rows of a global array that one of this process's devices holds."""
+        if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
+            return leaf
+        return jax.device_put(leaf.addressable_data(0), self._here)
 
     def result(self, array: Any) -> Any:
         """Returns a program's result as a host-local array."""
