@@ -12,10 +12,15 @@ from kerasdist.job.current import current
 def check_summable(dtype: str) -> None:
     """Refuses to sum booleans over the replicas, for which frameworks' results differ."""
     if dtype == "bool":
-        raise TypeError(
-            "Expected numbers to add over the replicas. Received: dtype=bool. Cast them first, "
-            "with keras.ops.cast(x, 'int32')."
-        )
+        raise not_summable(dtype, "int32")
+
+
+def not_summable(dtype: str, wider: str) -> TypeError:
+    """Returns the error for a type that is not added, with one to cast it to."""
+    return TypeError(
+        f"Expected numbers to add over the replicas. Received: dtype={dtype}. Cast them first, "
+        f"with keras.ops.cast(x, {wider!r})."
+    )
 
 
 def differing_assignment(variable: Any) -> DisagreementError:

@@ -390,3 +390,28 @@ def outside_is_plain(lab):
     lab.same(dense, fit(x, y, batch_size=BATCH), strategy=strategy)
     names = [kind.__module__ for kind in type(dense()).__mro__]
     lab.check(not [name for name in names if name.startswith("kerasdist")], f"plain: {names}")
+
+
+@case("models", backends=("torch",))
+def sparse_gradients_of_a_torch_module(lab):
+    """DEFECTS 11: `torch.nn.Embedding(sparse=True)`."""
+    import torch
+
+    x, y = np.arange(22).reshape(11, 2) % 10, np.ones((11, 2, 1), "float32")
+
+    class Embedding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(10, 3, sparse=True)
+
+        def forward(self, ids):
+            return self.table(ids.long())
+
+    def build():
+        embedding = keras.layers.TorchModuleWrapper(Embedding())
+        inputs = keras.Input((2,), dtype="int32")
+        model = keras.Sequential([inputs, embedding, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=4, shuffle=False, epochs=2))

@@ -209,7 +209,7 @@ def a_sum_of_the_backward_pass_between_two_buckets():
 
 @contextlib.contextmanager
 def launches():
-    """Notes each collective as it is launched, by a wrapper around Gloo's: its name and its size."""
+    """Notes each collective as it is launched, by a wrapper around Gloo's: its name, its size."""
     noted = []
 
     def noting(name, original):
@@ -400,6 +400,19 @@ def unlike_shapes():
     value = STRATEGY.run(lambda: torch.zeros(RANK + 1))
     with pytest.raises(kd.errors.ReplicaError, match=r"\(1,\), \(2,\)"):
         STRATEGY.reduce("SUM", value, axis=None)
+
+
+@case
+def types_that_torch_does_not_add():
+    """DEFECTS 11: they are gathered, and a sum is refused by name."""
+    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"):
+        kind = getattr(torch, name)
+        value = STRATEGY.run(lambda kind=kind: torch.full((1,), RANK + 1.0).to(kind))
+        gathered = STRATEGY.gather(value, axis=0)
+        assert gathered.dtype is kind, gathered
+        assert gathered.float().tolist() == [one + 1.0 for one in range(WORKERS)], gathered
+        with pytest.raises(TypeError, match=f"dtype={name}"):
+            STRATEGY.reduce("SUM", value, axis=None)
 
 
 if __name__ == "__main__":

@@ -111,9 +111,14 @@ class GlobalGather(torch.autograd.Function):
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses booleans, whose sum in torch is a logical or."""
+    """Refuses booleans, whose sum in torch is a logical or, and what torch does not add."""
     for tensor in tensors:
-        checks.check_summable(str(tensor.dtype).removeprefix("torch."))
+        name = str(tensor.dtype).removeprefix("torch.")
+        checks.check_summable(name)
+        if name.startswith("float8"):
+            raise checks.not_summable(name, "float32")
+        if name in ("uint16", "uint32", "uint64"):
+            raise checks.not_summable(name, "int64")
 
 
 def as_tensor(value: Any) -> torch.Tensor:

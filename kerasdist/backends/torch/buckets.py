@@ -175,7 +175,8 @@ class Buckets:
         """
         bucket, place = self._places[index]
         self._arrived.add(index)
-        return bucket.put(place, gradient, weight)
+        # That of an embedding of torch may be sparse.
+        return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
         """Starts the sums of full buckets, except for the last one."""

@@ -179,6 +179,8 @@ class TorchCollectives(Collectives):
         The last replica to arrive runs the update in cross-replica context, in every process alike.
         """
         del apply
+        # Those of torch's embeddings may be sparse.
+        gradients = [None if one is None else one.to_dense() for one in gradients]
 
         def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)

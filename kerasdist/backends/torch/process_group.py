@@ -7,6 +7,7 @@ a few numbers. Tensors to be summed are packed by type; tensors to be copied are
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -38,27 +39,26 @@ _SUMMED_AS = {
 # Newer versions of torch have another name for it.
 _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-# A type's number in the header of a message is its index here.
-_TYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int32,
-    torch.int64,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
+# A type's number in the header of a message is its index here. Workers have one version of torch.
+_TYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
 # A header has room for this many dimensions, more than a model's tensor has.
 _MOST_AXES = 10
 
 
+# The groups of jobs whose script has made torch's default group.
+_beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+
+
 def connect(job: Job) -> None:
-    """Creates torch's process group of all workers. All workers must call it."""
+    """Creates a process group of all workers. All workers must call it.
+
+    It is torch's default group, or one of our own beside the default group of the script, which
+    may be for GPUs alone, and may be in use when we need ours.
+    """
+    _take_part_of_cores()
+    _let_gloo_be_reached(job)
+    _let_the_job_name_lost_workers()
+    timeout = timedelta(seconds=job.timeouts.meeting)
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (job.rank, job.num_workers):
             raise JobError(
@@ -67,8 +67,9 @@ def connect(job: Job) -> None:
                 f"world_size={dist.get_world_size()}. Leave torch.distributed.init_process_group "
                 "to kerasdist.MultiWorkerMirroredStrategy."
             )
+        with threads.waiting_their_turn():
+            _beside_default[job] = dist.new_group(timeout=timeout, backend=_backend())
         return
-    _take_part_of_cores()
     host, _, port = job.chief_address.rpartition(":")
     store = dist.TCPStore(
         host.strip("[]"),
@@ -80,19 +81,21 @@ def connect(job: Job) -> None:
         # torch's own socket would listen on all interfaces, and could come too late for the port.
         master_listen_fd=job.own_port().listening() if job.is_chief else None,
     )
-    _let_gloo_be_reached(job)
-    _let_the_job_name_lost_workers()
     with threads.waiting_their_turn():
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            _backend(),
             store=store,
             rank=job.rank,
             world_size=job.num_workers,
-            timeout=timedelta(seconds=job.timeouts.meeting),
+            timeout=timeout,
         )
     # At leave all workers are still there. At the exit of the process this call could wait for a
     # worker that has ended.
     job.at_leave(dist.destroy_process_group)
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _take_part_of_cores() -> None:
@@ -143,6 +146,7 @@ class ProcessGroup(Group):
         self.device = device
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
+        self._group = _beside_default.get(job)  # None: torch's default group
         self._timeout = job.timeouts.meeting
         self._gradient_sum = GradientSum(self, job)
         if self._compressed is not None:
@@ -159,6 +163,7 @@ class ProcessGroup(Group):
 
     def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
+        group = group or self._group
         if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
             return _all_reduce(flat, group)
         small = flat.to(self._compressed)
@@ -175,18 +180,16 @@ class ProcessGroup(Group):
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
             small = flat.to(self._compressed)
         own = small.new_empty(len(flat) // self.size)
-        work = _scatter_sum(own, small, group=group, async_op=True)
+        work = _scatter_sum(own, small, group=group or self._group, async_op=True)
         if small is flat:
             return work, own
         part = flat.new_empty(own.shape)
         return work.get_future().then(lambda _: (part.copy_(own), small)), part
 
-    def start_gather_of_parts(
-        self, part: torch.Tensor, group: dist.ProcessGroup | None = None
-    ) -> tuple[Waitable, torch.Tensor]:
+    def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
-        return _gather_into(whole, part, group=group, async_op=True), whole
+        return _gather_into(whole, part, group=self._group, async_op=True), whole
 
     @cached_property
     def of_buckets(self) -> dist.ProcessGroup:
@@ -195,7 +198,8 @@ class ProcessGroup(Group):
         All workers must create it.
         """
         with threads.waiting_their_turn():
-            group: Any = dist.new_group(timeout=timedelta(seconds=self._timeout))
+            timeout = timedelta(seconds=self._timeout)
+            group: Any = dist.new_group(timeout=timeout, backend=_backend())
         return group
 
     @torch.no_grad()
@@ -209,7 +213,7 @@ class ProcessGroup(Group):
             parts = [_numbers(tensors[index], dtype, self.device) for index in members]
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
             with metering.waiting_for_workers():
-                dist.all_reduce(flat)
+                dist.all_reduce(flat, group=self._group)
             pieces = flat.split([part.numel() for part in parts])
             for index, piece in zip(members, pieces, strict=True):
                 like = tensors[index]
@@ -231,7 +235,7 @@ class ProcessGroup(Group):
         parts = [_bytes(tensor, self.device) for tensor in tensors]
         flat = torch.cat(parts)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, src=0)
+            dist.broadcast(flat, src=0, group=self._group)
         return [
             _of_bytes(piece, like.dtype, like.shape).to(like.device)
             for piece, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
@@ -247,7 +251,7 @@ class ProcessGroup(Group):
         own = _bytes(tensor, device)
         every = own.new_empty(self.size * len(own))
         with metering.waiting_for_workers():
-            _gather_into(every, own)
+            _gather_into(every, own, group=self._group)
         return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
 
     @torch.no_grad()
@@ -267,7 +271,7 @@ class ProcessGroup(Group):
         every = own.new_empty(self.size * longest)
         if longest:
             with metering.waiting_for_workers():
-                _gather_into(every, own)
+                _gather_into(every, own, group=self._group)
         return [
             [
                 _of_bytes(piece, like.dtype, shape).to(like.device)

@@ -2,9 +2,9 @@
 
 The reducer supports only Keras's own `train_step` and `optimizer.apply`, which differentiate one
 loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
-the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the gradient into
-its bucket, and starts the all-reduce of a full bucket, with the last gradient that of the last
-bucket.
+the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the
+gradient into its bucket, and starts the all-reduce of a full bucket, with the last gradient that of
+the last bucket.
 
 All workers must launch all collectives in one order, or NCCL's would wait for each other for ever.
 A gradient that is missing on some workers makes them start a bucket later. So if the backward pass
@@ -105,10 +105,9 @@ class GradientReducer:
     def _new_buckets(
         self, totals: Sequence[Any], variables: Sequence[Any], scope: ReplicaScope
     ) -> HookedBuckets | None:
-        """Returns buckets for the variables with a dense sum; None without any, or at the limit."""
+        """Returns buckets for the variables with a sum; None without any, or at the limit."""
         served = [
             total is not None
-            and not (isinstance(total, torch.Tensor) and total.layout is not torch.strided)
             and not variable.overwrite_with_gradient
             and keras_compat.stored_value(variable).requires_grad
             for total, variable in zip(totals, variables, strict=True)
