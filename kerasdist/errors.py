@@ -60,4 +60,4 @@ class DisagreementError(JobError):
 
 
 class BackupError(KerasdistError, OSError):
-    """A backup cannot be used: it is damaged, or of another model."""
+    """A backup cannot be used: it is damaged, of another script, or another run uses it."""

@@ -52,11 +52,12 @@ class BackupAndRestore(keras.callbacks.Callback):
     is written.
 
     The chief writes, whole files only: each is written under another name, then renamed. It reads
-    the newest that is whole and of this model, says which it refuses and why, and sends the values
-    to the other workers. If the workers divide the state (``sharding=``) and all of them see the
-    folder, each writes and reads the part that it holds; a backup exists once the chief has written
-    its file, after all parts. Any number of workers, with any ``sharding``, can restore either
-    kind. `fit` calls this callback after all others, wherever it stands.
+    the newest that is whole, says which it refuses and why, and sends the values to the other
+    workers. A backup of another script (layers, optimizer, losses, form of the data) is an error,
+    and so is a folder that another run uses. If the workers divide the state (``sharding=``) and
+    all of them see the folder, each writes and reads the part that it holds; a backup exists once
+    the chief has written its file, after all parts. Any number of workers, with any ``sharding``,
+    can restore either kind. `fit` calls this callback after all others, wherever it stands.
 
     Where data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 

@@ -9,6 +9,7 @@ with its input.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import secrets
 import socket
@@ -24,12 +25,17 @@ from kerasdist.checks.findings import as_dicts
 from kerasdist.launch import info
 from kerasdist.launch.placement import listening
 
+ON_INPUT = "--variables-on-input"
+"""Says that the first line of the input has variables for the environment, as JSON."""
+
 _SECONDS = 5.0
 _AT_ONCE = 32
 
 
 def main() -> None:
     """Answers questions until the input ends."""
+    if ON_INPUT in sys.argv:
+        os.environ.update(json.loads(sys.stdin.readline() or "{}"))
     # Keeps what libraries print apart from the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from kerasdist.checks import findings
+from kerasdist.checks.agent import ON_INPUT
 from kerasdist.checks.findings import Finding
 from kerasdist.checks.machine import is_loopback
 from kerasdist.launch import environment
@@ -67,6 +68,9 @@ class Agent:
         ]
         for thread in self._threads:
             thread.start()
+        if host is not None:
+            with contextlib.suppress(OSError):  # the first question finds out why
+                self._send(environment.for_another_machine(os.environ))
 
     def ask(self, do: str, **arguments: Any) -> None:
         """Sends a question.
@@ -74,12 +78,15 @@ class Agent:
         Raises:
             AgentError: If the agent has ended.
         """
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self._process.stdin.flush()
+            self._send({"do": do, **arguments})
         except OSError as error:
             raise AgentError(self._why()) from error
+
+    def _send(self, line: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
 
     def answer(self) -> Any:
         """Returns the answer to the oldest question.
@@ -124,10 +131,10 @@ class Agent:
 def _command(host: str | None) -> list[str]:
     if host is None:
         return [sys.executable, *_AGENT]
-    carried = environment.for_another_machine(os.environ)
-    words = ["env", *(f"{name}={value}" for name, value in carried.items())]
-    folder = shlex.quote(str(Path.cwd()))
-    return [*SSH, host, f"cd {folder} && exec {shlex.join([*words, sys.executable, *_AGENT])}"]
+    path = os.environ.get("PYTHONPATH")
+    words = [] if path is None else ["env", f"PYTHONPATH={path}"]
+    words += [sys.executable, *_AGENT, ON_INPUT]
+    return [*SSH, "--", host, f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"]
 
 
 def look(hosts: Sequence[str]) -> list[Finding]:

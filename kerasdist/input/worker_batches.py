@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
@@ -22,9 +23,9 @@ _NONE = object()
 class WorkerBatches:
     """Yields a worker's batches, one for each step that all workers take together.
 
-    Workers may have different numbers of batches, and batches of different sizes. So before each
-    step they exchange the sizes. A worker whose data have ended yields batches without rows until
-    all workers' data have ended.
+    Workers may have different numbers of batches, and batches of different sizes. So they exchange
+    the sizes: before each step, or, where a batch lasts several steps, once a batch. A worker whose
+    data have ended yields batches without rows until all workers' data have ended.
     """
 
     def __init__(self, source: OwnSource, job: Job) -> None:
@@ -40,26 +41,27 @@ class WorkerBatches:
         return self._length
 
     def __iter__(self) -> Iterator[WorkerShard]:
-        own, like = self.source.start(), _NONE
+        own, like, count = self.source.start(), _NONE, self.source.steps_a_batch
         while True:
-            batch = next(own, _NONE)
-            if batch is not _NONE and (like is _NONE or examples(batch)):
-                like = batch
+            batches = list(islice(own, count))
+            if batches:
+                like = next(filter(examples, batches), batches[0] if like is _NONE else like)
             elif like is _NONE:
                 like = self._any_batch()
             everyone = self._job.all_gather_object(
-                "the next batch of a dataset", _described(batch, like)
+                "the next batch of a dataset", _described(batches, like)
             )
-            forms = [one["form"] for one in everyone if one["rows"] is not None]
+            forms = [one["form"] for one in everyone if one["rows"]]
             if not forms:
                 return
             self._require_form(everyone)
-            if batch is _NONE:
-                own, batch = iter(()), map_leaves(_without_rows, like)
-            sizes = tuple([one["rows"] or 0 for one in everyone])
-            if sum(sizes):
-                alike = all(form == forms[0] for form in forms)
-                yield WorkerShard(batch, sizes, self._job.rank, alike, like)
+            if not batches:
+                own, batches = iter(()), [map_leaves(_without_rows, like)] * count
+            alike = all(form == forms[0] for form in forms)
+            for step, batch in enumerate(batches):
+                sizes = tuple([one["rows"][step] if one["rows"] else 0 for one in everyone])
+                if sum(sizes):
+                    yield WorkerShard(batch, sizes, self._job.rank, alike, like)
 
     def form(self) -> Any:
         """Returns a batch without rows, for its types and shapes."""
@@ -136,13 +138,13 @@ class ShardedAdapter(keras_compat.DataAdapter):
         return None
 
 
-def _described(batch: Any, like: Any) -> dict[str, Any]:
-    """Returns what the other workers must know of a batch, if there is one.
+def _described(batches: Sequence[Any], like: Any) -> dict[str, Any]:
+    """Returns what the other workers must know of the batches of the next steps, if there are any.
 
-    That is the number of rows, and the arrays' types and shapes, which some backends need equal.
+    That is their numbers of rows, and the arrays' types and shapes, which some backends need equal.
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
-    return {"rows": None if batch is _NONE else examples(batch), "form": form}
+    return {"rows": list(map(examples, batches)), "form": form}
 
 
 def _without_rows(leaf: Any) -> Any:

@@ -49,13 +49,14 @@ def begin(
                 reports, to_worker = os.pipe()
                 variables[FILE_DESCRIPTOR] = str(to_worker)
                 inherited.append(to_worker)
-            # Another machine gets no variables of this process: ssh takes them as arguments, which
-            # every user sees, and so the secret goes by standard input.
-            secret = None if slot.host is None else _secret(spec, variables)
+            carried = None
             if slot.host is None:
                 command = commands.here(spec, slot, inherited)
             else:
-                command = commands.there(spec, slot, variables, reports=board is not None)
+                carried = environment.for_another_machine(os.environ) | variables
+                carried |= _secret(carried)
+                path = carried.get("PYTHONPATH")
+                command = commands.there(spec, slot, path, reports=board is not None)
             start = Start(
                 rank=slot.rank,
                 name=f"worker {slot.rank}/{len(slots)}",
@@ -63,7 +64,7 @@ def begin(
                 variables=variables,
                 directory=spec.directory,
                 log=log_file(spec.logs, number, slot.rank),
-                secret=secret,
+                carried=carried,
                 inherited=inherited,
                 reports=reports,
                 told=None if board is None else partial(board.heard, slot.rank),
@@ -106,9 +107,10 @@ def begin_others(
     os.environ[COORDINATOR_FD] = str(listener.detach())
 
 
-def _secret(spec: JobSpec, variables: Mapping[str, str]) -> str:
-    """Returns the secret in a worker's variables or in this process's; empty: it is in a file."""
-    return {**os.environ, **spec.environment, **variables}.get(SECRET, "")
+def _secret(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the secret of a worker's variables or of this process's; none: it is in a file."""
+    given = {**os.environ, **variables}.get(SECRET)
+    return {SECRET: given} if given else {}
 
 
 def log_file(folder: Path | None, attempt: int, rank: int) -> Path | None:

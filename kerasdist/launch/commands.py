@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from kerasdist.job.secret import SECRET
-from kerasdist.launch import environment, supervisor
+from kerasdist.launch import supervisor
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec
 
@@ -19,7 +17,7 @@ SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
-"""How to begin a command on another machine; its name and the command follow."""
+"""How to begin a command on another machine; ``--``, its name and the command follow."""
 
 
 def here(
@@ -39,31 +37,34 @@ def here(
     return [sys.executable, "-I", "-S", supervisor.__file__, *options, *_rest(spec, slot)]
 
 
-def there(
-    spec: JobSpec, slot: Slot, variables: Mapping[str, str], *, reports: bool = False
-) -> list[str]:
+def there(spec: JobSpec, slot: Slot, path: str | None, *, reports: bool = False) -> list[str]:
     """Returns the ssh command for a worker on another machine.
 
-    That machine has the same interpreter and the same folders, as with ``mpirun``.
+    That machine has the same interpreter and the same folders, as with ``mpirun``. Its variables
+    come by standard input: every user of a machine sees the arguments of all processes.
+
+    Args:
+        spec: The job.
+        slot: The worker's place.
+        path: ``PYTHONPATH`` there, by which Python finds the supervisor; None: it needs none.
+        reports: Whether its output carries the worker's reports.
     """
     assert slot.host is not None
-    carried = {**environment.for_another_machine(os.environ), **variables}
-    carried.pop(SECRET, None)  # every user of a machine sees the arguments of all processes
     words = [
-        *("env", *(f"{name}={value}" for name, value in carried.items())),
+        *([] if path is None else ["env", f"PYTHONPATH={path}"]),
         # -P: a script's folder that has a module `signal` must not stop the supervisor.
         *(
             spec.command[0],
             "-P",
             "-m",
             supervisor.__name__,
-            "--secret-on-input",
+            "--variables-on-input",
             *(["--relay-status"] if reports else []),
             *_rest(spec, slot),
         ),
     ]
     folder = shlex.quote(str(spec.directory or Path.cwd()))
-    return [*SSH, slot.host, f"cd {folder} && exec {shlex.join(words)}"]
+    return [*SSH, "--", slot.host, f"cd {folder} && exec {shlex.join(words)}"]
 
 
 def _rest(spec: JobSpec, slot: Slot) -> list[str]:

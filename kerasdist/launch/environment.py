@@ -15,8 +15,12 @@ from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec
 
 # Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
-# and CUDA_VISIBLE_DEVICES.
-_PREFIXES = ("KERAS_", "KERASDIST_", "TF_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_")
+# and CUDA_VISIBLE_DEVICES. TF_ is Terraform's as well, whose TF_VAR_ and TF_TOKEN_ are secret.
+_PREFIXES = (
+    *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
+    *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_DISABLE_", "TF_ENABLE_", "TF_FORCE_"),
+    *("TF_GPU_", "TF_NUM_", "TF_USE_", "TF_XLA_"),
+)
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
 _THREADS = "OMP_NUM_THREADS"
 
@@ -93,6 +97,5 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        # TF_CONFIG describes another cluster than the one that is started here.
-        if (name.startswith(_PREFIXES) or name in _NAMES) and name not in ("TF_CONFIG", SECRET)
+        if (name.startswith(_PREFIXES) or name in _NAMES) and name != SECRET
     }

@@ -15,7 +15,8 @@ from kerasdist.errors import ClusterError
 from kerasdist.job.listening import BACKLOG
 from kerasdist.launch.spec import GPU
 
-_ENTRY = re.compile(r"(?P<host>[^:]+)(?::(?P<slots>\d+))?")
+# No name begins with a dash: ssh would take it for an option.
+_ENTRY = re.compile(r"(?P<host>[^:\-][^:]*)(?::(?P<slots>\d+))?")
 _TRIES = 100
 
 
@@ -125,7 +126,8 @@ def _parsed(entry: str) -> tuple[str, int | None]:
     match = _ENTRY.fullmatch(entry)
     if match is None or match["slots"] == "0":
         raise ClusterError(
-            "Expected hosts as host or host:slots, with one slot at least. "
+            "Expected hosts as host or host:slots, with one slot at least, and a name that does "
+            "not begin with a dash. "
             f"Received: hosts={entry!r}."
         )
     return match["host"], None if match["slots"] is None else int(match["slots"])

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -28,7 +29,6 @@ from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_SECRET = "KERASDIST_SECRET"  # kerasdist.job.secret.SECRET
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
 _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.status
 
@@ -106,7 +106,9 @@ def main() -> int:
         "--relay-status", action="store_true", help="pass the worker's reports on by the output"
     )
     parser.add_argument(
-        "--secret-on-input", action="store_true", help="the first line of the input is the secret"
+        "--variables-on-input",
+        action="store_true",
+        help="the first line of the input has the worker's variables, as JSON",
     )
     parser.add_argument(
         "--must-join", action="store_true", help="to end without joining the job is a failure"
@@ -114,10 +116,8 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
-    if arguments.secret_on_input:
-        secret = sys.stdin.buffer.readline().decode().strip()
-        if secret:  # else the job has it in a file
-            os.environ[_SECRET] = secret
+    if arguments.variables_on_input:
+        os.environ.update(json.loads(sys.stdin.buffer.readline() or b"{}"))
         # This is not the launcher's machine, where the launcher has counted the GPUs.
         from kerasdist.launch.environment import of_gpus
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -51,8 +52,8 @@ class Start:
         variables: What its environment has beyond this process's own.
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
-        secret: The job's secret, which the supervisor reads from its standard input; None: the
-            supervisor has it from its environment.
+        carried: The variables that the supervisor on another machine reads from its standard
+            input; None: it has them from its environment.
         inherited: The files that the worker inherits.
         reports: The pipe that carries its reports; None: its output carries them, if it sends any.
         told: Is called with each of its reports; None: it sends none.
@@ -64,7 +65,7 @@ class Start:
     variables: Mapping[str, str]
     directory: Path | None
     log: Path | None
-    secret: str | None = field(default=None, repr=False)
+    carried: Mapping[str, str] | None = field(default=None, repr=False)
     inherited: Sequence[int] = ()
     reports: int | None = None
     told: Callable[[bytes], None] | None = None
@@ -97,8 +98,8 @@ class Worker:
                 start_new_session=True,
                 pass_fds=start.inherited,
             )
-        if start.secret is not None:
-            self._order(start.secret)
+        if start.carried is not None:
+            self._order(json.dumps(dict(start.carried)))
         if self._process.stdout is not None and self._process.stderr is not None:
             self._pump.start(self._process.stdout, sys.stdout)
             self._pump.start(self._process.stderr, sys.stderr)

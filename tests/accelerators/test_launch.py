@@ -143,7 +143,7 @@ def test_another_machine_counts_its_own_gpus():
     path = os.pathsep.join([str(FAKE_NVML), *sys.path])
     with subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "kerasdist.launch.supervisor", "--secret-on-input"),
+            *(sys.executable, "-P", "-m", "kerasdist.launch.supervisor", "--variables-on-input"),
             *("--share", "2", "--slot", "1", "--", sys.executable, "-c"),
             "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
         ],
@@ -152,7 +152,7 @@ def test_another_machine_counts_its_own_gpus():
         stdout=subprocess.PIPE,
         text=True,
     ) as supervisor:
-        supervisor.stdin.write("\n")
+        supervisor.stdin.write("{}\n")
         supervisor.stdin.flush()
         assert supervisor.stdout.read() == "2,3\n"
         assert supervisor.wait(SECONDS) == 0

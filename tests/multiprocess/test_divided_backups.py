@@ -6,6 +6,7 @@ import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.environment import CPU_DEVICES, values
+from tests.multiprocess import launching
 from tests.multiprocess.processes import Processes, report
 
 SECONDS = 300
@@ -76,3 +77,48 @@ def test_memory_has_about_one_variable_more_than_the_state(backend, tmp_path):
             assert max(written) < 2.3 * largest, report(ended)
             if backend == "torch":  # the others may keep what NumPy has read as the variable
                 assert read < 2.3 * largest, report(ended)
+
+
+SCRIPT = """
+import numpy as np
+import kerasdist as kd
+import keras
+workers = int(os.environ["KERASDIST_WORKERS"])
+make = kd.MultiWorkerMirroredStrategy if workers > 1 else kd.OneDeviceStrategy
+strategy = make(devices=["cpu:0"]) if workers > 1 else make("cpu:0")
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+seen = []
+callbacks = [
+    kd.callbacks.BackupAndRestore(here / "backups"),
+    keras.callbacks.CSVLogger(here / "log.csv", append=True),
+    keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch)),
+]
+history = model.fit(x, x[:, :1], batch_size=4, epochs=4, verbose=0, callbacks=callbacks)
+print("seen", len(seen), "of", len(history.epoch), flush=True)
+if restart == 0:
+    raise ValueError("after fit")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "runs"),
+    [("tensorflow", 2, 1), ("jax", 2, 1), ("torch", 2, 1), ("torch", 1, 2)],
+)
+def test_defect_30_an_error_after_fit_trains_no_epoch_again(backend, workers, runs, tmp_path):
+    """DEFECTS 30: the restart of a run whose `fit` had ended goes on behind it."""
+    script = launching.write(tmp_path, SCRIPT)
+    common = {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
+    call = ("run", "--workers", workers, "--max-restarts", 1, script)
+    for number in range(runs):  # the second does not take the first's result for its own
+        done = launching.finish(*call, seconds=SECONDS, **common)
+        assert done.returncode == 0, done.stderr
+        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == [
+            *(["12 of 4"] * workers),
+            *(["0 of 4"] * workers),
+        ]
+        assert len((tmp_path / "log.csv").read_text().splitlines()) == 5 + 4 * number
+        assert list((tmp_path / "backups").iterdir()) == []

@@ -16,19 +16,25 @@ SSH = f"""#!{sys.executable}
 import os, sys
 words = sys.argv[1:]
 while words[0].startswith("-"):
+    if words[0] == "--":
+        words = words[1:]
+        break
     words = words[2:] if words[0] == "-o" else words[1:]
 host, *command = words
 if host == "down":
     sys.stderr.write("ssh: connect to host down port 22: Connection refused\\n")
     sys.exit(255)
 keep = {{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}}
+with open(__file__ + ".log", "a") as log:
+    log.write(" ".join(sys.argv) + "\\n")
 os.execve("/bin/sh", ["sh", "-c", " ".join(command)], {{**keep, "ON": host}})
 """
 
 TELL = """
 import json
 names = ["ON", "KERASDIST_RANK", "KERASDIST_LOCAL_RANK", "KERASDIST_LOCAL_WORKERS",
-         "KERASDIST_WORKERS", "KERASDIST_COORDINATOR", "KERAS_BACKEND", "SECRET", "TF_CONFIG"]
+         "KERASDIST_WORKERS", "KERASDIST_COORDINATOR", "KERAS_BACKEND", "SECRET", "TF_CONFIG",
+         "TF_VAR_password", "MINE", "KERASDIST_SECRET"]
 print(json.dumps([sys.argv[1:], os.getcwd(), {name: os.environ.get(name) for name in names}]))
 """
 
@@ -73,6 +79,32 @@ def test_each_host_gets_its_share(tmp_path, path):
     assert {(one["KERAS_BACKEND"], one["SECRET"], one["TF_CONFIG"]) for one in variables} == {
         ("jax", None, None)
     }
+
+
+def test_defect_24_no_variable_is_an_argument(tmp_path, path):
+    """DEFECTS 24: every user of a machine sees arguments; Terraform's secrets stay here."""
+    done = finish(
+        *("run", "--hosts", "n1,n2", "--env", "MINE=only by the input", write(tmp_path, TELL)),
+        **{**path, "KERAS_BACKEND": "jax", "TF_VAR_password": "s", "KERASDIST_SECRET": "shared"},
+    )
+    assert done.returncode == 0
+    for line in done.stdout.splitlines():
+        _, _, variables = json.loads(line.partition("] ")[2])
+        assert variables["TF_VAR_password"] is None
+        assert variables["MINE"] == "only by the input"
+        assert variables["KERASDIST_SECRET"] == "shared"
+    arguments = (tmp_path / "bin" / "ssh.log").read_text()
+    assert len(arguments.splitlines()) == 2
+    assert not any(word in arguments for word in ("only by", "shared", "KERAS_BACKEND", "TF_VAR"))
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "n1,-oProxyCommand=touch x"])
+def test_defect_24_a_host_is_no_option_of_ssh(tmp_path, path, host):
+    """DEFECTS 24: a name that begins with a dash is refused, and ssh not called."""
+    done = finish("run", f"--hosts={host}", write(tmp_path, ""), **path)
+    assert done.returncode == 1
+    assert "does not begin with a dash. Received: hosts='-oProxyCommand=touch x'" in done.stderr
+    assert not (tmp_path / "bin" / "ssh.log").exists()
 
 
 def test_one_fails_and_the_others_end(tmp_path, path):

@@ -85,6 +85,20 @@ def test_every_nth_batch_lasts_as_many_steps_as_there_are_workers():
     assert [step.sizes for step in first] == [(2, 2), (2, 2), (2, 1), (2, 0)]
 
 
+@pytest.mark.parametrize(("policy", "each"), [(DATA, 4), (OFF, 8)])
+def test_defect_17_the_sizes_of_a_batch_are_exchanged_once(policy, each):
+    """DEFECTS 17: not once a step, where a batch is the rows of several steps."""
+    batches, labels = arrays(*[4] * 8), []
+
+    def work(job):
+        exchange = job.all_gather_object
+        job.all_gather_object = lambda label, one: [labels.append(label), exchange(label, one)][1]
+        return len(list(WorkerBatches(own_source(batches, policy, job), job)))
+
+    assert on_workers(2, work) == [8, 8]
+    assert labels.count("the next batch of a dataset") == 2 * (each + 1)  # and one for the end
+
+
 def test_a_step_for_which_nobody_has_rows_is_none():
     results = on_workers(3, rounds(DATA, lambda _: arrays(2, 2, 2)))
     assert [[step.sizes for step in steps] for _, steps in results] == [[(1, 1, 1), (1, 1, 1)]] * 3

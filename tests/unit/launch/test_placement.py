@@ -100,17 +100,15 @@ def test_a_remote_command_survives_the_shell(tmp_path):
         directory=tmp_path / "some folder",
         stop_seconds=7.5,
     )
-    secret = {"KERASDIST_SECRET": "not for the arguments of a process"}
-    words = commands.there(spec, Slot("far", 1, 0, 2), {"MINE": "a 'b' $c", **secret})
-    *ssh, host, line = words
-    assert (ssh[0], host) == ("ssh", "far")
+    words = commands.there(spec, Slot("far", 1, 0, 2), "/a 'b' $c")
+    *ssh, dashes, host, line = words
+    assert (ssh[0], dashes, host) == ("ssh", "--", "far")
     assert "BatchMode=yes" in ssh
     assert line.startswith(f"cd '{tmp_path / 'some folder'}' && exec env ")
     split = shlex.split(line)
-    assert "MINE=a 'b' $c" in split
-    assert "not for the arguments" not in " ".join(words)
+    assert "PYTHONPATH=/a 'b' $c" in split
     assert split[split.index("/opt/python") :] == [
-        *("/opt/python", "-P", "-m", "kerasdist.launch.supervisor", "--secret-on-input"),
+        *("/opt/python", "-P", "-m", "kerasdist.launch.supervisor", "--variables-on-input"),
         *("--grace", "7.5", "--share", "2", "--slot", "0", "--"),
         *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
     ]
@@ -122,6 +120,9 @@ def test_what_another_machine_gets():
         "NCCL_DEBUG": "INFO",
         "PYTHONPATH": "/code",
         "TF_CONFIG": "{}",
+        "TF_VAR_password": "s",
+        "TF_TOKEN_app_terraform_io": "s",
+        "TF_GPU_ALLOCATOR": "cuda_malloc_async",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PATH": "/bin",
         "HOME": "/root",
@@ -132,7 +133,7 @@ def test_what_another_machine_gets():
     }
     assert set(for_another_machine(environ)) == {
         *("KERAS_BACKEND", "NCCL_DEBUG", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL"),
-        "KERASDIST_SECRET_FILE",
+        *("TF_GPU_ALLOCATOR", "KERASDIST_SECRET_FILE"),
     }
 
 
