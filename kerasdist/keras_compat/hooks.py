@@ -63,7 +63,6 @@ class Hooks:
         own_losses: ``Layer._get_own_losses``.
         clear_losses: ``Layer._clear_losses``.
         sequential_build: ``Sequential.build``: its inner Functional model gets no strategy.
-        tell_callbacks: Where Keras lets a thread tell callbacks that a batch is done.
     """
 
     model_created: Callable[..., None]
@@ -94,7 +93,6 @@ class Hooks:
     own_losses: Callable[..., Any]
     clear_losses: Callable[..., Any]
     sequential_build: Callable[..., Any]
-    tell_callbacks: Callable[..., None]
 
 
 # Keras's random functions; the last two take a tensor and change it.
@@ -163,7 +161,6 @@ PLACES: dict[str, tuple[tuple[Any, str], ...]] = {
     "own_losses": ((Layer, "_get_own_losses"),),
     "clear_losses": ((Layer, "_clear_losses"),),
     "sequential_build": ((keras.Sequential, "build"),),
-    "tell_callbacks": ((keras.callbacks.CallbackList, "_async_dispatch"),),
 }
 
 

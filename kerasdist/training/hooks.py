@@ -75,7 +75,6 @@ def install() -> None:
             own_losses=layer_losses.own_losses,
             clear_losses=layer_losses.clear_losses,
             sequential_build=_sequential_build,
-            tell_callbacks=_tell_callbacks,
         )
     )
     keras_compat.install_attribution(repeats=lambda: context.replica() is not None)
@@ -191,16 +190,6 @@ def _verbosity(verbose: Any, job: Job) -> Any:
     if verbose != "auto":
         return verbose
     return 2 if job.is_chief else 0
-
-
-def _tell_callbacks(original: Original, told: Any, tell: Callable[..., None], *args: Any) -> None:
-    """Skips Keras's thread for callbacks if none acts on batches; saves 2 % of a short step."""
-    model = keras_compat.model_of(told)
-    if model is not None and binding_of(model) is not None:
-        events = (tell.__name__.removeprefix("_"), "on_batch_end")
-        if not any(keras_compat.overrides(one, events) for one in told.callbacks):
-            return
-    original(told, tell, *args)
 
 
 def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,5 @@
 """What a step may not cost beyond plain Keras: a trace, a compilation, a wait of the host."""
 
-import concurrent.futures
 import contextlib
 import weakref
 from unittest import mock
@@ -83,68 +82,6 @@ def the_host_waits_for_no_step(lab):
     lab.check(reading >= ours["fit"] + 1, "a read in a step must be counted")
     for name, count in ours.items():
         lab.check(count <= plain[name], f"reads a step of {name}: {count}, plain {plain[name]}")
-
-
-def told_by_threads(strategy, *callbacks):
-    """How often Keras has a thread tell callbacks of a batch, in fit, evaluate and predict."""
-    x, y = regression(N)
-    model = built(strategy)
-    counts = []
-    told = mock.patch.object(
-        concurrent.futures.ThreadPoolExecutor,
-        "submit",
-        autospec=True,
-        side_effect=concurrent.futures.ThreadPoolExecutor.submit,
-    )
-    options = {"batch_size": BATCH, "verbose": 0, "callbacks": list(callbacks)}
-    for call, data in ((model.fit, (x, y)), (model.evaluate, (x, y)), (model.predict, (x,))):
-        with told as submit:
-            call(*data, **options)
-        names = [each.args[1].__name__ for each in submit.call_args_list]
-        counts.append(sum(name.endswith("_batch_end") for name in names))
-    return counts
-
-
-# Plain Keras's `evaluate` was seen here for over 60 s, on busy cores; TensorFlow may wait a minute
-# for the end of its pipeline (`pipelines.untuned`).
-@case("cost of a step")
-def no_thread_is_woken_to_tell_nobody(lab):
-    """No thread is woken to tell callbacks of a batch that none of them hears of.
-
-    Plain Keras wakes one on JAX and PyTorch.
-    """
-    heard = []
-
-    class Hears(keras.callbacks.Callback):
-        async_safe = True
-
-        def on_train_batch_end(self, batch, logs=None):
-            heard.append(("fit", batch, sorted(logs)))
-
-        def on_test_batch_end(self, batch, logs=None):
-            heard.append(("evaluate", batch, sorted(logs)))
-
-        def on_predict_batch_end(self, batch, logs=None):
-            heard.append(("predict", batch, sorted(logs)))
-
-    class HearsOfAny(keras.callbacks.Callback):
-        async_safe = True
-
-        def on_batch_end(self, batch, logs=None):
-            heard.append(("any", batch, sorted(logs)))
-
-    steps = 0 if lab.backend == "tensorflow" else -(-N // BATCH)  # there it has no such thread
-    plain, strategy = told_by_threads(None), lab.strategy()
-    lab.check(plain == [steps] * 3, f"plain Keras tells by a thread: else nothing counts: {plain}")
-    lab.check(told_by_threads(strategy) == [0] * 3, "nobody hears")
-    lab.check(told_by_threads(strategy, keras.callbacks.Callback()) == [0] * 3, "one is deaf")
-    for kind in (Hears, HearsOfAny):
-        counts = told_by_threads(strategy, keras.callbacks.Callback(), kind())
-        ours, heard[:] = sorted(heard), []  # several threads tell
-        told_by_threads(None, kind())
-        expected, heard[:] = sorted(heard), []
-        lab.check(ours == expected, f"{kind.__name__} heard {ours}, by plain Keras {expected}")
-        lab.check(counts[0] == steps, f"{kind.__name__} hears in fit, told {counts}")
 
 
 @contextlib.contextmanager

@@ -203,7 +203,6 @@ SIGNATURES = {
     "scale_by_optimizer": ["self", "loss"],
     "scale_loss": ["value"],
     "sequential_build": ["self", "input_shape"],
-    "tell_callbacks": ["self", "fn"],
     "unscale_loss": ["value"],
     "update_mean": ["self", "values", "sample_weight"],
     "update_wrapped": ["self", "y_true", "y_pred", "sample_weight"],

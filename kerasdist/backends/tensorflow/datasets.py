@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -13,7 +13,6 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece
 from kerasdist.backends.tensorflow.batches import pieces as divided_in_graph
 from kerasdist.backends.tensorflow.prefetching import in_a_row
-from kerasdist.backends.tensorflow.private.pipelines import iteration
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.values import tensor_of_array
 from kerasdist.input.adapter import WrappedAdapter
@@ -58,15 +57,15 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         self._begin: Callable[[Callable[[], Any]], Any] | None = None
 
     @classmethod
-    def of(cls, dataset: tf.data.Dataset, spec: Any, *, is_of_arrays: bool) -> GlobalBatchDataset:
-        """Wraps a dataset; if it slices arrays, its iterators may start late (`iteration`)."""
-        return cls(iteration(dataset, begins_late=is_of_arrays), spec)
+    def of(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
+        """Wraps a dataset."""
+        return cls(partial(iter, dataset), spec)
 
     @classmethod
     def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
         """Returns the dataset with iterators that `begin` makes."""
         if isinstance(dataset, tf.data.Dataset):
-            dataset = cls.of(dataset, dataset.element_spec, is_of_arrays=False)
+            dataset = cls.of(dataset, dataset.element_spec)
         if isinstance(dataset, cls):
             dataset._begin = begin
         return dataset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -25,8 +25,7 @@ from kerasdist.backends.tensorflow.batches import (
     pieces_of_placed,
 )
 from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset
-from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched
-from kerasdist.backends.tensorflow.private.pipelines import iteration
+from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched, untuned
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.values import check_alike, concat
 from kerasdist.backends.tensorflow.variables import copies
@@ -70,21 +69,19 @@ class Group:
         dataset = adapter.get_tf_dataset()
         is_array = keras_compat.is_array_adapter(adapter)
         spec = dataset.element_spec
-        return self._iterated(dataset, spec, spec, is_of_arrays=is_array)
+        return self._iterated(untuned(dataset) if is_array else dataset, spec, spec)
 
-    def _iterated(
-        self, dataset: tf.data.Dataset, spec: Any, sized: Any, *, is_of_arrays: bool
-    ) -> GlobalBatchDataset:
+    def _iterated(self, dataset: tf.data.Dataset, spec: Any, sized: Any) -> GlobalBatchDataset:
         """Returns a dataset whose batches go to the devices ahead, unless these share memory.
 
         `sized` has the static sizes of the global batches, None if nothing has.
         """
-        plain = iteration(dataset, begins_late=is_of_arrays)
+        plain = partial(iter, dataset)
         if self.shares_memory or not can_prefetch(dataset.element_spec):
             return GlobalBatchDataset(plain, spec)
         devices = self.native_strategy.extended.worker_devices
         total = None if sized is None else known_size(sized)
-        ahead = prefetched(dataset, self._divided, devices, total, begins_late=is_of_arrays)
+        ahead = prefetched(dataset, self._divided, devices, total)
         return GlobalBatchDataset(plain, spec, ahead)
 
     @cached_property

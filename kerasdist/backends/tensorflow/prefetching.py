@@ -14,7 +14,6 @@ from typing import Any, final
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import HOST, PlacedBatch
-from kerasdist.backends.tensorflow.private.pipelines import calls_python, ended_aside, untuned
 
 # How many pieces wait on each device, beside the one that a step works on.
 _AHEAD = 1
@@ -38,35 +37,31 @@ def prefetched(
     divide: Any,
     devices: Sequence[str],
     total: int | None,
-    *,
-    begins_late: bool,
 ) -> Callable[[], Any]:
     """Returns a function that makes an iterator over `PlacedBatch`es.
 
     `divide`, a ``tf.function``, turns a batch into a dataset of one `OwnRows` for each device.
-    `total` is the number of examples in each global batch, if it is known. As in `iteration`, with
-    `begins_late` first use starts the iterator.
+    `total` is the number of examples in each global batch, if it is known.
     """
     parts, graph = _in_parts(dataset, divide)
-    if begins_late:
-        parts = untuned(parts)
-    tuned = not begins_late and dataset.options().autotune.enabled is not False
-    ends_aside = tuned and not calls_python(dataset)
     spec = PlacedSpec(parts.element_spec, tuple(devices), total)
 
     def start() -> list[Any]:
         assert graph is not None  # it lives as long as the dataset that calls it
         return _iterators(parts, devices)
 
-    def iterate() -> PlacedIterator:
-        iterator = PlacedIterator(spec, start)
-        if not begins_late:
-            held = tf.nest.flatten(iterator, expand_composites=True)  # starts it
-            if ends_aside:
-                ended_aside(iterator, held)
-        return iterator
+    return lambda: PlacedIterator(spec, start)
 
-    return iterate
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without autotuning, for which TensorFlow runs a thread per iterator.
+
+    For slices of arrays, in which there is nothing to tune: an iterator that ends waits for that
+    thread, which may sleep on for 10 ms times a power of two, a minute at most (seen with 2.21).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _in_parts(dataset: tf.data.Dataset, divide: Any) -> tuple[tf.data.Dataset, Any]:

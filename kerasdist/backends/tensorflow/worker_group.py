@@ -28,6 +28,7 @@ from kerasdist.backends.tensorflow.datasets import (
 )
 from kerasdist.backends.tensorflow.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.group import Group, Parts
+from kerasdist.backends.tensorflow.prefetching import untuned
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
 from kerasdist.backends.tensorflow.values import among_zeros, check_alike
 from kerasdist.backends.tensorflow.variables import copies, native
@@ -97,7 +98,7 @@ class WorkerGroup(Group):
             # What is read ahead are whole batches: a backup keeps them for all workers.
             whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
             own = whole.enumerate().map(self._rows_and_beginnings)
-        return self._iterated(own, own.element_spec.rows, None, is_of_arrays=is_array)
+        return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
 
     def _own_rows(self, batch: Any) -> OwnRows:
         return own_rows(batch, self._replicas, self.local)
