@@ -138,7 +138,7 @@ class Coordinator:
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
         self._failed = False
-        self._interval = timeouts.beat
+        self._left = 0
         # Seconds in which this process ran, to the last patrol.
         self._now = 0.0
         self._ended = threading.Event()
@@ -170,7 +170,7 @@ class Coordinator:
         async with server:
             while not self._ended.is_set():
                 self._patrol()
-                await asyncio.sleep(self._interval)
+                await asyncio.sleep(self._timeouts.beat)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = None
@@ -248,11 +248,10 @@ class Coordinator:
                 self._answer_savers([Save(rank=member.rank, since=self._now, **message)])
             case "bye":
                 error = message["error"]
-                member.left = True
+                self._leave(member)
                 if error is not None:
                     kind = "interrupted" if error == CTRL_C else "lost"
                     self._fail_lost(member.rank, f"it ended with {error}", kind)
-                self._check_all_left()
             case other:
                 raise protocol.MalformedError(f"not a kerasdist worker: it says {other!r}")
 
@@ -337,15 +336,16 @@ class Coordinator:
                 kind="left early",
             )
 
-    def _check_all_left(self) -> None:
-        """Ends the coordinator after the last worker has left."""
-        everyone = self._members.values()
-        if len(everyone) == self._workers and all(one.left for one in everyone):
+    def _leave(self, member: Member) -> None:
+        """Sends a worker nothing more; ends the coordinator after the last one has left."""
+        member.left = True
+        self._left += 1
+        if self._left == self._workers:
             self._ended.set()
 
     def _patrol(self) -> None:
         """Looks after all workers; called once an interval while this process runs."""
-        self._now += self._interval
+        self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
         if len(self._members) < self._workers:
@@ -451,9 +451,8 @@ class Coordinator:
     def _lose(self, member: Member | None, why: str) -> None:
         """Fails the job if a connection that ends is a worker's."""
         if member is not None and not member.left:
-            member.left = True
+            self._leave(member)
             self._fail_lost(member.rank, why)
-            self._check_all_left()
 
     def _fail_lost(self, rank: int, why: str, kind: str = "lost") -> None:
         self._fail(kind, rank, f"{self._members[rank].name} is lost: {why}")

@@ -168,7 +168,7 @@ class InMemory:
             self.coordinator._patrol()
 
 
-@pytest.mark.parametrize("what", ["beat", "meet", "save"])
+@pytest.mark.parametrize("what", ["beat", "meet", "save", "bye"])
 def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypatch):
     """The figures are those of the second worker's message, where all others have sent theirs."""
     costs = set()
@@ -185,6 +185,8 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypa
                     job.beat(1, 5)
                 case "meet":
                     job.meet(1, 1)
+                case "bye":
+                    job.hear(1, "bye", error=None)
                 case "save":
                     job.hear(1, "save", number=1, step=2, path="m", occurrence=0, index=0)
         costs.add((counted.lines, counted.bytes))
