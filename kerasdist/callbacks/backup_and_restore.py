@@ -167,7 +167,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         stored = self._files.newest(training_state.forms(self.model, variables))
         told = self._files.number, None if stored is None else dict(stored.chiefs.facts)
         if job is not None:
-            told = job.broadcast_object("backup", told)
+            told = job.all_gather_object("backup", told)[0]
         self._files.number, facts = told
         self._resumed = None
         self._skipped, self._stops, self._has_said = 0, False, False

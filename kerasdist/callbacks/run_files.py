@@ -123,7 +123,7 @@ class RunFiles:
         return self._job.all_gather_object(label, value)
 
     def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[dict[str, Any]]:
-        """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
+        """Writes this worker's part of a backup; returns what is to be said of all parts.
 
         All workers must call it. When it returns, all parts are on the disk.
 
@@ -133,7 +133,7 @@ class RunFiles:
         assert self._job is not None
         assert self._run is not None
         own = backup_parts.write(self._folder, self.number, self._run, self._job.rank, pieces)
-        return self._job.gather_object("a part of a backup", own)
+        return self._job.all_gather_object("a part of a backup", own)
 
     def write(self, backup: Backup) -> None:
         """Writes a backup, and removes those that are too old."""
