@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
+from kerasdist.job.comparison import NAMED
 from kerasdist.job.current import current
 
 
@@ -60,10 +61,11 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
         if axis is None
         else "Give the axis along which they differ, or pad them first."
     )
-    shown = [None if shape is None else tuple(shape) for shape in shapes]
+    shown = [None if shape is None else tuple(shape) for shape in shapes[:NAMED]]
+    more = f" and {len(shapes) - NAMED} others" if len(shapes) > NAMED else ""
     raise ShapeError(
-        f"Expected tensors of the same shape from all replicas{but}. Received: shapes={shown}. "
-        f"{advice}"
+        f"Expected tensors of the same shape from all replicas{but}. Received: shapes={shown}"
+        f"{more}. {advice}"
     )
 
 

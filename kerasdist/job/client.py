@@ -106,14 +106,11 @@ class Client:
             return self._failure
 
     def meet(
-        self, channel: str, number: int, label: str, value: Any, *, for_chief: bool = False
+        self, channel: str, number: int, label: str, value: Any, wanted: str = protocol.ALL
     ) -> list[Any]:
-        """Sends a value to a meeting, and returns the values of all workers.
-
-        With `for_chief` the chief alone gets them, the others an empty list.
-        """
+        """Sends a value to a meeting, and returns the values of all workers, or what is wanted."""
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
-        self._send({**message, "value": value, "for_chief": for_chief})
+        self._send({**message, "value": value, "wanted": wanted})
         return self._result(channel, number)
 
     def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:

@@ -86,17 +86,17 @@ class Meeting:
     Attributes:
         label: The name that the workers give to the call.
         since: When the first worker made it.
-        sent: The number of the value that each worker sent.
-        values: The JSON text of each value, and its number: equal values have one.
-        size: The length of these texts.
-        for_chief: Whether the chief alone gets the values.
+        wanted: What the workers get (`kerasdist.job.protocol`).
+        sent: The JSON text of the value that each worker sent.
+        texts: Each of these texts once.
+        size: Their length.
     """
 
     label: str
     since: float
-    for_chief: bool
-    sent: dict[int, int] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)
+    wanted: str
+    sent: dict[int, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
     @property
@@ -107,20 +107,20 @@ class Meeting:
     def add(self, rank: int, value: Any) -> None:
         """Adds the value of a worker."""
         text = json.dumps(value)
-        if text not in self.values:
+        if text not in self.texts:
             self.size += len(text)
-        self.sent[rank] = self.values.setdefault(text, len(self.values))
+        self.sent[rank] = self.texts.setdefault(text, text)
 
     def answer(self, channel: str, number: int, workers: int) -> bytes:
         """Returns what the workers are told: each value once, and which workers sent it.
 
-        ``runs`` has, by rank, the number of a value and how many workers in a row sent it.
+        ``runs`` has, by rank, the index of a value and how many workers in a row sent it.
         """
-        runs = [
-            [value, len(list(ranks))]
-            for value, ranks in groupby(map(self.sent.get, range(workers)))
-        ]
-        values = list(map(json.loads, self.values))
+        texts = [self.sent[rank] for rank in range(workers)]
+        index = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+        runs = [[index[text], len(list(ranks))] for text, ranks in groupby(texts)]
+        numbers = self.wanted == protocol.NUMBERS
+        values = list(index.values() if numbers else map(json.loads, index))
         kept = {"channel": channel, "number": number, "values": values, "runs": runs}
         return protocol.packed({"type": "met", **kept})
 
@@ -138,7 +138,7 @@ class Coordinator:
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
         self._failed = False
-        self._interval = timeouts.beat
+        self._left = 0
         # Seconds in which this process ran, to the last patrol.
         self._now = 0.0
         self._ended = threading.Event()
@@ -170,7 +170,7 @@ class Coordinator:
         async with server:
             while not self._ended.is_set():
                 self._patrol()
-                await asyncio.sleep(self._interval)
+                await asyncio.sleep(self._timeouts.beat)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = None
@@ -248,11 +248,10 @@ class Coordinator:
                 self._answer_savers([Save(rank=member.rank, since=self._now, **message)])
             case "bye":
                 error = message["error"]
-                member.left = True
+                self._leave(member)
                 if error is not None:
                     kind = "interrupted" if error == CTRL_C else "lost"
                     self._fail_lost(member.rank, f"it ended with {error}", kind)
-                self._check_all_left()
             case other:
                 raise protocol.MalformedError(f"not a kerasdist worker: it says {other!r}")
 
@@ -290,7 +289,7 @@ class Coordinator:
         if channel == LEAVING and type(value) is not int:
             raise TypeError(f"value={value!r} at {label!r}")
         if key not in self._meetings:
-            self._meetings[key] = Meeting(label, self._now, message.get("for_chief", False))
+            self._meetings[key] = Meeting(label, self._now, message.get("wanted", protocol.ALL))
         meeting = self._meetings[key]
         if label != meeting.label:
             self._fail_apart(member, label, meeting)
@@ -308,7 +307,7 @@ class Coordinator:
         """Answers all workers of a meeting, when the last one has come."""
         answer = meeting.answer(channel, number, self._workers)
         for_others = answer
-        if meeting.for_chief:
+        if meeting.wanted == protocol.FOR_CHIEF:
             kept = {"channel": channel, "number": number, "values": [], "runs": []}
             for_others = protocol.packed({"type": "met", **kept})
         for member in self._members.values():
@@ -319,7 +318,7 @@ class Coordinator:
         leaving = next((one for key, one in self._meetings.items() if key[0] == LEAVING), None)
         if leaving is None:
             return
-        ended = min(map(json.loads, leaving.values))
+        ended = min(map(json.loads, leaving.texts))
         places = {
             one.rank: f"at 'step {one.step} of {one.place}'"
             for one in self._members.values()
@@ -337,15 +336,16 @@ class Coordinator:
                 kind="left early",
             )
 
-    def _check_all_left(self) -> None:
-        """Ends the coordinator after the last worker has left."""
-        everyone = self._members.values()
-        if len(everyone) == self._workers and all(one.left for one in everyone):
+    def _leave(self, member: Member) -> None:
+        """Sends a worker nothing more; ends the coordinator after the last one has left."""
+        member.left = True
+        self._left += 1
+        if self._left == self._workers:
             self._ended.set()
 
     def _patrol(self) -> None:
         """Looks after all workers; called once an interval while this process runs."""
-        self._now += self._interval
+        self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
         if len(self._members) < self._workers:
@@ -451,9 +451,8 @@ class Coordinator:
     def _lose(self, member: Member | None, why: str) -> None:
         """Fails the job if a connection that ends is a worker's."""
         if member is not None and not member.left:
-            member.left = True
+            self._leave(member)
             self._fail_lost(member.rank, why)
-            self._check_all_left()
 
     def _fail_lost(self, rank: int, why: str, kind: str = "lost") -> None:
         self._fail(kind, rank, f"{self._members[rank].name} is lost: {why}")

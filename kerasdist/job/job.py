@@ -15,7 +15,7 @@ from kerasdist._version import __version__
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.ports import split
 from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
-from kerasdist.job import comparison, joined, saves
+from kerasdist.job import comparison, joined, protocol, saves
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
 from kerasdist.job.exit_codes import ExitCode
@@ -115,29 +115,35 @@ class Job:
         """Returns the values of all workers, by rank.
 
         All workers must call it with the same label, and on one channel in the same order. Equal
-        values travel once; where values differ, what all workers get grows with their number. Use
-        `broadcast_object` or `gather_object` where the chief's value is enough, or the chief alone
-        needs the values.
+        values travel once; where values differ, what all workers get grows with their number:
+        `compare_objects`, `gather_object` and `broadcast_object` send less.
         """
-        return self._meet(channel, label, value, for_chief=False)
+        return self._meet(channel, label, value)
+
+    def compare_objects(self, label: str, value: Any) -> list[int]:
+        """Returns a number for each worker, by rank: the same for those whose values are equal.
+
+        The chief's is 0. All workers must call it.
+        """
+        return self._meet("main", label, value, protocol.NUMBERS)
 
     def gather_object(self, label: str, value: Any) -> list[Any]:
         """Returns the values of all workers on the chief, an empty list on the others.
 
         All workers must call it.
         """
-        return self._meet("main", label, value, for_chief=True)
+        return self._meet("main", label, value, protocol.FOR_CHIEF)
 
     def broadcast_object(self, label: str, value: Any, channel: str = "main") -> Any:
         """Returns the chief's value. All workers must call it."""
         own = value if self.is_chief else None
-        return self._meet(channel, label, own, for_chief=False)[0]
+        return self._meet(channel, label, own)[0]
 
-    def _meet(self, channel: str, label: str, value: Any, *, for_chief: bool) -> list[Any]:
+    def _meet(self, channel: str, label: str, value: Any, wanted: str = protocol.ALL) -> list[Any]:
         self.check()
         with self._lock:
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
-        return self._client.meet(channel, number, label, value, for_chief=for_chief)
+        return self._client.meet(channel, number, label, value, wanted)
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
@@ -166,8 +172,8 @@ class Job:
         Workers send a digest. Only if the digests differ, one worker of each group that agrees
         sends the facts themselves.
         """
-        digests = self.all_gather_object(label, comparison.digest(facts))
-        groups = list(comparison.groups(enumerate(digests)).values())
+        numbers = self.compare_objects(label, comparison.digest(facts))
+        groups = list(comparison.groups(enumerate(numbers)).values())
         if len(groups) == 1:
             return
         shown = [ranks[0] for ranks in groups[: comparison.NAMED]]

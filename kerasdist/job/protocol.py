@@ -14,6 +14,10 @@ HEADER_BYTES = 4
 MAX_BYTES = 64 * 1024 * 1024
 """The most that workers may exchange at once: a large model's variables are a few 100 KB."""
 
+# What an exchange gives: the values of all; the same, but to the chief alone; or a number for each
+# value, which says who sent the same.
+ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
+
 # What else is in the largest message: some bytes for each worker.
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 

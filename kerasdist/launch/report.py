@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.job.comparison import NAMED
 from kerasdist.launch import environment
 from kerasdist.launch.beginning import log_file
 from kerasdist.launch.placement import Slot
@@ -38,11 +39,10 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
             lines.append(f"all of its output is in {log}")
         if result.cause.exit_code == _SSH_FAILED and spec.hosts:
             lines.append("255 is also what ssh ends with where it cannot reach a host")
-    lines += [
-        f"worker {each.rank}/{total} {why_killed}, and was killed"
-        for each in result.endings
-        if each.killed
-    ]
+    killed = [each.rank for each in result.endings if each.killed]
+    lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
+    if len(killed) > NAMED:
+        lines.append(f"so were {len(killed) - NAMED} others")
     if result.apart and not kerasdist_variables.is_independent({**os.environ, **spec.environment}):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "

@@ -43,6 +43,7 @@ def end_well(job: Job):
     assert everyone == [[[r, step] for r in range(job.num_workers)] for step in range(50)]
     gathered = job.gather_object("of all, for the chief", {"rank": job.rank})
     assert gathered == ([{"rank": r} for r in range(job.num_workers)] if job.is_chief else [])
+    assert job.compare_objects("halves", [job.rank // 2]) == [0, 0, 1]
     assert job.broadcast_object("of the chief", job.rank) == 0
     try:
         job.assert_equal("halves", {"half": job.rank // 2})

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from kerasdist.errors import JobError
-from kerasdist.job import listening
+from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
@@ -76,11 +76,17 @@ async def a_whole_job():
         assert size < 2.1 * 2048 * MANY
 
         for worker in everyone:  # all differ, and the chief alone needs it
-            worker.meet(3, "figures of an epoch", {"ms": worker.rank}, for_chief=True)
+            worker.meet(3, "figures of an epoch", {"ms": worker.rank}, wanted=protocol.FOR_CHIEF)
         met, size = await hear_all(everyone)
         assert values_in(met[CHIEF]) == [{"ms": rank} for rank in range(MANY)]
         assert all(values_in(one) == [] for one in met[1:])
         assert size < 200 * MANY
+
+        for worker in everyone:  # all differ, and all need to know who
+            worker.meet(4, "digests", [facts, worker.rank // 2], wanted=protocol.NUMBERS)
+        met, size = await hear_all(everyone)
+        assert all(values_in(one) == [rank // 2 for rank in range(MANY)] for one in met[::64])
+        assert size < 16 * MANY**2
 
         chief, *others = everyone
         saved = {"path": "/folder/m.keras", "step": 1}
@@ -168,7 +174,7 @@ class InMemory:
             self.coordinator._patrol()
 
 
-@pytest.mark.parametrize("what", ["beat", "meet", "save"])
+@pytest.mark.parametrize("what", ["beat", "meet", "save", "bye"])
 def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypatch):
     """The figures are those of the second worker's message, where all others have sent theirs."""
     costs = set()
@@ -185,6 +191,8 @@ def test_defects_22_a_message_costs_the_same_in_a_job_of_any_size(what, monkeypa
                     job.beat(1, 5)
                 case "meet":
                     job.meet(1, 1)
+                case "bye":
+                    job.hear(1, "bye", error=None)
                 case "save":
                     job.hear(1, "save", number=1, step=2, path="m", occurrence=0, index=0)
         costs.add((counted.lines, counted.bytes))
