@@ -75,6 +75,9 @@ class PlainStrategy:
 
 
 class Lab:
+    # Whether a model is trained, saved and read in the scope, too, not only made there.
+    acts_in_scope = False
+
     def __init__(self, case: Case, backend: str, replicas: int, plain: PlainOutcomes, mirrored):
         self.case = case
         self.backend = backend
@@ -112,7 +115,7 @@ class Lab:
 
     def with_replicas(self, replicas: int) -> "Lab":
         """The same lab with another number of replicas, for generated cases."""
-        return Lab(self.case, self.backend, replicas, self._plain, self._mirrored)
+        return type(self)(self.case, self.backend, replicas, self._plain, self._mirrored)
 
     def same(
         self,
@@ -158,13 +161,17 @@ class Lab:
     ) -> tuple[Any, Outcome]:
         """Builds in the scope, acts outside of it: the model must remember its strategy."""
         fresh()
-        with strategy.scope() if strategy else contextlib.nullcontext():
+        with contextlib.ExitStack() as scope:
+            if strategy:
+                scope.enter_context(strategy.scope())
             model = build()
-        results = []
-        for index, action in enumerate(actions):
-            keras.utils.set_random_seed(SEED + 1 + index)
-            results.append(plain_values(action(model)))
-        return model, Outcome(results, values(model.weights), optimizer_values(model))
+            if not self.acts_in_scope:
+                scope.close()
+            results = []
+            for index, action in enumerate(actions):
+                keras.utils.set_random_seed(SEED + 1 + index)
+                results.append(plain_values(action(model)))
+            return model, Outcome(results, values(model.weights), optimizer_values(model))
 
     def equal(self, expected: Any, actual: Any, tolerance: Tolerance = FLOAT32):
         self.tolerances.add(tolerance.reason)

@@ -14,7 +14,7 @@ from tests.conformance import registry
 
 # About one process: its strategies, its files, its cost, what it prints. For files and what is
 # printed on several workers there are cases of their own.
-_NOT_HERE = (
+NOT_HERE = (
     "strategies.",
     "sharding.",
     "cost.",
@@ -92,6 +92,7 @@ _ALWAYS = (
     "own_data.nothing_built_eagerly",  # metrics that are built within a step
     "restarts.tf_data_repeated",  # a place among batches that are read ahead
     "restarts.two_calls_of_fit",  # metrics with sums of an earlier call
+    "step_logs.renamed_logs_of_keras",  # a step's results of metrics, summed over the workers
 )
 
 # What depends on the number of replicas.
@@ -143,6 +144,7 @@ _SELECTED_ON_DIVIDED = (
 )
 # There no worker alone reads or changes a variable.
 _NOT_ON_DIVIDED = (
+    "in_scope.",
     "callbacks.backup_and_restore",  # Keras's own, refused
     "disagreements.on_a_weight",  # found as it is assigned
     "worker_callbacks.broadcast_of_variables",
@@ -174,7 +176,7 @@ def limits() -> dict[str, float]:
 def keys(backend: str, layout: Layout) -> Iterator[str]:
     """The names of the cases that run on a layout."""
     for case in cases().values():
-        if backend not in case.backends or case.name.startswith(_NOT_HERE):
+        if backend not in case.backends or case.name.startswith(NOT_HERE):
             continue
         if layout.sharding:
             if not case.name.startswith(_NOT_ON_DIVIDED):

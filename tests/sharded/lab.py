@@ -17,9 +17,6 @@ class ShardedLab(conformance.Lab):
     def strategy(self, **options):
         return super().strategy(**{"sharding": self.sharding, **options})
 
-    def with_replicas(self, replicas: int) -> "ShardedLab":
-        return ShardedLab(self.case, self.backend, replicas, self._plain, self._mirrored)
-
 
 class ShardedFacade(facade.Lab):
     def __init__(self, item: Item):
