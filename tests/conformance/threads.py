@@ -114,17 +114,21 @@ def data(rows=22):
     return x, x[:, :1]
 
 
-def fit_together(strategy, count=2):
-    """Fits models in threads of their own, beside each other; returns their weights, or errors."""
+def fit_together(strategy, start=(None, None)):
+    """Fits models in threads of their own, beside each other.
+
+    Returns the weights with which they began, and their weights after it, or errors.
+    """
     models = []
-    for seed in range(count):
-        keras.utils.set_random_seed(seed)
+    for weights in start:
         with strategy.scope():
             model = waiting_model(None)
         model(data()[0][:2])
+        if weights is not None:
+            model.set_weights(weights)
         models.append(model)
     start = [model.get_weights() for model in models]
-    found = [None] * count
+    found = [None] * len(models)
 
     def fit(index):
         try:
@@ -133,7 +137,7 @@ def fit_together(strategy, count=2):
         except Exception as error:  # noqa: BLE001  reported
             found[index] = error
 
-    threads = [threading.Thread(target=fit, args=(index,)) for index in range(count)]
+    threads = [threading.Thread(target=fit, args=(index,)) for index in range(len(models))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,10 +157,10 @@ def main(repetitions):
             time.sleep(pauses.expovariate(200))
 
     threading.Thread(target=act, daemon=True).start()
-    expected = None
+    start, expected = (None, None), None
     for number in range(repetitions):
         time.sleep(pauses.expovariate(200))
-        _, found = fit_together(strategy)
+        start, found = fit_together(strategy, start)
         if expected is None:
             expected = found
         for one, same in zip(found, expected, strict=True):
