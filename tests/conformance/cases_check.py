@@ -3,15 +3,17 @@
 import contextlib
 import logging
 import warnings
+from unittest import mock
 
 import numpy as np
 
+from tests.conformance import threads
 from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.mixing import EXAMPLES, added_sum
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.conformance.unmixing import MODELS, residual
+from tests.conformance.unmixing import MODELS, network, residual
 
 WARNED = "does not compute under"
 
@@ -172,3 +174,170 @@ def central_storage(lab):
     model, batch = made(lambda: added_sum(lab.backend, repaired=False), "warn")
     lab.equal(len(warned(model, batch)), 1)
     lab.check(not kd.compare_with_one_device(model, *batch).equal, "the report disagrees")
+
+
+@case("the first-batch check", replicas=(2,))
+def other_threads(lab):
+    """The first-batch check: other threads' variables, optimizers and draws are left alone.
+
+    DEFECTS 3 and 8c.
+    """
+    fresh()
+    other = threads.Other()
+    with lab.strategy().scope():
+        model = threads.waiting_model(other)
+    with checked() as checks:
+        model.fit(*threads.data(), batch_size=6, epochs=2, verbose=0)
+    lab.equal(checks, ["compared", "compared"] if lab.backend != "jax" else [])
+    lab.check(other.turns > 2, f"{other.turns} turns")
+    lab.check(not other.complaints, "\n".join(other.complaints))
+
+
+@case("the first-batch check", replicas=(2,))
+def two_fits(lab):
+    """The first-batch check: two threads that fit two models under one strategy, both right.
+
+    DEFECTS 3.
+    """
+    fresh()
+    start, found = threads.fit_together(lab.strategy())
+    for weights, received in zip(start, found, strict=True):
+        lab.check(isinstance(received, list), f"{received!r}")
+        fresh()
+        model = threads.waiting_model(None)
+        model(threads.data()[0][:2])
+        model.set_weights(weights)
+        model.fit(*threads.data(), batch_size=6, epochs=2, shuffle=False, verbose=0)
+        lab.equal(model.get_weights(), received)
+
+
+def per_word(repaired: bool):
+    """A model whose loss is divided by the sum of the weights that its targets hold."""
+    everyone = kd.global_batch if repaired else (lambda tensor: tensor)
+
+    def loss(y_true, y_pred):
+        y_true, y_pred = everyone(y_true), everyone(y_pred)
+        weights = y_true[:, 1]
+        squares = keras.ops.square(y_true[:, 0] - y_pred[:, 0])
+        return keras.ops.sum(weights * squares) / keras.ops.sum(weights)
+
+    return network(loss=loss)
+
+
+def weighed(rows, even):
+    """Targets with weights, which are 1 in the first rows."""
+    x, y = regression(rows)
+    weights = np.where(np.arange(rows) < even, 1.0, np.arange(rows) % 5).astype("float32")
+    return x, np.concatenate([y, weights[:, None]], axis=1)
+
+
+@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2, 3))
+def later_batch(lab):
+    """The first-batch check: a first batch that weighs evenly, and a ragged one that does not.
+
+    DEFECTS 8e.
+    """
+    for repaired in (False, True):
+        for steps in (1, 2):
+            fresh()
+            with lab.strategy().scope():
+                model = per_word(repaired)
+            model.steps_per_execution = steps
+            with checked() as checks:
+                said = warned(model, weighed(31, 24))
+            if repaired:
+                lab.equal([said, checks], [[], ["compared", "compared"]])
+            else:
+                lab.equal(len(said), 1)
+                lab.check("For a later batch, of 7 examples" in said[0], said)
+                lab.check("per_word" in said[0], said)
+
+
+@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+def metrics_beside(lab):
+    """The first-batch check: a metric that draws does not end it; one may return its variable.
+
+    DEFECTS 8e and 8f.
+    """
+
+    class Ties(keras.metrics.Metric):
+        def __init__(self, name):
+            super().__init__(name=name)
+            self.value = self.add_variable((), "zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            noise = keras.random.uniform((len(y_pred),) if lab.backend == "torch" else (3,))
+            self.value.assign_add(keras.ops.sum(noise) + float(np.random.rand()))
+
+        def result(self):
+            return self.value
+
+    class Value(Ties):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.value.assign_add(keras.ops.sum(keras.ops.abs(y_true - y_pred)))
+
+        def result(self):
+            return self.value.value
+
+    def drawing(y_true, y_pred):
+        noise = keras.random.normal(keras.ops.shape(y_pred), stddev=0.1)
+        return keras.ops.abs(y_true - y_pred - noise)[:, 0]
+
+    def metrics():
+        return [Ties("ties"), Value("value"), drawing]
+
+    for mixes in (False, True):
+        fresh()
+
+        def loss(y_true, y_pred):
+            squares = keras.ops.square(y_true - y_pred)
+            return keras.ops.sum(squares) if mixes else keras.ops.mean(squares)  # noqa: B023
+
+        with lab.strategy().scope():
+            model = network(loss=loss, metrics=metrics())
+        model.run_eagerly = True
+        with checked() as checks:
+            said = warned(model, regression(11))
+        if mixes:
+            lab.equal(len(said), 1)
+            lab.check("loss: " in said[0], said)
+        else:
+            lab.equal([said, checks], [[], ["compared"]])
+
+
+@case("the first-batch check", backends=("tensorflow", "torch"), replicas=(2,))
+def little_memory(lab):
+    """The first-batch check: without room for copies it is left out, and one line says so.
+
+    DEFECTS 18.
+    """
+    for free, expected in (
+        (10_000_000, "compared"),
+        (1_000, "not compared with one device: copies"),
+    ):
+        fresh()
+        with lab.strategy().scope():
+            model = residual()
+        with (
+            checked() as checks,
+            mock.patch.object(type(model.replica_set), "free_bytes", return_value=free),
+        ):
+            said = warned(model, regression(11))
+        lab.equal(said, [])
+        lab.check(len(checks) == 1 and expected in checks[0], checks)
+
+    calls = []
+
+    def loss(y_true, y_pred):
+        calls.append(y_true.shape[0])
+        if len(calls) > 1 and calls[-1] == 11:  # on one device alone; the first call is symbolic
+            raise MemoryError("no room for 11 rows")
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    fresh()
+    with lab.strategy().scope():
+        model = network(loss=loss)
+    model.run_eagerly = True
+    with checked() as checks:
+        warned(model, regression(11))
+    lab.check(len(checks) == 1 and "for lack of memory: no room" in checks[0], checks)

@@ -1,0 +1,183 @@
+"""Another thread that uses Keras while a model trains, and finds everything as it left it.
+
+    KERAS_BACKEND=torch python -m tests.conformance.threads 1000
+
+repeats it with random pauses; the suite has a short version, in which the model's own code waits
+for the other thread, so that it acts in every step, those of the first-batch check included.
+"""
+
+import queue
+import random
+import sys
+import threading
+import time
+
+import numpy as np
+
+from tests.conformance.lazy import kd, keras
+
+SEED = 7
+RATE = 0.01
+
+
+class Other:
+    """What a thread of the user does, one turn at a time, and what it found."""
+
+    def __init__(self):
+        self.turns = 0
+        self.complaints = []
+        self._requests = queue.Queue()
+        self._lock = threading.Lock()
+        self._drawn = {"numpy": [], "python": []}
+        self._counter = keras.Variable(np.zeros(3, "float32"))
+        self._generator = keras.random.SeedGenerator(SEED)
+        inputs = keras.Input((1,))
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        self._model = keras.Model(inputs, dense(inputs))
+        # The gradient is the mean of x, which is 1.
+        self._model.compile(keras.optimizers.SGD(RATE), loss=lambda y, p: keras.ops.mean(p))
+        self._ones = np.ones((2, 1), "float32")
+        self._expected = keras.random.SeedGenerator(SEED)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def turn(self):
+        """Lets the thread do all it does, once, and waits for it."""
+        with self._lock:
+            done = threading.Event()
+            self._requests.put(done)
+            if not done.wait(60):
+                self.complaints.append("the other thread is stuck")
+
+    def _serve(self):
+        while True:
+            done = self._requests.get()
+            try:
+                self._act()
+            except Exception as error:  # noqa: BLE001  a complaint
+                self.complaints.append(f"{type(error).__name__}: {error}"[:300])
+            done.set()
+
+    def _act(self):
+        self.turns += 1
+        self._compare("variable", keras.ops.convert_to_numpy(self._counter), self.turns - 1)
+        self._counter.assign(np.full(3, self.turns, "float32"))
+        self._model.train_on_batch(self._ones, self._ones)
+        [kernel] = self._model.get_weights()
+        self._compare("weight of another model", kernel, -RATE * self.turns)
+        drawn, expected = (
+            keras.ops.convert_to_numpy(keras.random.uniform((8,), seed=one))
+            for one in (self._generator, self._expected)
+        )
+        self._compare("seeded draws", drawn, expected)
+        order = np.arange(50, dtype="float32")
+        shuffled = keras.ops.convert_to_numpy(keras.random.shuffle(order, seed=self.turns))
+        if (shuffled == order).all():
+            self.complaints.append(f"turn {self.turns}: nothing was shuffled")
+        ones = keras.ops.ones((50,))
+        if keras.ops.convert_to_numpy(keras.random.dropout(ones, 0.5, seed=self.turns)).all():
+            self.complaints.append(f"turn {self.turns}: nothing was dropped")
+        for name, number in (("numpy", np.random.rand()), ("python", random.random())):
+            if number in self._drawn[name]:
+                self.complaints.append(f"turn {self.turns}: {name} draws {number} twice")
+            self._drawn[name].append(number)
+
+    def _compare(self, name, received, expected):
+        if not np.allclose(received, expected, rtol=1e-4, atol=1e-6):
+            self.complaints.append(
+                f"turn {self.turns}: {name} {np.ravel(received)[:3]}, expected {expected}"
+            )
+
+
+def waiting_model(other):
+    """A model whose call waits for a turn of the other thread."""
+
+    class Waiting(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(8, activation="relu")
+            self.norm = keras.layers.BatchNormalization()
+            self.last = keras.layers.Dense(1)
+
+        def call(self, x, training=None):
+            hidden = self.first(x)
+            if other is not None:
+                other.turn()
+            return self.last(self.norm(hidden, training=training))
+
+    model = Waiting()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def data(rows=22):
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+    return x, x[:, :1]
+
+
+def fit_together(strategy, start=(None, None)):
+    """Fits models in threads of their own, beside each other.
+
+    Returns the weights with which they began, and their weights after it, or errors.
+    """
+    models = []
+    for weights in start:
+        with strategy.scope():
+            model = waiting_model(None)
+        model(data()[0][:2])
+        if weights is not None:
+            model.set_weights(weights)
+        models.append(model)
+    start = [model.get_weights() for model in models]
+    found = [None] * len(models)
+
+    def fit(index):
+        try:
+            models[index].fit(*data(), batch_size=6, epochs=2, shuffle=False, verbose=0)
+            found[index] = models[index].get_weights()
+        except Exception as error:  # noqa: BLE001  reported
+            found[index] = error
+
+    threads = [threading.Thread(target=fit, args=(index,)) for index in range(len(models))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return start, found
+
+
+def main(repetitions):
+    """Repeats both with pauses of random length; prints what went wrong."""
+    strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+    other, pauses, wrong = Other(), random.Random(3), []
+    stop = threading.Event()
+
+    def act():
+        while not stop.is_set():
+            other.turn()
+            time.sleep(pauses.expovariate(200))
+
+    threading.Thread(target=act, daemon=True).start()
+    start, expected = (None, None), None
+    for number in range(repetitions):
+        time.sleep(pauses.expovariate(200))
+        start, found = fit_together(strategy, start)
+        if expected is None:
+            expected = found
+        for one, same in zip(found, expected, strict=True):
+            if one is None or isinstance(one, Exception):
+                wrong.append(f"repetition {number}: {one!r}"[:300])
+            elif not all(map(np.array_equal, one, same)):
+                wrong.append(f"repetition {number}: other weights")
+        if number % 20 == 19:
+            print(number + 1, other.turns, len(wrong), len(other.complaints), flush=True)
+    stop.set()
+    print(
+        f"{keras.backend.backend()}: {repetitions} times two models, {other.turns} turns of "
+        f"another thread, {len(wrong)} fits wrong, {len(other.complaints)} complaints"
+    )
+    print("\n".join((wrong + other.complaints)[:20]))
+    return not wrong and not other.complaints
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(int(sys.argv[1])) else 1)
