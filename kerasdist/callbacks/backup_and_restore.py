@@ -357,7 +357,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
-        kept.put_variables_back()
+        kept.restore()
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
         self._skipped = self._last_saved = facts["batches"]

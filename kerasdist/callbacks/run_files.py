@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 from collections import Counter
@@ -47,7 +46,7 @@ _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # Says of which run of the launcher a call of `fit` has ended, whose script has not: that it is
 # started again may be for an error after `fit`, which then has no epoch left to train.
-_MARK = "finished.json"
+_MARK = "finished"
 
 
 @final
@@ -123,8 +122,9 @@ class RunFiles:
             return
         backup_file.remove_unfinished(self._folder)
         backup_parts.remove_orphans(self._folder)
-        if self.fit or _mark_of(self._folder).get("run") != _run_of_launcher():
-            _remove_finished(self._folder)
+        mark = _mark_of(self._folder)
+        if mark is not None and (self.fit or mark != _run_of_launcher()):
+            _remove_finished(self._folder, mark)
         self._of_later_calls = {path for path in self._all() if _fit_of(path) > self.fit}
         for path in self._own():
             try:
@@ -236,27 +236,26 @@ class RunFiles:
             run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
             with contextlib.suppress(OSError):
                 if run is not None and newest:
-                    mark = json.dumps({"run": run, "number": self.number})
-                    (self._folder / _MARK).write_text(mark, encoding="utf-8")
-                    self._at_end_of_script()
+                    (self._folder / _MARK).write_text(run, encoding="utf-8")
+                    self._at_end_of_script(run)
                     self._remove(old)
                 else:
                     self._remove([*newest, *old])
         folder_lock.release(self._folder)
 
-    def _at_end_of_script(self) -> None:
+    def _at_end_of_script(self, run: str) -> None:
         """Lets the finished backup go once the script has ended, on all workers, without error."""
         if self._place in _LEFT_TO_REMOVE:
             return
         _LEFT_TO_REMOVE.add(self._place)
         own, place = os.getpid(), self._place
         if self._job is not None:
-            self._job.at_leave(lambda: _remove_finished(place))
+            self._job.at_leave(lambda: _remove_finished(place, run))
             return
 
         def remove() -> None:
             if os.getpid() == own and getattr(sys, "last_value", None) is None:
-                _remove_finished(place)
+                _remove_finished(place, run)
 
         atexit.register(remove)
 
@@ -279,24 +278,21 @@ def _run_of_launcher() -> str | None:
     return os.environ.get(JOB_ID, "").rpartition("-")[0] or None
 
 
-def _mark_of(folder: Path) -> dict[str, Any]:
+def _mark_of(folder: Path) -> str | None:
+    """Returns the run whose call has ended, and left its last backup."""
     try:
-        found = json.loads((folder / _MARK).read_text(encoding="utf-8"))
-        return {"run": str(found["run"]), "number": int(found["number"])}
-    except (*_UNUSABLE, AttributeError):
-        return {}
+        return (folder / _MARK).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-def _remove_finished(folder: Path) -> None:
-    """Removes the backups of a call that has ended, if one is left."""
-    number = _mark_of(folder).get("number")
-    if number is None:
-        return
+def _remove_finished(folder: Path, run: str) -> None:
+    """Removes what a call has left that has ended, unless another run has done so."""
     with contextlib.suppress(OSError):
-        paths = backup_file.newest_first(folder)
-        backup_file.remove(path for path in paths if backup_file.number_of(path) <= number)
-        backup_parts.remove_orphans(folder, up_to=number)
-        (folder / _MARK).unlink()
+        if _mark_of(folder) == run:
+            backup_file.remove(backup_file.newest_first(folder))
+            backup_parts.remove_orphans(folder)
+            (folder / _MARK).unlink()
 
 
 def _require_facts(facts: Mapping[str, Any]) -> None:
