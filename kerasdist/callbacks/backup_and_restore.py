@@ -195,6 +195,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if facts is None:
             return
         with self._restoring():
+            facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
             self._files.number = facts["number"]
             in_parts = self._files.in_parts
             self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))

@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -21,26 +22,8 @@ from kerasdist.job.job import Job
 from kerasdist.job.secret import JOB_ID
 from kerasdist.user_warnings import warn_user
 
-# What a backup has to say, beside what of the call it is.
-_FACTS: Mapping[str, type] = {
-    "number": int,
-    "fit": int,
-    "epoch": int,
-    "batches": int,
-    "stopping": bool,
-    "forms": dict,
-    "random": dict,
-    "random of gpus": list,
-    "position": dict,
-    "callbacks": list,
-    "arrays": list,
-}
-
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()
-
-# The folders whose finished backups go at the end of this process.
-_LEFT_TO_REMOVE: set[Path] = set()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
@@ -129,7 +112,6 @@ class RunFiles:
         for path in self._own():
             try:
                 stored = backup_file.read(path)
-                _require_facts(stored.facts)
                 there = {name: stored.facts[name] for name in call if name in stored.facts}
             except _UNUSABLE as error:
                 _refuse(path, error)
@@ -237,27 +219,15 @@ class RunFiles:
             with contextlib.suppress(OSError):
                 if run is not None and newest:
                     (self._folder / _MARK).write_text(run, encoding="utf-8")
-                    self._at_end_of_script(run)
                     self._remove(old)
+                    gone = partial(_remove_finished, self._place, run)
+                    if self._job is not None:
+                        self._job.at_leave(gone)
+                    else:
+                        atexit.register(lambda: _is_failing() or gone())
                 else:
                     self._remove([*newest, *old])
         folder_lock.release(self._folder)
-
-    def _at_end_of_script(self, run: str) -> None:
-        """Lets the finished backup go once the script has ended, on all workers, without error."""
-        if self._place in _LEFT_TO_REMOVE:
-            return
-        _LEFT_TO_REMOVE.add(self._place)
-        own, place = os.getpid(), self._place
-        if self._job is not None:
-            self._job.at_leave(lambda: _remove_finished(place, run))
-            return
-
-        def remove() -> None:
-            if os.getpid() == own and getattr(sys, "last_value", None) is None:
-                _remove_finished(place, run)
-
-        atexit.register(remove)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
@@ -269,6 +239,11 @@ class RunFiles:
 
     def _own(self) -> list[Path]:
         return [path for path in self._all() if path not in self._of_later_calls]
+
+
+def _is_failing() -> bool:
+    """Returns whether this process ends by an error."""
+    return getattr(sys, "last_value", None) is not None
 
 
 def _run_of_launcher() -> str | None:
@@ -293,12 +268,6 @@ def _remove_finished(folder: Path, run: str) -> None:
             backup_file.remove(backup_file.newest_first(folder))
             backup_parts.remove_orphans(folder)
             (folder / _MARK).unlink()
-
-
-def _require_facts(facts: Mapping[str, Any]) -> None:
-    for name, kind in _FACTS.items():
-        if not isinstance(facts.get(name), kind):
-            raise BackupError(f"its {name!r} is {facts.get(name)!r:.100}, not of {kind.__name__}")
 
 
 def _fit_of(path: Path) -> int:

@@ -65,8 +65,8 @@ class Screen:
                 self._console = None
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # A character that the reader's encoding lacks, a reader that is gone (`| head`), a full disk:
-        # none may end this thread, since a worker blocks when its lines are not read.
+        # A character that the reader's encoding lacks, a reader that is gone, a full disk: none may
+        # end this thread, since a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
