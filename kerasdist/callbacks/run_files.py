@@ -100,8 +100,14 @@ class RunFiles:
         """Yields the chief's files of backups of this call, newest first."""
         try:
             folder_lock.hold(self._folder, self._mode)
-        except (BackupError, OSError) as error:
+        except BackupError as error:
             self.refusal = str(error)
+            return
+        except OSError as error:
+            self.refusal = (
+                "Expected a folder of backups that this process can write. Received: "
+                f"{str(self._folder)!r}: {error.strerror}. Take another one."
+            )
             return
         backup_file.remove_unfinished(self._folder)
         backup_parts.remove_orphans(self._folder)
