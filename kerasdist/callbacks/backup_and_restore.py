@@ -195,6 +195,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if facts is None:
             return
         with self._restoring():
+            facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
             self._files.number = facts["number"]
             in_parts = self._files.in_parts
             self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
@@ -357,7 +358,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _go_on(self, kept: Restored) -> None:
         facts, model = kept.facts, keras_compat.model_of(self)
-        kept.put_variables_back()
+        kept.restore()
         self._remembering.put_back(facts["callbacks"], kept.arrays)
         self._position.go_to(facts["position"], kept.arrays, within=True)
         self._skipped = self._last_saved = facts["batches"]

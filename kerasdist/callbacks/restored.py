@@ -8,10 +8,8 @@ from typing import Any, final
 from kerasdist import keras_compat
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.binding import binding_of
-from kerasdist.callbacks import training_state
 from kerasdist.callbacks.backup_parts import StoredVariables
 from kerasdist.callbacks.broadcast import broadcast, broadcast_arrays
-from kerasdist.job.current import current
 
 
 @final
@@ -46,23 +44,14 @@ class Restored:
         self._variables = variables
         self._stored = stored
         self._seen_by_all = seen_by_all
-        self._restore()
+        self.restore()
         count = len(variables)
         extra = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
         extra = broadcast_arrays(model, list(extra), facts["arrays"])
         self.arrays: Sequence[Any] = [None] * count + extra
-        self._values: Sequence[Any] | None = None
-        if facts["batches"] and current() is not None and _divided_by(model) is None:
-            self._values = training_state.values(variables)
 
-    def put_variables_back(self) -> None:
-        """Restores the variables again, as the epoch begins. All workers must call it."""
-        if self._values is None:
-            self._restore()
-        else:
-            training_state.put_back(self._variables, self._values)
-
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Restores the variables. All workers must call it."""
         replicas = _divided_by(self._model)
         if replicas is not None:
             self._restore_divided(replicas)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,32 +22,14 @@ from kerasdist.job.job import Job
 from kerasdist.job.secret import JOB_ID
 from kerasdist.user_warnings import warn_user
 
-# What a backup has to say, beside what of the call it is.
-_FACTS: Mapping[str, type] = {
-    "number": int,
-    "fit": int,
-    "epoch": int,
-    "batches": int,
-    "stopping": bool,
-    "forms": dict,
-    "random": dict,
-    "random of gpus": list,
-    "position": dict,
-    "callbacks": list,
-    "arrays": list,
-}
-
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()
-
-# The folders whose finished backups go at the end of this process.
-_LEFT_TO_REMOVE: set[Path] = set()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # Says of which run of the launcher a call of `fit` has ended, whose script has not: that it is
 # started again may be for an error after `fit`, which then has no epoch left to train.
-_MARK = "finished.json"
+_MARK = "finished"
 
 
 @final
@@ -118,18 +100,24 @@ class RunFiles:
         """Yields the chief's files of backups of this call, newest first."""
         try:
             folder_lock.hold(self._folder, self._mode)
-        except (BackupError, OSError) as error:
+        except BackupError as error:
             self.refusal = str(error)
+            return
+        except OSError as error:
+            self.refusal = (
+                "Expected a folder of backups that this process can write. Received: "
+                f"{str(self._folder)!r}: {error.strerror}. Take another one."
+            )
             return
         backup_file.remove_unfinished(self._folder)
         backup_parts.remove_orphans(self._folder)
-        if self.fit or _mark_of(self._folder).get("run") != _run_of_launcher():
-            _remove_finished(self._folder)
+        mark = _mark_of(self._folder)
+        if mark is not None and (self.fit or mark != _run_of_launcher()):
+            _remove_finished(self._folder, mark)
         self._of_later_calls = {path for path in self._all() if _fit_of(path) > self.fit}
         for path in self._own():
             try:
                 stored = backup_file.read(path)
-                _require_facts(stored.facts)
                 there = {name: stored.facts[name] for name in call if name in stored.facts}
             except _UNUSABLE as error:
                 _refuse(path, error)
@@ -237,29 +225,16 @@ class RunFiles:
             run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
             with contextlib.suppress(OSError):
                 if run is not None and newest:
-                    mark = json.dumps({"run": run, "number": self.number})
-                    (self._folder / _MARK).write_text(mark, encoding="utf-8")
-                    self._at_end_of_script()
+                    (self._folder / _MARK).write_text(run, encoding="utf-8")
                     self._remove(old)
+                    gone = partial(_remove_finished, self._place, run)
+                    if self._job is not None:
+                        self._job.at_leave(gone)
+                    else:
+                        atexit.register(lambda: _is_failing() or gone())
                 else:
                     self._remove([*newest, *old])
         folder_lock.release(self._folder)
-
-    def _at_end_of_script(self) -> None:
-        """Lets the finished backup go once the script has ended, on all workers, without error."""
-        if self._place in _LEFT_TO_REMOVE:
-            return
-        _LEFT_TO_REMOVE.add(self._place)
-        own, place = os.getpid(), self._place
-        if self._job is not None:
-            self._job.at_leave(lambda: _remove_finished(place))
-            return
-
-        def remove() -> None:
-            if os.getpid() == own and getattr(sys, "last_value", None) is None:
-                _remove_finished(place)
-
-        atexit.register(remove)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
@@ -273,6 +248,11 @@ class RunFiles:
         return [path for path in self._all() if path not in self._of_later_calls]
 
 
+def _is_failing() -> bool:
+    """Returns whether this process ends by an error."""
+    return getattr(sys, "last_value", None) is not None
+
+
 def _run_of_launcher() -> str | None:
     """Returns a name that this run of ``kerasdist run`` has in all its attempts."""
     if kerasdist_variables.RESTART not in os.environ:
@@ -280,30 +260,21 @@ def _run_of_launcher() -> str | None:
     return os.environ.get(JOB_ID, "").rpartition("-")[0] or None
 
 
-def _mark_of(folder: Path) -> dict[str, Any]:
+def _mark_of(folder: Path) -> str | None:
+    """Returns the run whose call has ended, and left its last backup."""
     try:
-        found = json.loads((folder / _MARK).read_text(encoding="utf-8"))
-        return {"run": str(found["run"]), "number": int(found["number"])}
-    except (*_UNUSABLE, AttributeError):
-        return {}
+        return (folder / _MARK).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-def _remove_finished(folder: Path) -> None:
-    """Removes the backups of a call that has ended, if one is left."""
-    number = _mark_of(folder).get("number")
-    if number is None:
-        return
+def _remove_finished(folder: Path, run: str) -> None:
+    """Removes what a call has left that has ended, unless another run has done so."""
     with contextlib.suppress(OSError):
-        paths = backup_file.newest_first(folder)
-        backup_file.remove(path for path in paths if backup_file.number_of(path) <= number)
-        backup_parts.remove_orphans(folder, up_to=number)
-        (folder / _MARK).unlink()
-
-
-def _require_facts(facts: Mapping[str, Any]) -> None:
-    for name, kind in _FACTS.items():
-        if not isinstance(facts.get(name), kind):
-            raise BackupError(f"its {name!r} is {facts.get(name)!r:.100}, not of {kind.__name__}")
+        if _mark_of(folder) == run:
+            backup_file.remove(backup_file.newest_first(folder))
+            backup_parts.remove_orphans(folder)
+            (folder / _MARK).unlink()
 
 
 def _fit_of(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import time
@@ -18,6 +19,7 @@ from kerasdist.backends.metering import Figures, Meter, Window
 from kerasdist.callbacks import event_file, usage
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import stragglers
+from kerasdist.user_warnings import warn_user
 
 SCHEMA = 1
 """The number of the lines' form; it grows when a field changes its meaning or goes."""
@@ -153,7 +155,8 @@ class Telemetry(keras.callbacks.Callback):
         del logs
         for file in (self._lines, self._events):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):  # a full disk, of which `_write` has warned
+                    file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
     @property
@@ -185,8 +188,14 @@ class Telemetry(keras.callbacks.Callback):
         if self._lines is None:  # after `fit` has failed
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
-        self._lines.write(json.dumps(head | fields) + "\n")
-        self._lines.flush()
+        try:
+            self._lines.write(json.dumps(head | fields) + "\n")
+            self._lines.flush()
+        except OSError as error:
+            warn_user(
+                f"{self._lines.name} takes no more lines: {error.strerror}. Training goes on, and "
+                "later lines are tried again."
+            )
 
 
 def described(figures: Figures) -> dict[str, Any]:

@@ -40,11 +40,6 @@ def forms(variables: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def values(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Returns the variables' values. All workers must call it."""
-    return [np.array(ops.convert_to_numpy(variable)) for variable in variables]
-
-
 def pieces(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
     """Returns what this worker holds of the variables that workers divide, by their numbers."""
     held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
@@ -82,12 +77,6 @@ def read_along(arrays: Sequence[Any]) -> None:
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
-
-
-def put_back(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
-    """Gives variables the values of a backup."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:

@@ -116,8 +116,9 @@ def run(
     env: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE",
-            help="A variable for all workers. May be given several times.",
+            metavar="NAME[=VALUE]",
+            help="A variable for all workers; without =VALUE, with the value that it has here, "
+            "which then stands in no process list. May be given several times.",
             show_default=False,
         ),
     ] = None,
@@ -288,8 +289,13 @@ def _profiled(text: str, folder: Path) -> profiling.ProfiledSteps:
 
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
+    if not equals and name in os.environ:
+        return name, os.environ[name]
     if not name or not equals:
-        raise typer.BadParameter(f"expected NAME=VALUE, received {text!r}", param_hint="--env")
+        raise typer.BadParameter(
+            f"expected NAME=VALUE, or the NAME of a variable that is set, received {text!r}",
+            param_hint="--env",
+        )
     return name, value
 
 

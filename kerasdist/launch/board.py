@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -102,10 +103,11 @@ class Board:
                 self._later.cancel()
                 self._later = None
             self._written = time.monotonic()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_files.replacing(self._path, survives=False) as unfinished:
-                text = json.dumps(self.state(), indent=2)
-                Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk: what comes later may find room
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_files.replacing(self._path, survives=False) as unfinished:
+                    text = json.dumps(self.state(), indent=2)
+                    Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
 
     def _write_later(self) -> None:
         with self._writing:

@@ -65,10 +65,10 @@ class Screen:
                 self._console = None
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # Neither a character that the reader's encoding lacks nor a reader that is gone
-        # (`| head`) may end this thread: a worker blocks when its lines are not read.
+        # A character that the reader's encoding lacks, a reader that is gone, a full disk: none may
+        # end this thread, since a worker blocks when its lines are not read.
         code = stream.encoding or "utf-8"
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+        with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if self._console is not None and stream.isatty():
                 shown = Text.from_ansi(text.decode(code).rstrip("\n"))
@@ -87,13 +87,13 @@ class LogFile:
     """A worker's own file in the screen's place, for output that its reports come with."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("wb", buffering=0)
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
         del prefix, stream, rank
-        self._file.write(f"{line}\n")
-        self._file.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            self._file.write(f"{line}\n".encode())
 
 
 @final

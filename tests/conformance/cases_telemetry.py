@@ -5,6 +5,7 @@ import json
 import math
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -202,3 +203,19 @@ def profile(lab):
     first, last = ours[0]["ts"], ours[-1]["ts"] + ours[-1]["dur"]
     inside = [one for one in begins if first - 2e4 < one < last + 2e4]
     lab.check(len(inside) > len(begins) / 2, f"{len(inside)} of {len(begins)} in the steps")
+
+
+@case("callbacks", replicas=(2,))
+def defect_29_telemetry_on_a_full_disk(lab):
+    """A full disk takes no line of telemetry: a warning says so, and training goes on."""
+    x, y = regression(N)
+    with lab.strategy().scope():
+        model = dense("sgd")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Path(folder, "telemetry-worker-0.jsonl").symlink_to("/dev/full")
+        telemetry = kd.callbacks.Telemetry(folder, every=1e9)
+        history = model.fit(x, y, epochs=EPOCHS, verbose=0, callbacks=[telemetry])
+    lab.equal(history.epoch, list(range(EPOCHS)))
+    said = [str(one.message) for one in told if "takes no more lines" in str(one.message)]
+    lab.check("No space left on device" in said[0], f"{said}")

@@ -84,8 +84,10 @@ def test_each_host_gets_its_share(tmp_path, path):
 def test_defect_24_no_variable_is_an_argument(tmp_path, path):
     """DEFECTS 24: every user of a machine sees arguments; Terraform's secrets stay here."""
     done = finish(
-        *("run", "--hosts", "n1,n2", "--env", "MINE=only by the input", write(tmp_path, TELL)),
+        *("run", "--hosts", "n1,n2", "--env", "MINE=only by the input", "--env", "SECRET"),
+        write(tmp_path, TELL),
         **{**path, "KERAS_BACKEND": "jax", "TF_VAR_password": "s", "KERASDIST_SECRET": "shared"},
+        SECRET="from here",
     )
     assert done.returncode == 0
     for line in done.stdout.splitlines():
@@ -93,9 +95,12 @@ def test_defect_24_no_variable_is_an_argument(tmp_path, path):
         assert variables["TF_VAR_password"] is None
         assert variables["MINE"] == "only by the input"
         assert variables["KERASDIST_SECRET"] == "shared"
+        assert variables["SECRET"] == "from here"
     arguments = (tmp_path / "bin" / "ssh.log").read_text()
     assert len(arguments.splitlines()) == 2
-    assert not any(word in arguments for word in ("only by", "shared", "KERAS_BACKEND", "TF_VAR"))
+    assert not any(
+        word in arguments for word in ("only by", "from here", "shared", "KERAS_BACKEND", "TF_VAR")
+    )
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "n1,-oProxyCommand=touch x"])

@@ -1,10 +1,12 @@
 """The live view: what the launcher keeps of the workers, how it draws it, how reports come."""
 
+import contextlib
 import io
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,7 +15,7 @@ from kerasdist.job import stragglers
 from kerasdist.job.status import Channel
 from kerasdist.launch import live, supervisor
 from kerasdist.launch.board import STATUS_FILE, Board
-from kerasdist.launch.output import Pump, Screen
+from kerasdist.launch.output import LogFile, Pump, Screen
 from kerasdist.launch.placement import Slot
 
 REPORT = {
@@ -31,6 +33,27 @@ REPORT = {
     "memory": {"bytes": 300 * 2**20, "peak_bytes": 2**30},
     "gpus": [],
 }
+
+
+@pytest.mark.parametrize("kind", ["log", "screen"])
+def test_defect_29_a_full_disk_blocks_no_worker(kind):
+    """DEFECTS 29: all that a worker writes is read, though no line finds room."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        shown = LogFile(Path("/dev/full")) if kind == "log" else Screen()
+        pump = Pump(shown, "[worker 0/1]", 0)
+        reads, writes = os.pipe()
+        pump.start(os.fdopen(reads, "rb"), full)
+        with os.fdopen(writes, "w", encoding="utf-8") as worker:
+            worker.writelines(f"line {number}\n" for number in range(50_000))
+        assert pump.last_lines(time.monotonic() + 30)[-1] == "line 49999"
+        for file in (full, *vars(shown).values()):
+            with contextlib.suppress(OSError, AttributeError):
+                file.close()
+
+
+def test_defect_29_a_full_disk_takes_no_state():
+    """DEFECTS 29: the board goes on."""
+    board_of({}, {}, folder=Path("/dev/full/logs")).write(at_last=True)
 
 
 def board_of(*changes, folder=None, hosts=(None, None)):
