@@ -67,8 +67,7 @@ def connect(job: Job) -> None:
                 f"world_size={dist.get_world_size()}. Leave torch.distributed.init_process_group "
                 "to kerasdist.MultiWorkerMirroredStrategy."
             )
-        with threads.waiting_their_turn():
-            _beside_default[job] = dist.new_group(timeout=timeout, backend=_backend())
+        _beside_default[job] = _new_group(timeout)
         return
     host, _, port = job.chief_address.rpartition(":")
     store = dist.TCPStore(
@@ -96,6 +95,12 @@ def connect(job: Job) -> None:
 
 def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _new_group(timeout: timedelta) -> dist.ProcessGroup:
+    with threads.waiting_their_turn():
+        group: Any = dist.new_group(timeout=timeout, backend=_backend())
+    return group
 
 
 def _take_part_of_cores() -> None:
@@ -197,10 +202,7 @@ class ProcessGroup(Group):
 
         All workers must create it.
         """
-        with threads.waiting_their_turn():
-            timeout = timedelta(seconds=self._timeout)
-            group: Any = dist.new_group(timeout=timeout, backend=_backend())
-        return group
+        return _new_group(timedelta(seconds=self._timeout))
 
     @torch.no_grad()
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -175,7 +175,30 @@ def loops_in_threads():
     for thread in threads: thread.join(60)
     return failed
 
-print(json.dumps(told))
+@case
+def a_replica_that_comes_too_late_writes_nothing():  # DEFECTS 21
+    others = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+    others.replica_set.timeout = 0.1
+    with others.scope():
+        kinds = [{}, {"synchronization": "on_read", "aggregation": "sum"}]
+        written = [keras.Variable(1.0, trainable=False, **kind) for kind in kinds]
+    values = lambda: [float(variable.value) for variable in written]
+    goes_on, ended = threading.Event(), threading.Event()
+    def step():
+        if rank():
+            goes_on.wait(60)
+            for variable in written: variable.assign(9.0)
+            ended.set()
+        kd.get_replica_context().all_reduce("SUM", ops.ones(()))
+    try:
+        others.run(step)
+    except kd.errors.ReplicaError as error:
+        before = values()
+        goes_on.set()
+        assert ended.wait(60)
+        return ["no sign of replica 1" in str(error), before == values(), written[0].numpy()[()]]
+
+print(json.dumps(told, default=float))
 """
 
 EXPECTED = {
@@ -199,6 +222,7 @@ EXPECTED = {
         [0, "met"],
     ],
     "loops_in_threads": [],
+    "a_replica_that_comes_too_late_writes_nothing": [True, True, 1.0],
 }
 
 
