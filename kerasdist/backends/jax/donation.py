@@ -14,16 +14,17 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, final
 
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.variable_table import VariableTable
 
-# One thread at a time launches a program that consumes arrays, and takes or stores the variables'
-# values for it; JAX's process ends if a thread copies an array meanwhile (seen with 0.10.2).
+# One thread at a time launches a step of `fit`, or copies an array that a step may consume: JAX's
+# process ends if a thread copies an array that another's program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
 # A variable's array, if no other code refers to it.
@@ -31,6 +32,34 @@ _unread: VariableTable[Any] = VariableTable()
 
 # A variable whose value steps have taken: a method that copies it, and its arguments.
 _in_steps: VariableTable[tuple[weakref.WeakMethod[Any], str, int]] = VariableTable()
+
+
+@final
+class _Passing:
+    """Which threads pass which variables' values to a program, and store the new ones."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: dict[int, int] = {}
+
+    @contextmanager
+    def __call__(self, keys: Iterable[int]) -> Generator[None]:
+        """Waits until no other thread has these variables, by their ids; other ones may be had."""
+        threads, here = self._threads, threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: all(threads.get(key, here) == here for key in keys))
+            mine = [key for key in keys if key not in threads]
+            threads.update(dict.fromkeys(mine, here))
+        try:
+            yield
+        finally:
+            with self._changed:
+                for key in mine:
+                    del threads[key]
+                self._changed.notify_all()
+
+
+passing = _Passing()
 
 
 def install() -> None:

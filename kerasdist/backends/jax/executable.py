@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,38 +28,50 @@ from kerasdist.backends.jax.values import (
 
 
 class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
-    """A program turned out to need more variables than it was given."""
+    """A program turned out to need more variables than it was given.
+
+    Attributes:
+        variables: Those variables, by their ids.
+    """
+
+    def __init__(self, variables: dict[int, Any]) -> None:
+        super().__init__()
+        self.variables = variables
 
 
 @dataclass
 class Executable:
     """A program, compiled for some arguments.
 
+    It keeps no variable alive: with one of them it is of no use any more.
+
     Attributes:
         known: The variables that are its inputs, by their ids.
         consumed: How many of the known variables it writes; they come first, and it consumes their
             arrays.
-        held: The known variables of which replicas hold components, by their ids.
+        held: The ids of the known variables of which replicas hold components.
         place: Where it runs, None for the default device.
-        constants: Arguments that are compiled in.
         compiled: The compiled function.
         traced: The function that JAX traces, set only during a call: it refers to the user's
             function and arguments, which this object must not keep alive.
-        written: The variables whose new values it returns, as tracing found them.
-        written_apart: The written variables of which it returns components.
+        written: The ids of the variables whose new values it returns, as tracing found them.
+        written_apart: The ids of the written variables of which it returns components.
         form: How to rebuild the results from the arrays that it returns.
     """
 
-    known: dict[int, Any]
+    known: dict[int, weakref.ref[Any]]
     consumed: int
-    held: dict[int, Any]
+    held: list[int]
     place: Placement | None
-    constants: list[Any]
     compiled: Callable[..., Any] | None = None
     traced: Callable[..., Any] | None = None
-    written: list[Any] = field(default_factory=list)
-    written_apart: list[Any] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    written_apart: list[int] = field(default_factory=list)
     form: _Form | None = None
+
+    def variables(self) -> dict[int, Any]:
+        """Returns the known variables, by their ids."""
+        return {key: reference() for key, reference in self.known.items()}
 
 
 @dataclass(frozen=True)
@@ -87,14 +100,17 @@ class _Form:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def launch(executable: Executable, traced: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-    """Runs an executable, and gives the variables their new values."""
+def launch(
+    executable: Executable, traced: Callable[..., Any], arrays: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Starts an executable, and gives the variables their new values. Returns its outputs."""
     place = executable.place
     on_mesh = isinstance(place, MeshPlacement)
     compiled = executable.compiled or _compile(executable)
     if place is not None:
         place.begin_step()
-    arguments = _arguments(executable, arrays)
+    variables = executable.variables()
+    arguments = _arguments(executable, variables, arrays)
     results: list[Any] = []
     executable.traced = traced
     try:
@@ -108,21 +124,28 @@ def launch(executable: Executable, traced: Callable[..., Any], arrays: Sequence[
     finally:
         executable.traced = None
         if results:
-            _store(executable, results[0][0])
-    new, apart, whole, pieces = results[0]
-    for variable, stack in zip(executable.written_apart, apart, strict=True):
-        aggregate = keras_compat.stored_value(variable)
-        components.remember(variable, components.Components(stack, aggregate))
-    if place is not None:
-        place.flow.after_launch((whole, pieces), new)
+            _store(executable, [variables[key] for key in executable.written], results[0][0])
+    for key, stack in zip(executable.written_apart, results[0][1], strict=True):
+        aggregate = keras_compat.stored_value(variables[key])
+        components.remember(variables[key], components.Components(stack, aggregate))
+    return results[0]
+
+
+def finish(executable: Executable, outputs: tuple[Any, ...]) -> Any:
+    """Returns the results of a launched executable; may wait for the devices."""
+    new, _, whole, pieces = outputs
+    if executable.place is not None:
+        executable.place.flow.after_launch((whole, pieces), new)
     assert executable.form is not None
     return executable.form.together(whole, pieces)
 
 
-def _arguments(executable: Executable, arrays: Sequence[Any]) -> tuple[Any, ...]:
+def _arguments(
+    executable: Executable, known: dict[int, Any], arrays: Sequence[Any]
+) -> tuple[Any, ...]:
     """Returns the arguments of the compiled function."""
     place, count = executable.place, executable.consumed
-    variables = list(executable.known.values())
+    variables = list(known.values())
     values = keras_compat.stored_values(variables)
     if isinstance(place, MeshPlacement):
         at_rest = place.to_rest(values, variables)
@@ -133,40 +156,39 @@ def _arguments(executable: Executable, arrays: Sequence[Any]) -> tuple[Any, ...]
     if not isinstance(place, MeshPlacement):
         return values[:count], values[count:], [], arrays
     values = place.to_program(values, variables)
-    stacks = [components.stack_on(variable, place) for variable in executable.held.values()]
+    stacks = [components.stack_on(known[key], place) for key in executable.held]
     return values[:count], values[count:], stacks, list(map(place.argument, arrays))
 
 
-def _store(executable: Executable, new: list[Any]) -> None:
+def _store(executable: Executable, variables: list[Any], new: list[Any]) -> None:
     """Gives the variables their new values."""
     if isinstance(executable.place, MeshPlacement):
         new = executable.place.from_program(new)
-    keras_compat.store_values(executable.written, new)
-    donation.mark_unread(executable.written, new)
+    keras_compat.store_values(variables, new)
+    donation.mark_unread(variables, new)
 
 
 def _compile(executable: Executable) -> Callable[..., Any]:
     def program(
         consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Sequence[Any]
     ) -> Any:
-        traced, known = executable.traced, executable.known
+        traced, known = executable.traced, executable.variables()
         assert traced is not None
         held = dict(zip(executable.held, stacks, strict=False))  # on one device `stacks` is empty
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
             whole, pieces, executable.form = _leaving(traced(arrays), executable.place)
         if scope.variables:
-            executable.known |= scope.variables
-            raise Incomplete
+            raise Incomplete(scope.variables)
         # Every variable whose array is consumed needs a new one, even if this trace writes none.
         first = dict(itertools.islice(known.items(), executable.consumed))
-        written = list({**first, **scope.written}.values())
-        apart = [v for v in written if scope.written_stack(v) is not None]
-        executable.written, executable.written_apart = written, apart
-        new = [scope.peek(variable) for variable in written]
+        written = {**first, **scope.written}
+        apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
+        executable.written, executable.written_apart = list(written), list(apart)
+        new = [scope.peek(variable) for variable in written.values()]
         if isinstance(executable.place, MeshPlacement):
-            new = executable.place.constrained(new, written)
-        return new, [scope.written_stack(variable) for variable in apart], whole, pieces
+            new = executable.place.constrained(new, list(written.values()))
+        return new, [scope.written_stack(one) for one in apart.values()], whole, pieces
 
     place = executable.place
     if not isinstance(place, MeshPlacement):

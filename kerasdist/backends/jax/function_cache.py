@@ -8,12 +8,13 @@ beside the arguments, and the new values of written variables are outputs beside
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from types import MethodType
-from typing import Any, final
+from types import CellType, FunctionType, MethodType
+from typing import Any, Generic, TypeVar, final
 
 import jax
 import keras
@@ -23,24 +24,61 @@ from jax import numpy as jnp
 from kerasdist import context, keras_compat
 from kerasdist.backends.jax import components, donation, scopes
 from kerasdist.backends.jax.arrays import is_array, is_traced
-from kerasdist.backends.jax.executable import Executable, Incomplete, launch
+from kerasdist.backends.jax.executable import Executable, Incomplete, finish, launch
 from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.backends.jax.values import flatten, is_distributed, itself, joined, rebuilt
 from kerasdist.errors import ScopeError
 
 # How many compiled versions a function keeps, for different shapes of arguments and constants.
 _VERSIONS = 128
+# Of which functions may see equal ones, in place of the same.
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
 # How often a function is traced at most, until it creates no more variables.
 _TRACINGS = 4
 
 
+_Value = TypeVar("_Value")
+
+
+@final
+class _Kept(Generic[_Value]):
+    """The values that were used last, by key; each only as long as certain objects live."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._entries: OrderedDict[Hashable, tuple[_Value, list[weakref.ref[Any]]]] = OrderedDict()
+
+    def get(self, key: Hashable) -> _Value | None:
+        """Returns the value of a key, None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
+        """Keeps a value until one of the objects is gone."""
+
+        def forget(_: Any) -> None:
+            self._entries.pop(key, None)
+
+        self._entries[key] = value, [weakref.ref(one, forget) for one in objects]
+        self._entries.move_to_end(key)
+        if len(self._entries) > _VERSIONS:
+            self._entries.popitem(last=False)
+
+
 @final
 class Programs:
-    """The programs of functions, for as long as the functions live."""
+    """The programs of functions, for as long as the functions live.
+
+    Functions of one code that see the same objects, such as a lambda in a loop, share a program.
+    """
 
     def __init__(self) -> None:
         """Starts without programs."""
         self._of: dict[Hashable, tuple[Any, Program]] = {}
+        self._alike: _Kept[Program] = _Kept()
 
     def of(self, function: Callable[..., Any]) -> Program:
         """Returns the program of a function, always the same one for one function."""
@@ -55,9 +93,35 @@ class Programs:
             reference: Any = weakref.ref(owner, lambda _: self._of.pop(key, None))
         except TypeError:  # without weak references the callable lives as long as this object
             reference = partial(_same, owner)
-        program = Program()
+        program = self._alike_or_new(function)
         self._of[key] = reference, program
         return program
+
+    def _alike_or_new(self, function: Callable[..., Any]) -> Program:
+        if not isinstance(function, FunctionType):
+            return Program()
+        code = function.__code__
+        cells = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+        defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+        seen = [*cells, *defaults[0], *defaults[1].values()]
+        objects = [one for one in seen if type(one) not in _VALUES]
+        if not all(type(one).__weakrefoffset__ for one in objects):
+            return Program()  # such as a list: it may be another one later, in the same place
+        known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
+        key = code, id(function.__globals__), len(cells), tuple(known_by), tuple(defaults[1])
+        program = self._alike.get(key)
+        if program is None:
+            program = Program()
+            self._alike.put(key, program, objects)
+        return program
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  it raises
+    except ValueError:
+        return True
+    return False
 
 
 def _same(owner: Any) -> Any:
@@ -70,7 +134,8 @@ class Program:
 
     def __init__(self) -> None:
         """Starts without compiled versions."""
-        self._executables: OrderedDict[Hashable, Executable] = OrderedDict()
+        self._executables: _Kept[Executable] = _Kept()
+        self._lock = threading.RLock()
 
     def __call__(
         self, run: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any
@@ -84,23 +149,29 @@ class Program:
             return run(function, *args, **kwargs)
 
         key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
-        with donation.launching:
+        with self._lock:
             executable = self._executables.get(key)
             if executable is None or _is_outdated(executable):
-                executable = self._make(traced, arguments, executable)
-                self._executables[key] = executable
-                if len(self._executables) > _VERSIONS:
-                    self._executables.popitem(last=False)
+                executable = self._make(traced, arguments, executable, {}, key)
             for _ in range(_TRACINGS):
                 try:
-                    return launch(executable, traced, arrays)
-                except Incomplete:
-                    executable = self._make(traced, arguments, executable)
-                    self._executables[key] = executable
-            raise _never_settles(executable.known.values())
+                    # Code on the host, for which the launch may wait, may call other functions.
+                    with donation.passing(executable.known):
+                        outputs = launch(executable, traced, arrays)
+                    break
+                except Incomplete as found:
+                    executable = self._make(traced, arguments, executable, found.variables, key)
+            else:
+                raise _never_settles(executable.variables().values())
+        return finish(executable, outputs)
 
     def _make(
-        self, traced: Callable[..., Any], arguments: _Arguments, before: Executable | None
+        self,
+        traced: Callable[..., Any],
+        arguments: _Arguments,
+        before: Executable | None,
+        found: dict[int, Any],
+        key: Hashable,
     ) -> Executable:
         """Finds the variables of a function for some arguments; compiles nothing yet."""
         abstract = [_abstract(array) for array in arguments.arrays]
@@ -118,19 +189,23 @@ class Program:
             raise _never_settles(created)
         known, held, written = scope.variables, scope.apart, scope.written
         if before is not None:
-            known, held = {**before.known, **known}, {**before.held, **held}
-            written = {**dict(itertools.islice(before.known.items(), before.consumed)), **written}
-        for key in components.diverged(known):
-            if components.recall(known[key]) is not None:
-                held = {**held, key: known[key]}
-        consumed = {key: one for key, one in written.items() if key not in held}
-        return Executable(
-            {**consumed, **known},
+            earlier = before.variables()
+            held = {**{key: earlier[key] for key in before.held}, **held}
+            written = {**dict(itertools.islice(earlier.items(), before.consumed)), **written}
+            known = {**earlier, **found, **known}
+        for one in components.diverged(known):
+            if components.recall(known[one]) is not None:
+                held = {**held, one: known[one]}
+        consumed = {one: variable for one, variable in written.items() if one not in held}
+        known = {**consumed, **known}
+        executable = Executable(
+            {one: weakref.ref(variable) for one, variable in known.items()},
             len(consumed),
-            held,
+            list(held),
             scopes.place_of(scope),
-            arguments.constants,
         )
+        self._executables.put(key, executable, [*known.values(), *arguments.objects])
+        return executable
 
 
 @final
@@ -139,14 +214,14 @@ class _Arguments:
 
     Attributes:
         arrays: The arrays among them, which are the program's inputs.
-        constants: The other arguments, which are compiled in.
+        objects: Those of the other arguments, which are compiled in, that are known by identity.
         form: The key of the compiled version: structure, shapes, types and constants.
     """
 
     def __init__(self, structure: Any) -> None:
         self._leaves, self._structure = flatten(structure)
         self.arrays: list[Any] = []
-        self.constants: list[Any] = []
+        self.objects: list[Any] = []
         # For each leaf, the function that makes it from an array inside the program; None: the leaf
         # is a constant.
         self._made: list[Callable[[Any], Any] | None] = []
@@ -185,13 +260,36 @@ class _Arguments:
         return array.shape, array.dtype, getattr(array, "weak_type", False)
 
     def _constant(self, leaf: Any) -> Hashable:
-        self.constants.append(leaf)
         self._made.append(None)
-        try:
-            hash(leaf)
-        except TypeError:
+        if type(leaf).__weakrefoffset__ and type(leaf).__hash__ in (None, object.__hash__):
+            self.objects.append(leaf)
             return type(leaf), id(leaf)
-        return type(leaf), leaf
+        return _constant(leaf)
+
+
+def _constant(leaf: Any) -> Hashable:
+    """Returns a key that is the same for equal constants of one type; it may keep them alive."""
+    if isinstance(leaf, float | complex):
+        return type(leaf), repr(leaf)  # 0.0 equals -0.0, and NaN nothing
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), _ById(leaf)
+    return type(leaf), leaf
+
+
+@final
+class _ById:
+    """An object that is equal to itself alone, and lives as long as a key with it."""
+
+    def __init__(self, one: Any) -> None:
+        self._one = one
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other._one is self._one
+
+    def __hash__(self) -> int:
+        return id(self._one)
 
 
 def _is_new(variable: Any) -> bool:
@@ -219,11 +317,10 @@ def _abstract(array: Any) -> Any:
 def _is_outdated(executable: Executable) -> bool:
     """Whether a variable has components now and had none when the executable was compiled."""
     diverged = components.diverged(executable.known)
-    return (
-        bool(diverged)
-        and isinstance(executable.place, MeshPlacement)
-        and any(
-            key not in executable.held and components.recall(executable.known[key]) is not None
-            for key in diverged
-        )
+    if not diverged or not isinstance(executable.place, MeshPlacement):
+        return False
+    variables = executable.variables()
+    return any(
+        key not in executable.held and components.recall(variables[key]) is not None
+        for key in diverged
     )

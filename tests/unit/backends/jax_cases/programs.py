@@ -72,6 +72,119 @@ def a_function_that_is_gone_leaves_nothing_behind(strategy):
 
 
 @case
+def a_function_keeps_no_model_alive(strategy):
+    """DEFECTS 13: up to 128 programs were kept, with their models."""
+
+    @function
+    def step(model, x):
+        return strategy.reduce("SUM", strategy.run(lambda x: ops.sum(model(x)), args=(x,)), None)
+
+    def used():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        for _ in range(2):
+            step(model, np.ones((3, 2), "float32"))
+        return weakref.ref(model), weakref.ref(model.weights[0])
+
+    found = [used() for _ in range(3)]
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
+    assert [one() for pair in found for one in pair] == [None] * 6
+
+
+@case
+def the_program_that_was_used_least_lately_goes_first(strategy):
+    """DEFECTS 13: the oldest went, also one that each step uses."""
+    traced = []
+
+    @function
+    def step(number):
+        traced.append(number)
+        return number + 0
+
+    step(-1)
+    for number in range(200):
+        step(number)
+        step(-1)
+    assert traced.count(-1) == 2
+
+
+@case
+def a_lambda_in_a_loop_is_traced_once(strategy):
+    """DEFECTS 14: each iteration compiled anew, since each makes another function."""
+    traced, scale = [], np.ones(2, "float32")
+
+    def note(factor):
+        traced.append(factor)
+
+    def looped(factor):
+        def add(x, more=1.0):
+            note(factor)
+            return x * factor * scale + more
+
+        return strategy.run(add, args=(np.ones(2, "float32"),))
+
+    for _ in range(4):
+        [first, *_] = components(strategy, looped(2.0))
+        np.testing.assert_array_equal(first, [3.0, 3.0])
+    assert traced == [2.0] * 2
+    np.testing.assert_array_equal(components(strategy, looped(3.0))[0], [4.0, 4.0])
+    assert traced == [2.0] * 2 + [3.0] * 2
+    scale = np.full(2, 5.0, "float32")  # another array
+    np.testing.assert_array_equal(components(strategy, looped(2.0))[0], [11.0, 11.0])
+
+
+@case
+def zero_and_minus_zero_are_two_constants(strategy):
+    """DEFECTS 21: they shared a compiled program; NaN had a new one in each call."""
+    traced = []
+
+    @function
+    def inverse(x, zero):
+        traced.append(zero)
+        return x / zero
+
+    one = np.float32(1.0)
+    signs = [float(inverse(one, zero)) for zero in (0.0, -0.0, 0.0)]
+    assert signs == [np.inf, -np.inf, np.inf]
+    for _ in range(3):
+        assert np.isnan(inverse(one, float("nan")))
+    assert len(traced) == 2 * 3
+
+
+@case
+def code_on_the_host_may_call_a_function(strategy):
+    """DEFECTS 21: it waited for ever, for the step that waited for it."""
+    noted = []
+
+    @function
+    def double(x):
+        return x * 2
+
+    def on_host(x):
+        noted.append(float(double(np.asarray(x))))
+        return np.float32(1.0)
+
+    @function
+    def step(x):
+        def on_replica():
+            return jax.pure_callback(on_host, jax.ShapeDtypeStruct((), "float32"), ops.sum(x))
+
+        return strategy.reduce("SUM", strategy.run(on_replica), axis=None)
+
+    ended = []
+
+    def loop():
+        ended.extend(float(step(np.ones((4,), "float32"))) for _ in range(20))
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert ended == [2.0] * 20
+    assert set(noted) == {8.0}
+
+
+@case
 def arrays_that_others_hold_live_on(strategy):
     """Not consumed are arrays that were read, nor those of another variable, nor an argument."""
     with strategy.scope():
