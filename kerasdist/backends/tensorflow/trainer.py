@@ -15,7 +15,7 @@ from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     PlacedBatch,
-    beginnings_of,
+    compared_of,
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.collectives import collectives_here
@@ -155,17 +155,21 @@ class TensorFlowTrainer(ReplicatedTrainer):
         waits = own and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, _, values) = done[0]
-        totals = [tf.convert_to_tensor(first.share.total)]
+        totals, compared = [tf.convert_to_tensor(first.share.total)], compared_of(batch)
+        rows: Any = ()
+        if compared is not None:
+            rows = compared.first_rows
+            totals.append(compared.checksums)
         with _known(read, values):
             results = self.get_metrics_result()
         if own:
-            return beginnings_of(batch), totals, results, values
+            return rows, totals, results, values
         everyone = self._group.from_all_replicas(
             [(logs, local, piece.share.weight) for piece, (logs, local, _) in done]
         )
         logs, local, weights = zip(*everyone, strict=True)
         all_logs = global_logs(logs, local, results, weights)
-        return beginnings_of(batch), totals, all_logs, values
+        return rows, totals, all_logs, values
 
     def prepare_step(self, batch: Any) -> None:
         """Mirrors the variables, builds the model and makes the train function."""
