@@ -218,6 +218,25 @@ def on_moving_statistics(lab):
 
 
 @case("workers")
+def on_what_is_trainable(lab):
+    """DEFECTS 27: a callback of one worker that freezes a layer is named, and nobody waits."""
+    is_last = lab.job.rank == lab.job.num_workers - 1
+
+    def freezing(event):
+        def freeze(self, number, logs=None):
+            if is_last and number == 1:
+                self.model.layers[0].trainable = False
+
+        return type("Freezes", (keras.callbacks.Callback,), {event: freeze})()
+
+    places = {"on_epoch_begin": "beginning of epoch 2", "on_train_batch_end": "end of batch 2 of"}
+    for event, place in {**places, "on_epoch_end": "end of epoch 2"}.items():
+        said = f"same trainable weights at the {place}.*kernel=False on worker "
+        with lab.raises(kd.errors.DisagreementError, said):
+            _fit(_model(lab), epochs=3, callbacks=[freezing(event)])
+
+
+@case("workers")
 def on_a_batch(lab):
     """A batch of another size on one worker is found at the end of the epoch."""
     odd = lab.job.rank == lab.job.num_workers - 1

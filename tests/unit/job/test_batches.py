@@ -40,3 +40,17 @@ def test_the_first_batch_that_differs_is_named(one, other, said):
 def test_workers_in_other_epochs_or_without_a_word_are_not_compared():
     assert came_apart([report((60, 4)), report((60, 6), clears=1)]) is None
     assert came_apart([report((60, 4)), None]) is None
+
+
+def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains_on():
+    ended = BatchHistory()
+    for _ in range(7):
+        ended.add(4)
+    ended.end()
+    found = came_apart([report((8, 4)), ended.report()])
+    said = "batch 8='none, at the end of its data' on worker 1, 'trains on batch 8' on worker 0"
+    assert found == said
+    assert came_apart([report((7, 4)), ended.report()]) is None  # it may come yet
+    assert came_apart([report((3, 4)), ended.report()]) is None
+    ended.clear()
+    assert came_apart([report((8, 4), clears=1), ended.report()]) is None
