@@ -17,10 +17,18 @@ _NUMBER = re.compile(r"\d{6,}")
 _LINE = 300
 
 
+def digest_of(program: str) -> str:
+    """Returns a digest of a program that is equal on workers which run the same."""
+    return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
+
+
+def _lines(program: str) -> list[str]:
+    return [_NUMBER.sub("", one) if "callback" in one else one for one in program.splitlines()]
+
+
 def require_equal(job: Job, program: str) -> None:
     """Raises DisagreementError if workers run different programs. All workers must call it."""
-    lines = [_NUMBER.sub("", one) if "callback" in one else one for one in program.splitlines()]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    lines, digest = _lines(program), digest_of(program)
     if len(set(job.all_gather_object("program of a step", digest))) == 1:
         return
     everyone = job.all_gather_object(

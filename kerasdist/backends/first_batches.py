@@ -2,19 +2,22 @@
 
 Each worker takes its own rows of every batch. If workers shuffle the dataset in different orders,
 some rows are trained on twice and others never. So workers compare the first batch of each
-iteration, at the step that uses it.
+iteration, at the step that uses it, and checksums of all batches at the end of an epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.backends import checksums
 from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import described_difference
 from kerasdist.structures import flatten
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 # How many rows of an array are compared, and how many elements of each.
 ROWS, ELEMENTS = 16, 1024
+
+# How many bytes of an array count for the checksum of a batch. Of a longer one some elements of
+# each row count, in each batch others.
+BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.
 SHOWN = 4
@@ -50,28 +57,117 @@ class Beginning(NamedTuple):
 
 @final
 class FirstBatches:
-    """The first batch of the last iteration, which workers have not compared yet."""
+    """What a worker has read of datasets that all workers read, and not compared yet.
+
+    Attributes:
+        drawn_by_threads: Whether threads of the source race for random numbers, such as those of
+            a ``PyDataset``, so that no two workers draw the same.
+    """
 
     def __init__(self, job: Job | None, *, wanted: bool) -> None:
         """Starts without a batch."""
+        self.drawn_by_threads = False
         self._job = job
         self._wanted = wanted
         self._waiting: list[Beginning] | None = None
+        # Of the batches with so many arrays, one batch after another, a checksum of each array.
+        self._checksums: dict[int, array[int]] = {}
+        self._names: dict[int, list[str]] = {}
+        # After how many of these batches an iteration began.
+        self._begins: dict[int, list[int]] = {}
+        self._begun = self._begins  # of the checksums that were taken last
+        # The arrays that were found to differ by worker, as augmentation does.
+        self._drawn: set[str] = set()
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Returns the batches of an iteration; the first one is recorded when it is read."""
+        """Returns the batches of an iteration, each of which is recorded when it is read."""
         if self._job is None:
             return batches
-        return itertools.chain(self._first_of(batches), batches)
+        if not self._wanted:
+            return itertools.chain(self._first_of(batches), batches)
+        return self._noted(batches)
 
     def _first_of(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in itertools.islice(batches, 1):
-            self._waiting = beginnings(batch) if self._wanted else []
+            self._waiting = []
             yield batch
 
+    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number == 0:
+                self._waiting = beginnings(batch)
+                named = self.name(batch)
+            self.note([_checksum(leaf, number) for leaf in flatten(batch)[:named]])
+            yield batch
+
+    def name(self, batch: Any) -> int:
+        """Notes that an iteration begins; returns the number of arrays that have a name."""
+        names = names_of(batch)
+        count = len(names)
+        self._names[count] = names
+        before = len(self._checksums.get(count, ())) // max(count, 1)
+        self._begins.setdefault(count, []).append(before)
+        return count
+
+    def note(self, sums: Sequence[int]) -> None:
+        """Keeps the checksums of a batch's arrays."""
+        if self._wanted and sums:
+            self._checksums.setdefault(len(sums), array("Q")).extend(sums)
+
+    def take_checksums(self) -> dict[int, array[int]]:
+        """Returns the checksums since the last call, by the number of arrays of a batch."""
+        taken, self._checksums = self._checksums, {}
+        self._begins, self._begun = {}, self._begins
+        return taken
+
+    def require_equal_checksums(self, taken: dict[int, array[int]], when: str) -> None:
+        """Says which batch differs between workers. All workers must call it, if one does.
+
+        The chief sends its checksums, the others where they have others.
+        """
+        job = self._job
+        assert job is not None
+        told = {str(count): list(sums) for count, sums in taken.items()} if job.is_chief else None
+        [chiefs, *_] = job.all_gather_object(f"the chief's batches before {when}", told)
+        own: dict[str, list[int]] = {}
+        for count, sums in taken.items():
+            theirs = np.array(chiefs.get(str(count), ()), "uint64").reshape(-1, count)
+            own.update(
+                _first_differences(
+                    self._names[count], np.array(sums), theirs, self._begun.get(count, ())
+                )
+            )
+        everyone = job.all_gather_object(f"batches that differ before {when}", own)
+        apart: dict[str, list[int]] = {}
+        for name, (at, _, chiefs_sum) in ((n, v) for one in everyone for n, v in one.items()):
+            if name not in self._drawn and at <= apart.get(name, [at])[0]:
+                apart[name] = [at, chiefs_sum]
+        if not apart:
+            return
+        named = [
+            {
+                f"{name} of batch {at}": f"{theirs[name][1] if name in theirs else chiefs_sum:08x}"
+                for name, (at, chiefs_sum) in sorted(apart.items(), key=lambda one: one[1])
+            }
+            for theirs in everyone
+        ]
+        said = (
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches "
+            f"before {when}, of which each takes its rows. Received: "
+            f"{described_difference(named)}. "
+        )
+        if self.drawn_by_threads:
+            self._drawn |= set(apart)
+            warn_user(f"{said}{_OTHER_VALUES}")
+        else:
+            raise DisagreementError(f"{said}{_OTHER_ORDER}")
+
     def clear(self) -> None:
-        """Forgets the recorded batch, since a new call begins."""
+        """Forgets what was recorded, since a new call begins."""
         self._waiting = None
+        self._checksums.clear()
+        self._begins.clear()
+        self._drawn.clear()
 
     def compare(self) -> None:
         """Compares the last iteration's first batch over the workers, if it is new.
@@ -106,6 +202,7 @@ class FirstBatches:
             f"{described_difference(named)}. "
         )
         if any(_shows_one_order(column) for column in columns):
+            self._drawn |= {column[0].name for column in columns if len(set(column)) > 1}
             warn_user(f"{said}{_OTHER_VALUES}")
         else:
             raise DisagreementError(f"{said}{_OTHER_ORDER}")
@@ -129,6 +226,43 @@ _OTHER_VALUES = (
 def _shows_one_order(column: Sequence[Beginning]) -> bool:
     """Whether an array shows that workers read in one order: it is equal, and its rows differ."""
     return column[0].has_order and all(one == column[0] for one in column)
+
+
+def _first_differences(
+    names: Sequence[str],
+    own: np.ndarray[Any, Any],
+    chiefs: np.ndarray[Any, Any],
+    begins: Sequence[int],
+) -> dict[str, list[int]]:
+    """Returns by array the number of the first batch that differs, its checksum, and the chief's.
+
+    Workers that have read less than the chief have been told so by the sizes of batches.
+    """
+    own = own.reshape(-1, len(names))
+    length = min(len(own), len(chiefs))
+    found = {}
+    for column, name in enumerate(names):
+        [differs] = np.nonzero(own[:length, column] != chiefs[:length, column])
+        if differs.size:
+            at = int(differs[0])
+            begin = max((one for one in begins if one <= at), default=0)
+            found[name] = [at - begin + 1, int(own[at, column]), int(chiefs[at, column])]
+    return found
+
+
+def _checksum(leaf: Any, number: int) -> int:
+    """Returns a checksum of an array of the batch with this number; 0 of what is no dense array."""
+    try:
+        rows = leaf
+        if len(leaf.shape) and math.prod(leaf.shape) * leaf.dtype.itemsize > BYTES:
+            rows = leaf.reshape(leaf.shape[0], -1)
+            length = rows.shape[1]
+            each = max(BYTES // (len(rows) * leaf.dtype.itemsize), 1)
+            begin = number * each % length
+            rows = rows[:, begin : begin + each]
+        return checksums.of_array(keras_compat.ops.convert_to_numpy(rows))
+    except Exception:  # noqa: BLE001  sparse, ragged, of Python's objects
+        return 0
 
 
 def names_of(batch: Any) -> list[str]:

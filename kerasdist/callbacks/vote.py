@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, final
 
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.backends.initial_broadcast import unnumbered
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
@@ -19,7 +21,9 @@ class Vote(keras.callbacks.Callback):
 
     It is the last callback. Workers vote after each batch if one of them has a user-defined
     callback that acts on batches, or may be preempted; otherwise after each epoch, since Keras's
-    own callbacks decide by the logs, which are equal.
+    own callbacks decide by the logs, which are equal. With each vote they compare what is
+    trainable, and as an epoch begins if a user-defined callback acts then: workers that train other
+    weights would wait for each other's gradients.
     """
 
     def __init__(
@@ -33,15 +37,23 @@ class Vote(keras.callbacks.Callback):
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
+        self._variables: list[Any] = []
         looks = bool(self._backups) or any(map(_acts_on_batches, others))
-        if any(job.all_gather_object("callbacks that look at batches", looks)):
+        everyone = job.all_gather_object(
+            "callbacks that look at batches", [looks, any(map(_acts_on_beginnings, others))]
+        )
+        self._compares_first = any(begins for _, begins in everyone)
+        if any(looks for looks, _ in everyone):
             # Set on the instance: Keras runs callbacks in another thread if none acts on batches.
             self.on_train_batch_end = self._after_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the number of the epoch."""
+        """Remembers the number of the epoch, and what is trainable."""
         del logs
         self._epoch = epoch
+        self._variables = keras_compat.model_of(self).variables
+        if self._compares_first:
+            self._gather(f"beginning of epoch {epoch + 1}", [])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Votes. All workers must call it."""
@@ -55,13 +67,34 @@ class Vote(keras.callbacks.Callback):
     def _vote(self, label: str, epoch: int, batches: int) -> None:
         model = keras_compat.model_of(self)
         asked = [backup.asked_to_leave for backup in self._backups]
-        votes = self._job.all_gather_object(label, [bool(model.stop_training), *asked])
+        votes = self._gather(label, [bool(model.stop_training), *asked])
         stop, *leave = map(any, zip(*votes, strict=True))
         for backup, leaves in zip(self._backups, leave, strict=True):
             if leaves:
                 backup.leave(epoch, batches)
         if stop:
             model.stop_training = True
+
+    def _gather(self, label: str, own: list[bool]) -> list[list[bool]]:
+        """Returns the votes of all workers, which must have the same trainable weights."""
+        flags = zlib.crc32(bytes(bool(one.trainable) for one in self._variables))
+        everyone = self._job.all_gather_object(label, [flags, *own])
+        if any(theirs != flags for theirs, *_ in everyone):
+            self._job.assert_equal(
+                f"trainable weights at the {label}",
+                {
+                    f"variable {number} {unnumbered(one.path)}": bool(one.trainable)
+                    for number, one in enumerate(self._variables)
+                },
+                "Something has set `trainable` on some workers alone, such as a callback. Do the "
+                "same on all workers.",
+            )
+        return [votes for _, *votes in everyone]
+
+
+def _acts_on_beginnings(callback: Any) -> bool:
+    own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
+    return not own and keras_compat.overrides(callback, ("on_train_begin", "on_epoch_begin"))
 
 
 def _acts_on_batches(callback: Any) -> bool:

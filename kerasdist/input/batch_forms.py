@@ -48,17 +48,17 @@ class BatchHistory:
             for begin, end, (_, form) in zip(begins, ends, stretch.changes, strict=False)
         ]
 
-    def take_runs(self) -> list[list[Any]]:
-        """Returns the forms, as `runs`, and forgets them."""
-        runs = self.runs()
-        self.clear()
-        return runs
+    def end(self) -> list[list[Any]]:
+        """Returns the forms, as `runs`, and reports that no further step comes before `clear`."""
+        self._stretch.ended = True
+        return self.runs()
 
     def report(self) -> dict[str, Any]:
         """Returns the forms as JSON, with the number of calls of `clear` before."""
         stretch = self._stretch
         steps, changes = stretch.steps, stretch.changes[:]
-        return {"stretch": stretch.number, "steps": steps, "changes": changes}
+        ended = stretch.ended
+        return {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
@@ -72,6 +72,7 @@ class _Stretch:
     def __init__(self, number: int) -> None:
         self.number = number
         self.steps = 0
+        self.ended = False
         self.form: Hashable = None
         # For each step with another form than the step before: its number, from 0, and its form.
         self.changes: list[tuple[int, str]] = []

@@ -41,6 +41,11 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None
+    ended = min((one["steps"] for one in known if one.get("ended")), default=None)
+    if ended is not None and ended < max(one["steps"] for one in known):
+        # The one waits for the next step, in a collective, the other for the end of the epoch.
+        places = [_place(one, ended) for one in known]
+        return described_difference([{f"batch {ended + 1}": place} for place in places])
     steps = min(one["steps"] for one in known) - STEPS_BEYOND
     changes = [tuple((at, form) for at, form in one["changes"] if at < steps) for one in known]
     kinds = set(changes)
@@ -51,3 +56,9 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
     first = min(apart)
     forms = [next(form for at, form in reversed(one) if at <= first) for one in changes]
     return described_difference([{f"batch {first + 1}": form} for form in forms])
+
+
+def _place(report: Mapping[str, Any], ended: int) -> str:
+    if report["steps"] > ended:
+        return f"trains on batch {report['steps']}"
+    return "none, at the end of its data" if report.get("ended") else "not read yet"

@@ -25,6 +25,7 @@ from kerasdist.keras_compat.data import (
     batches,
     copied,
     get_data_adapter,
+    has_threads,
     is_array,
     is_dataset,
     is_native_dataset,

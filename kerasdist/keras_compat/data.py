@@ -37,6 +37,11 @@ def is_dataset(source: Any) -> bool:
     )
 
 
+def has_threads(source: Any) -> bool:
+    """Returns whether several threads or processes make a source's batches, in no set order."""
+    return isinstance(source, PyDataset) and source.workers > 1
+
+
 def is_array(value: Any) -> bool:
     """Returns whether a value is a NumPy array or a tensor of the backend."""
     return isinstance(value, np.ndarray) or keras.ops.is_tensor(value)

@@ -31,6 +31,8 @@ def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
     # Not of `evaluate` in `fit`, whose arguments were compared with those of `fit`.
     if job is None or job.is_watched:
         return {}
+    read = (arguments.get(name) for name in ("x", "validation_data"))
+    binding.replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
     return calls.facts_of(arguments, job, on_workers.CHANGE_TRAINING)
 
 

@@ -84,7 +84,9 @@ def on_the_call(lab):
     model = _model(lab)
     x, y = regression(ROWS)
     moved = np.array(x)
-    moved[1, 2] += 1
+    moved[7, 2] += 1  # DEFECTS 26: any row
+    swapped = np.array(x)
+    swapped[[4, 5]] = swapped[[5, 4]]
 
     def pick(one, other):
         return one if odd else other
@@ -100,6 +102,8 @@ def on_the_call(lab):
         (r"argument validation_split", "0.5", "0.25"): {"validation_split": pick(0.5, 0.25)},
         (r"callbacks\[0\]\.patience", "3", "5"): {"callbacks": [stopping(pick(3, 5))]},
         (r"x\.rows",): {"data": (pick(moved, x), y)},
+        (r"x\.rows", ".*", ".*"): {"data": (pick(swapped, x), y)},
+        (r"sample_weight\.rows",): {"sample_weight": np.float32([1] * 7 + [1 + odd] + [1] * 4)},
         (r"x\.dtype", "'float64'", "'float32'"): {"data": (x.astype(pick("f8", "f4")), y)},
         (r"x\.shape", r"'\(11, 4\)'", r"'\(12, 4\)'"): {"data": (x[odd:], y[odd:])},
         (r"validation_data\[0\]\.rows",): {"validation_data": (pick(moved, x), y)},
@@ -193,6 +197,46 @@ def _batches(sizes):
 
 
 @case("workers")
+def on_moving_statistics(lab):
+    """DEFECTS 26: moving statistics that one worker alone has changed are named."""
+    is_last = lab.job.rank == lab.job.num_workers - 1
+
+    class Moves(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            mean = self.model.layers[0].moving_mean
+            if is_last:
+                mean.assign(np.ones(4, "float32"))
+
+    with lab.strategy().scope():
+        layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+    _fit(model)
+    said = "same weights at the end of epoch 1. Received: .*/moving_mean='norm .*' on worker "
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(model, epochs=2, callbacks=[Moves()])
+
+
+@case("workers")
+def on_what_is_trainable(lab):
+    """DEFECTS 27: a callback of one worker that freezes a layer is named, and nobody waits."""
+    is_last = lab.job.rank == lab.job.num_workers - 1
+
+    def freezing(event):
+        def freeze(self, number, logs=None):
+            if is_last and number == 1:
+                self.model.layers[0].trainable = False
+
+        return type("Freezes", (keras.callbacks.Callback,), {event: freeze})()
+
+    places = {"on_epoch_begin": "beginning of epoch 2", "on_train_batch_end": "end of batch 2 of"}
+    for event, place in {**places, "on_epoch_end": "end of epoch 2"}.items():
+        said = f"same trainable weights at the {place}.*kernel=False on worker "
+        with lab.raises(kd.errors.DisagreementError, said):
+            _fit(_model(lab), epochs=3, callbacks=[freezing(event)])
+
+
+@case("workers")
 def on_a_batch(lab):
     """A batch of another size on one worker is found at the end of the epoch."""
     odd = lab.job.rank == lab.job.num_workers - 1
@@ -264,6 +308,53 @@ def on_the_order_of_a_source(lab):
     )
     model.fit(own, verbose=0, steps_per_epoch=2)  # each worker has data of its own
     lab.alike([array.tolist() for array in values(model.weights)])
+
+
+def _late_in(kind, x, y):
+    """A source in which the batch before the last has these rows."""
+    batches = [(x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, len(x), BATCH)]
+
+    class Batches(keras.utils.PyDataset):
+        num_batches = len(batches)
+
+        def __getitem__(self, index):
+            return batches[index]
+
+    if kind == "tf.data":
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    return Batches() if kind == "PyDataset" else (one for one in batches)
+
+
+@case("workers")
+def on_a_later_batch(lab):
+    """DEFECTS 26: a row that differs after the first batch is found at the end of the epoch."""
+    odd = lab.job.rank == lab.job.num_workers - 1
+    model = _model(lab)
+    x, y = regression(5 * BATCH)
+    wide = np.repeat(x, 40000, 1)  # more bytes than count
+    row = 3 * BATCH + 2
+    kinds = [("PyDataset", "y"), ("generator", "x")]
+    for kind, name in kinds + [("tf.data", "x")] * (lab.backend == "tensorflow"):
+        other = {"x": x + 0, "y": y + 0}
+        other[name][row] += 5 * odd
+        said = rf"same batches before the end of epoch 1.*Received: {name} of batch 4='.*' on w"
+        with lab.raises(kd.errors.DisagreementError, said):
+            model.fit(_late_in(kind, **other), verbose=0, epochs=2, shuffle=False)
+    model.fit(_late_in("generator", x, y), verbose=0)
+    changed = wide.copy()
+    changed[row] += odd
+    seen = rf"Received: x of batch 4='.*' on worker {lab.job.num_workers - 1}, "
+    with lab.strategy().scope():
+        model = keras.Sequential([keras.layers.Lambda(lambda x: x[:, :1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with lab.raises(kd.errors.DisagreementError, seen):
+        model.fit(_late_in("PyDataset", changed, y), verbose=0, shuffle=False)
+    validation = _late_in("PyDataset", x + 0 * odd, y + odd * (np.arange(len(y)) == row)[:, None])
+    model = _model(lab)
+    with lab.raises(kd.errors.DisagreementError, "same batches before.*y of batch"):
+        model.fit(x, y, verbose=0, batch_size=BATCH, validation_data=validation)
 
 
 def _refuse_a_later_epoch(lab, model, odd):
@@ -340,7 +431,7 @@ def on_the_program_of_a_loop(lab):
 
 @case("workers", backends=("jax",))
 def on_a_later_program(lab):
-    """DEFECTS 7: the program for another shape is compared before it runs; large constants, too."""
+    """DEFECTS 7: the program for another shape is compared, too, and so are large constants."""
     odd = lab.job.rank == lab.job.num_workers - 1
     scale = np.arange(100, dtype="float32")
     scale[70] += odd
@@ -355,7 +446,7 @@ def on_a_later_program(lab):
         return keras.ops.mean(keras.ops.square(y - p) * keras.ops.max(scale), -1)
 
     data = regression(2 * size + lab.replicas)
-    said = "same program. Received: line \\d+ of the program='.*3.0.*' on worker "
+    said = "same batches before the end of epoch 1. Received: batch 3='.* program .*' on worker "
     with lab.raises(kd.errors.DisagreementError, said):
         _fit(_model(lab, loss=loss), data, batch_size=size, shuffle=False)
     said = "same program. Received: line \\d+ of the program='.*constants: .*' on worker "

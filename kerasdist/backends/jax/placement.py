@@ -33,7 +33,7 @@ class Placement(abc.ABC):
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
-        compare_program: Called with the text of each new program of a step.
+        compare_program: Called with the text of the first program of a step.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
@@ -301,21 +301,18 @@ class MeshPlacement(Placement):
     def compile(self, step: Step, axis: int = 0) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
         programs: dict[Any, Any] = {}
-        compared: set[Hashable] = set()
+        seen: dict[Hashable, str] = {}
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
             entry = self.layout.entry(leaves, axis)
-            form = self._keep_forms(leaves)
             if self.rests_after_each_step:
                 state = jax.device_put(state, self.whole)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry)
-            if (key, form) not in compared:
-                self.compare(programs[key], state, batch)
-                compared.add((key, form))
+            self._note_step(programs[key], state, batch, seen)
             with donation.launching:
                 outputs, state = programs[key](state, batch)
             if self.rests_after_each_step:
@@ -344,10 +341,12 @@ class MeshPlacement(Placement):
             program, donate_argnums=0, in_shardings=(held, entry), out_shardings=(None, held)
         )
 
-    def _keep_forms(self, leaves: Sequence[Any]) -> Hashable:
-        """Records and returns the shapes of a batch, if several workers compare theirs."""
-        del leaves
-        return None
+    def _note_step(self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]) -> None:
+        """Notes a batch and its program, if several workers compare theirs.
+
+        `seen` has the programs that have run, by the shapes of their batches.
+        """
+        del program, state, batch, seen
 
     def compare(self, program: Any, *arguments: Any) -> None:
         """Compares a new program for these arguments, where there are several workers."""

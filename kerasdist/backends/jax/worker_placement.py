@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kerasdist import keras_compat
+from kerasdist.agreement import programs
 from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.layout import AXIS, Layout
 from kerasdist.backends.jax.placement import MeshPlacement, Step, moved
@@ -191,16 +192,24 @@ class WorkerPlacement(MeshPlacement):
         """Lets each worker run the step alone, with the whole batch."""
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            self._keep_forms(jax.tree.leaves(batch))
+            self.note_batch(_shapes(batch))
             outputs, new = step(self.wholly(state), self.at_rest(self._gather(batch)))
             return outputs, self._divided_as(state, new)
 
         return run
 
-    def _keep_forms(self, leaves: Sequence[Any]) -> Hashable:
-        form = tuple([np.shape(leaf) for leaf in leaves])
+    def _note_step(self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]) -> None:
+        form = _shapes(batch)
+        if seen and form not in seen:
+            # Without waiting for the others, whose batch may have another shape.
+            digest = programs.digest_of(text_of(program.lower(state, batch)))
+            seen[form] = f"program {digest[:12]}"
+        if form in seen:
+            self.note_batch(f"{form} {seen[form]}" if seen[form] else form)
+            return
         self.note_batch(form)
-        return form
+        self.compare(program, state, batch)
+        seen[form] = ""
 
     def compare(self, program: Any, *arguments: Any) -> None:
         """Raises DisagreementError if other workers have another program."""
@@ -210,6 +219,10 @@ class WorkerPlacement(MeshPlacement):
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
         return self.whole  # every worker needs the whole output
+
+
+def _shapes(batch: Any) -> tuple[Any, ...]:
+    return tuple([np.shape(leaf) for leaf in jax.tree.leaves(batch)])
 
 
 def pieces(variable: Any) -> list[HeldPiece]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.first_batches import ELEMENTS, ROWS
+from kerasdist.backends.first_batches import BYTES, ELEMENTS, ROWS, names_of
 from kerasdist.errors import InputError
 from kerasdist.replica_context import BatchShare
 
@@ -60,6 +60,18 @@ def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
     return _pieces(batch, size, size, size, replicas, stand_ins=stand_ins)
 
 
+class Compared(NamedTuple):
+    """What workers compare of a global batch.
+
+    Attributes:
+        first_rows: The first rows of each array of an iteration's first batch; no rows of others.
+        checksums: A checksum of each array, an int32 vector.
+    """
+
+    first_rows: Any
+    checksums: tf.Tensor
+
+
 class OwnRows(NamedTuple):
     """One worker's part of a global batch.
 
@@ -68,13 +80,13 @@ class OwnRows(NamedTuple):
             there are none.
         size: How many of the rows count, an int32 scalar tensor.
         total: Number of examples in the global batch, an int32 scalar tensor.
-        beginnings: The result of `beginnings_of_first`; empty if workers do not compare batches.
+        compared: The result of `compared_in`; empty if workers do not compare batches.
     """
 
     rows: Any
     size: tf.Tensor
     total: tf.Tensor
-    beginnings: Any = ()
+    compared: Any = ()
 
 
 class PlacedBatch(NamedTuple):
@@ -100,27 +112,43 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     return OwnRows(own_part, tf.convert_to_tensor(end - begin), tf.convert_to_tensor(total))
 
 
-def beginnings_of_first(number: tf.Tensor, batch: Any) -> Any:
-    """Returns the first rows of each array of an iteration's first batch; no rows of later ones.
+def compared_in(number: tf.Tensor, batch: Any) -> Compared:
+    """Returns what workers compare of the batch with this number in an iteration.
 
     Only the worker's pipeline sees the global batch; a step gets the worker's own rows. So the
-    pipeline adds these rows to its first batch, and the step returns them for the comparison.
+    pipeline adds this to its batches, and the step returns it for the comparison.
     """
 
     def beginning(leaf: Any) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
             return tf.constant(0)  # leaves without rows are not compared
-        rows = leaf[: tf.where(number == 0, ROWS, 0)]
-        count = tf.shape(rows)[0]
-        return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])[:, :ELEMENTS]
+        return _lines(leaf[: tf.where(number == 0, ROWS, 0)])[:, :ELEMENTS]
 
-    return keras.tree.map_structure(beginning, batch)
+    def checksum(leaf: Any) -> tf.Tensor:
+        if not isinstance(leaf, tf.Tensor):
+            return tf.constant(0)
+        lines = _lines(leaf) if leaf.shape.rank else tf.reshape(leaf, [1, 1])
+        count, length = tf.unstack(tf.shape(lines, tf.int64))
+        each = tf.maximum(BYTES // (tf.maximum(count, 1) * max(leaf.dtype.size, 1)), 1)
+        some = tf.reshape(lines[:, number * each % tf.maximum(length, 1) :][:, :each], [1, -1])
+        fingerprint = tf.raw_ops.Fingerprint(data=some, method="farmhash64")
+        return tf.bitcast(fingerprint[0, :4], tf.int32)
+
+    leaves = keras.tree.flatten(batch)[: len(names_of(batch))]
+    return Compared(
+        keras.tree.map_structure(beginning, batch), tf.stack([checksum(leaf) for leaf in leaves])
+    )
 
 
-def beginnings_of(batch: Any) -> Any:
-    """Returns the first rows of a batch that workers compare, if there are any."""
+def _lines(rows: tf.Tensor) -> tf.Tensor:
+    count = tf.shape(rows)[0]
+    return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])
+
+
+def compared_of(batch: Any) -> Compared | None:
+    """Returns what workers compare of a batch, if there is something."""
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
-    return batch.beginnings if isinstance(batch, OwnRows) else ()
+    return (batch.compared or None) if isinstance(batch, OwnRows) else None
 
 
 def first_rows(batch: Any, count: int) -> Any:
@@ -134,14 +162,14 @@ def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> lis
     return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
 
 
-def parts_of(pieces: Iterable[Piece], beginnings: Any) -> list[OwnRows]:
+def parts_of(pieces: Iterable[Piece], compared: Any) -> list[OwnRows]:
     """Returns the pieces of a batch in the form of a `PlacedBatch`'s parts."""
     return [
         OwnRows(
             piece.data,
             tf.convert_to_tensor(piece.share.size),
             tf.convert_to_tensor(piece.share.total),
-            beginnings,
+            compared,
         )
         for piece in pieces
     ]
@@ -178,7 +206,7 @@ def on_host(batch: PlacedBatch) -> OwnRows:
     with tf.device(HOST):
         rows = keras.tree.map_structure(whole, *(counted or [batch.parts[0].rows]))
         first = batch.parts[0]
-        return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.beginnings)
+        return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.compared)
 
 
 def counted_rows(value: Any, share: BatchShare) -> Any:

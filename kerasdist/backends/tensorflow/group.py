@@ -17,7 +17,7 @@ from kerasdist.backends.tensorflow.batches import (
     HOST,
     Piece,
     PlacedBatch,
-    beginnings_of,
+    compared_of,
     known_size,
     on_host,
     parts_of,
@@ -89,7 +89,7 @@ class Group:
         """A compiled function of a batch, which returns a dataset of its parts."""
 
         def divided(batch: Any) -> tf.data.Dataset:
-            return in_a_row(parts_of(self._cut(batch), beginnings_of(batch)))
+            return in_a_row(parts_of(self._cut(batch), compared_of(batch) or ()))
 
         return tf.function(divided, autograph=False)
 

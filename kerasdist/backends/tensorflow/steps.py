@@ -19,7 +19,7 @@ from kerasdist.backends.first_batches import beginnings
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     PlacedBatch,
-    beginnings_of,
+    compared_of,
     counted_rows,
     division_errors,
 )
@@ -68,7 +68,8 @@ class StepsOnIterator:
         """Prepares the function; TensorFlow traces it at its first call.
 
         `step` takes a batch, and a list to fill with the variables that it reads. It returns the
-        batch's first rows, its number of examples, the logs, and the values of the variables. With
+        batch's first rows, its number of examples and checksums, the logs, and the values of the
+        variables. With
         `trains`, the function tells a meter of its steps, if there is one.
         """
         self.count = steps
@@ -103,9 +104,17 @@ class StepsOnIterator:
                 _require_equal_beginnings(self._replica_set, first)
             self._replica_set.group.remember(self._read, values)
             if self._replica_set.job is not None:
-                for total in totals:
-                    self._replica_set.batch_history.add(f"{int(total)} examples")
+                self._note(totals)
             return logs
+
+    def _note(self, totals: Sequence[Any]) -> None:
+        """Notes numbers of examples, and vectors of checksums, for the comparison with others."""
+        for total in totals:
+            if total.shape.rank:
+                sums = total.numpy().view("uint32").tolist()
+                self._replica_set.first_batches.note(sums)
+            else:
+                self._replica_set.batch_history.add(f"{int(total)} examples")
 
     def _done_and_measured(self, iterator: Any, meter: metering.Meter) -> Any:
         if self._metered is not None and isinstance(iterator, tf.data.Iterator):
@@ -155,7 +164,9 @@ class StepsOnIterator:
 def _measured(inside: Callable[..., Any], iterator: Any) -> Any:
     """Does the steps; returns also a vector of their samples, their number, and their waits."""
     first, totals, *done = inside(_timed, iterator)
-    return (first, totals[:1], *done), tf.stack([tf.cast(one, tf.float64) for one in totals])
+    *own, count, seconds = totals
+    measured = [tf.cast(own[0], tf.float64), count, seconds]
+    return (first, own, *done), tf.stack(measured)
 
 
 def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
@@ -177,6 +188,7 @@ def _tensors(batch: Any) -> list[tf.Tensor]:
 def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
     """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
+        replica_set.first_batches.name(first)
         replica_set.first_batches.require_equal(beginnings(first))
 
 
@@ -279,7 +291,9 @@ class PredictionOnBatches:
             self._build(batches[0])
             self._is_built = True
         self._replica_set.begin_step()
-        _require_equal_beginnings(self._replica_set, beginnings_of(batches[0]))
+        compared = compared_of(batches[0])
+        if compared is not None:
+            _require_equal_beginnings(self._replica_set, compared.first_rows)
         with division_errors():
             outputs = [self._step(as_tensors(batch)) for batch in batches]
         if len(outputs) == 1:

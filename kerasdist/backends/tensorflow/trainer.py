@@ -15,7 +15,7 @@ from kerasdist.backends.tensorflow.adoption import take_on
 from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     PlacedBatch,
-    beginnings_of,
+    compared_of,
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.collectives import collectives_here
@@ -166,13 +166,17 @@ class TensorFlowTrainer(ReplicatedTrainer):
         waits = own and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, values) = done[0]
-        totals = [tf.convert_to_tensor(first.share.total)]
+        totals, compared = [tf.convert_to_tensor(first.share.total)], compared_of(batch)
+        rows: Any = ()
+        if compared is not None:
+            rows = compared.first_rows
+            totals.append(compared.checksums)
         if own:
-            return beginnings_of(batch), totals, self._results(read, values), values
+            return rows, totals, self._results(read, values), values
         logs = self._group.mean_over_rows(
             [logs for _, (logs, _) in done], [piece.share.weight for piece, _ in done]
         )
-        return beginnings_of(batch), totals, logs, values
+        return rows, totals, logs, values
 
     def _results(self, read: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
         """Returns the metrics' results, by values that a collective has brought."""

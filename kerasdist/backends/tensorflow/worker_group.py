@@ -16,7 +16,7 @@ from kerasdist.backends.tensorflow.batches import (
     OwnRows,
     Piece,
     PlacedBatch,
-    beginnings_of_first,
+    compared_in,
     on_host,
     own_rows,
     pieces_of_own,
@@ -97,14 +97,14 @@ class WorkerGroup(Group):
         else:
             # What is read ahead are whole batches: a backup keeps them for all workers.
             whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
-            own = whole.enumerate().map(self._rows_and_beginnings)
+            own = whole.enumerate().map(self._rows_and_compared)
         return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
 
     def _own_rows(self, batch: Any) -> OwnRows:
         return own_rows(batch, self._replicas, self.local)
 
-    def _rows_and_beginnings(self, number: tf.Tensor, batch: Any) -> OwnRows:
-        return self._own_rows(batch)._replace(beginnings=beginnings_of_first(number, batch))
+    def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
+        return self._own_rows(batch)._replace(compared=compared_in(number, batch))
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions

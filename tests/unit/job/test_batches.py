@@ -58,3 +58,17 @@ def test_defects_22_thousands_of_workers_are_compared_in_one_pass():
     assert said is not None
     assert said.startswith("batch 4='6' on worker 4095, '4' on workers 0, 1, 2, 3, 4, 5, 6, 7 and")
     assert sum(reads) < 2 * 4097
+
+
+def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains_on():
+    ended = BatchHistory()
+    for _ in range(7):
+        ended.add(4)
+    ended.end()
+    found = came_apart([report((8, 4)), ended.report()])
+    said = "batch 8='none, at the end of its data' on worker 1, 'trains on batch 8' on worker 0"
+    assert found == said
+    assert came_apart([report((7, 4)), ended.report()]) is None  # it may come yet
+    assert came_apart([report((3, 4)), ended.report()]) is None
+    ended.clear()
+    assert came_apart([report((8, 4), clears=1), ended.report()]) is None
