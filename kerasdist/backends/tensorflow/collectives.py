@@ -279,7 +279,8 @@ class TensorFlowCollectives(Collectives):
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
-            assign = self._assign_changes if is_combined else self._assign_once
+            changes = is_combined and not self._writes_equal
+            assign = self._assign_changes if changes else self._assign_once
             return assign(variable, value, write)
         if self._share is None:
             self.before_read(variable)
