@@ -280,8 +280,7 @@ class TensorFlowCollectives(Collectives):
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
             changes = is_combined and not self._writes_equal
-            assign = self._assign_changes if changes else self._assign_once
-            return assign(variable, value, write)
+            return (self._assign_changes if changes else self._assign_once)(variable, value, write)
         if self._share is None:
             self.before_read(variable)
             return write(variable, value)
