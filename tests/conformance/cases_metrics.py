@@ -268,7 +268,10 @@ def function_metric(lab):
 
 @case("metrics of the user", replicas=REPLICAS)
 def calls_of_a_function(lab):
-    """A function as metric is called once a step and replica, after the first call (DEFECTS 15)."""
+    """A function as metric is called once a step and replica, after its first.
+
+    DEFECTS 15.
+    """
     x, y = regression(N)
     calls = []
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
-from tests.conformance.lazy import keras
+from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
 
@@ -169,14 +169,14 @@ def assemble(lab, report, *, metrics=None, **options):
 
 # 12 in batches of 6: even; 11 in batches of 4: 3 at the end; 9 in batches of 4: replicas are left
 # empty, with what they added before.
-def check(lab, report, rows=((12, 6), (11, 4), (9, 4)), **options):
+def check(lab, report, rows=((12, 6), (11, 4), (9, 4)), strategy=None, **options):
     x, y = regression(12)
     actions = []
     for count, batch in rows:
         actions.append(fit(x[:count], y[:count], batch_size=batch, epochs=2))
         actions.append(batches_of_evaluate(x[:count], y[:count], batch))
         actions.append(evaluate(x[:count], y[:count], batch_size=batch))
-    lab.same(assemble(lab, report, **options), *actions)
+    lab.same(assemble(lab, report, **options), *actions, strategy=strategy)
 
 
 def batches_of_evaluate(x, y, batch):
@@ -206,6 +206,13 @@ def results_in_several_steps(lab):
 def results_eagerly(lab):
     """The same, with a step that runs eagerly."""
     check(lab, of_few_metrics, rows=((9, 4),), run_eagerly=True)
+
+
+@case("custom steps", backends=("tensorflow",), replicas=(2,))
+def results_in_central_storage(lab):
+    """The same, where all replicas share one copy of each variable."""
+    strategy = kd.CentralStorageStrategy(lab.devices)
+    check(lab, of_few_metrics, rows=((9, 4),), strategy=strategy)
 
 
 @case("custom steps")

@@ -259,18 +259,13 @@ class TensorFlowCollectives(Collectives):
             return self._group.wholes(variables, list(sums))
 
         given = [tensor for one in waiting for tensor in one.given]
-        return self._combine("end of the step", [*given, *own], update)
+        return self._combine("a metric's result or the end of the step", [*given, *own], update)
 
     def summed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the sums over the replicas of variables that are sums."""
-        own = [tf.convert_to_tensor(variable.value) for variable in variables]
         if keeps_one_copy(self._native_strategy):
-            return own
-
-        def sums(parts: Columns) -> list[tf.Tensor]:
-            return self._group.wholes(variables, self._group.sums(parts, here=False))
-
-        return self._combine("a metric's result", own, sums)
+            return [tf.convert_to_tensor(variable.value) for variable in variables]
+        return self.end_step(variables)
 
     def before_read(self, variable: Any) -> None:
         """Finishes a deferred assignment to the variable, so that the new value is read.
@@ -298,8 +293,8 @@ class TensorFlowCollectives(Collectives):
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
-            assign = self._assign_changes if is_combined else self._assign_once
-            return assign(variable, value, write)
+            changes = is_combined and not self._writes_equal
+            return (self._assign_changes if changes else self._assign_once)(variable, value, write)
         if self._share is None:
             self.before_read(variable)
             return write(variable, value)
