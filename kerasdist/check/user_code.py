@@ -19,9 +19,13 @@ def places(model: Any, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
     If only metrics differ, that is the metrics' code; if the model's outputs are equal, the losses
-    and the step.
+    and the step; if gradients are equal, too, the optimizer.
     """
     differ = {one.name for one in comparison.beyond_rounding}
+    changes = {f"change of {one.name}" for one in comparison.found.weights}
+    if differ <= changes and comparison.found.gradients:
+        name = getattr(model.optimizer, "name", "of the step")
+        return f"the optimizer {name}, which gets equal gradients and changes weights otherwise"
     logs = {one.name for one in comparison.found.logs} - {"loss"}
     outputs = comparison.found.outputs
     suspects: list[Callable[..., Any]] = []
