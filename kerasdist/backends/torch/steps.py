@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -62,6 +61,7 @@ class Steps:
 
     def training(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
+        alone = self._with_chiefs_draws(alone)
         if not isinstance(self._group, ProcessGroup) or not self._model.trains_by_builtin_step:
             return _metered(self.logging(step, alone))
         return _metered(self._logging(step, alone, GradientReducer(self._model, self._group)))
@@ -139,14 +139,22 @@ class Steps:
         return lambda batches: _joined([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any) -> Any:
-        """Takes plain Keras's step with the whole batch, on every worker with equal draws."""
-        replicas = self._replicas
-        with ExitStack() as stack:
-            if replicas.job is not None and context.replica() is None:
-                stack.enter_context(chiefs_draws(self._group, replicas.torch_devices[0]))
-            if replicas.divides_state:
-                stack.enter_context(shards.whole(self._model.variables))
+        """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
+        if not self._replicas.divides_state:
             return step(batch)
+        with shards.whole(self._model.variables):
+            return step(batch)
+
+    def _with_chiefs_draws(self, step: Step) -> Step:
+        """Returns a step that every worker takes with the whole batch and with equal draws."""
+
+        def drawing_alike(batch: Any) -> Any:
+            if self._replicas.job is None or context.replica() is not None:
+                return step(batch)
+            with chiefs_draws(self._group, self._replicas.torch_devices[0]):
+                return step(batch)
+
+        return drawing_alike
 
     def end(self) -> bool:
         """Sums the metrics over the workers if that was postponed; returns whether it was."""
