@@ -153,38 +153,6 @@ def zero_and_minus_zero_are_two_constants(strategy):
 
 
 @case
-def code_on_the_host_may_call_a_function(strategy):
-    """DEFECTS 21: it waited for ever, for the step that waited for it."""
-    noted = []
-
-    @function
-    def double(x):
-        return x * 2
-
-    def on_host(x):
-        noted.append(float(double(np.asarray(x))))
-        return np.float32(1.0)
-
-    @function
-    def step(x):
-        def on_replica():
-            return jax.pure_callback(on_host, jax.ShapeDtypeStruct((), "float32"), ops.sum(x))
-
-        return strategy.reduce("SUM", strategy.run(on_replica), axis=None)
-
-    ended = []
-
-    def loop():
-        ended.extend(float(step(np.ones((4,), "float32"))) for _ in range(20))
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert ended == [2.0] * 20
-    assert set(noted) == {8.0}
-
-
-@case
 def arrays_that_others_hold_live_on(strategy):
     """Not consumed are arrays that were read, nor those of another variable, nor an argument."""
     with strategy.scope():
