@@ -6,8 +6,8 @@ It keeps the user's name and module, so that the object is saved, loaded and pri
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kerasdist import keras_compat
@@ -20,15 +20,25 @@ if TYPE_CHECKING:
 _BINDING = "_kerasdist_binding"
 
 
-@cache
+# Weak on both sides, since a class refers to its bases: a user's class may go with its last model.
+_bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[type, type]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def bound_class(front: type, own: type) -> type:
     """Returns the subclass of `own` that has `front` before it."""
+    known = _bound.setdefault(own, weakref.WeakValueDictionary())
+    bound = known.get(front)
+    if bound is not None:
+        return bound
     bound = type(
         own.__name__,
         (front, own),
         {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
     )
     keras_compat.serialize_as(own, bound)
+    known[front] = bound
     return bound
 
 

@@ -6,9 +6,9 @@ still wins, and so does everything else that a user's class defines.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -144,10 +144,16 @@ def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
     return np.array(sample_weight, keras.config.floatx()) if numbers else sample_weight
 
 
-@cache
+_builtin: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
 def _runs_builtin_steps(model_class: type) -> bool:
-    names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-    return all(keras_compat.is_builtin(_defined_by_model(model_class, name)) for name in names)
+    known = _builtin.get(model_class)
+    if known is None:
+        names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+        steps = [_defined_by_model(model_class, name) for name in names]
+        known = _builtin[model_class] = all(map(keras_compat.is_builtin, steps))
+    return known
 
 
 def _defined_by_model(model_class: type, name: str) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ from kerasdist.losses import compute_average_loss, scale_regularization_loss
 from kerasdist.replica_context import checked_axis
 from kerasdist.strategy import Strategy
 from kerasdist.values import PerReplica
+from tests.environment import CPU_DEVICES, values
+from tests.fresh import run_fresh
 
 
 @pytest.fixture
@@ -131,3 +133,36 @@ class TestLosses:
     def test_a_number_of_examples_is_an_integer(self, size):
         with pytest.raises(ValueError, match=r"an integer.*Received: global_batch_size="):
             compute_average_loss(np.array([1.0]), global_batch_size=size)
+
+
+USER_CLASS = """
+import gc, weakref, keras, numpy as np, kerasdist as kd
+
+strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
+
+def used():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    with strategy.scope():
+        model = Own()
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    return weakref.ref(Own), weakref.ref(type(model)), weakref.ref(model)
+
+references = used()
+keras.utils.clear_session(free_memory=False)
+gc.collect()
+print([one() for one in references])
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_defect_21_a_users_class_goes_with_its_last_model(backend):
+    said = run_fresh(USER_CLASS, KERAS_BACKEND=backend, **values(CPU_DEVICES))
+    assert said.strip().endswith("[None, None, None]")

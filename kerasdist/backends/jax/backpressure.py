@@ -18,8 +18,7 @@ from typing import Any, final
 
 import jax
 
-# How many launches lie between two marks. At most twice as many are in flight, which is well below
-# 32, since callbacks and user code launch programs, too.
+# So many are in flight at most, well below 32, since callbacks and user code launch programs, too.
 _STRIDE = 8
 
 STEPS_AHEAD = _STRIDE
@@ -36,23 +35,19 @@ class FreeFlow:
 
 @final
 class BoundedFlow:
-    """Marks a step every `_STRIDE` launches, and waits until the step marked before is done."""
+    """Waits for every `_STRIDE`-th launch."""
 
     def __init__(self) -> None:
         """Starts counting."""
         self._launches = 0
-        self._mark: list[Any] = []
 
     def after_launch(self, outputs: Any, state: Any) -> None:
-        """Counts a launch; at a mark, waits for the step marked before."""
+        """Counts a launch; waits for its outputs if it is the next that is waited for."""
         self._launches += 1
-        if self._launches < _STRIDE:
-            return
-        self._launches = 0
-        jax.block_until_ready(self._mark)
-        self._mark = jax.tree.leaves(outputs)[:1]
-        if not self._mark:  # the step has only state, which the next step donates: wait now
-            jax.block_until_ready(jax.tree.leaves(state)[:1])
+        if self._launches % _STRIDE == 0:
+            leaves = jax.tree.leaves((outputs, state))
+            there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
+            jax.block_until_ready(next(there, None))
 
 
 # All strategies of a process launch into the same queues.

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import jax
 import keras
@@ -30,11 +30,12 @@ from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.equality import checksums_of, equalize
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base import ReplicaSet
     from kerasdist.backends.jax.layout import Layout
     from kerasdist.backends.jax.placement import MeshPlacement
+    from kerasdist.backends.jax.replicas import JaxReplicaSet
 
-_places: weakref.WeakKeyDictionary[ReplicaSet, MeshPlacement] = weakref.WeakKeyDictionary()
+# Those whose mesh divides state.
+_replica_sets: weakref.WeakSet[JaxReplicaSet] = weakref.WeakSet()
 
 _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
     keras.initializers.Zeros: lambda _: 0,
@@ -54,9 +55,9 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-def add(replica_set: ReplicaSet, place: MeshPlacement) -> None:
+def add(replica_set: JaxReplicaSet) -> None:
     """Lets the variables of a strategy be divided."""
-    _places[replica_set] = place
+    _replica_sets.add(replica_set)
     install()
 
 
@@ -78,10 +79,11 @@ def _place_of(variable: Any) -> MeshPlacement | None:
         or ownership.strategy_of(weight)
         or context.scoped_strategy()
     )
-    if strategy is None or strategy.replica_set is None:
+    replicas: Any = None if strategy is None else strategy.replica_set
+    if replicas not in _replica_sets:
         return None
-    place = _places.get(strategy.replica_set)
-    return None if place is None or place.layout.of_variable(variable) is place.whole else place
+    place = replicas.arrays
+    return None if place.layout.of_variable(variable) is place.whole else place
 
 
 # Between programs.
@@ -174,7 +176,7 @@ def whole(variable: Any, value: Any) -> Any:
     """Returns a variable's value as a whole array. All workers must call it."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
-    for place in _places.values():
+    for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
         if getattr(value.sharding, "mesh", None) == place.mesh:
             with place.together(_work("read", variable), lambda: None):
                 return place.gathered(value)

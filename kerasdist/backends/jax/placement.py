@@ -167,7 +167,7 @@ class MeshPlacement(Placement):
         if device is None:
             # A variable that is to be cut may be too large for one accelerator: the host makes it.
             cut = layout.splits.logical_devices > 1
-            device = jax.local_devices(backend="cpu")[0] if cut else layout.local[0]
+            device = _host_or(layout.local[0]) if cut else layout.local[0]
         super().__init__(layout.mesh.devices.flat, device)
         self.layout = layout
         self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows[0]
@@ -366,6 +366,14 @@ class MeshPlacement(Placement):
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         return self.layout.entry([leaf], axis=0)
+
+
+def _host_or(accelerator: Any) -> Any:
+    """Returns the host as a device; an accelerator where `JAX_PLATFORMS` leaves out the CPU."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return accelerator
 
 
 def moved(arrays: list[Any], targets: Sequence[Sharding]) -> list[Any]:

@@ -58,7 +58,7 @@ class JaxReplicaSet(ReplicaSet):
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
             if self.arrays.layout.rule is not None:
-                divided_state.add(self, self.arrays)
+                divided_state.add(self)
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
         if job is not None:

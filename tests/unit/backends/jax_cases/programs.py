@@ -4,6 +4,7 @@ import gc
 import signal
 import threading
 import weakref
+from unittest import mock
 
 import jax
 import keras
@@ -13,6 +14,8 @@ from keras import ops
 
 import kerasdist as kd
 from kerasdist import keras_compat
+from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.placement import MeshPlacement
 from kerasdist.errors import ScopeError
 from kerasdist.functions import function
 from tests.unit.backends.jax_cases.case import case, components, index
@@ -153,35 +156,35 @@ def zero_and_minus_zero_are_two_constants(strategy):
 
 
 @case
-def code_on_the_host_may_call_a_function(strategy):
-    """DEFECTS 21: it waited for ever, for the step that waited for it."""
-    noted = []
+def a_strategy_that_divides_state_goes_with_its_last_reference(strategy):
+    """DEFECTS 21: a table of ours kept it."""
+    divides = kd.MirroredStrategy(["cpu:0", "cpu:1"], sharding="full")
+    with divides.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8)])
+        model.compile("adam", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 8)), verbose=0)
+    gone = weakref.ref(divides.replica_set)
+    del divides, model
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
+    assert gone() is None
 
-    @function
-    def double(x):
-        return x * 2
 
-    def on_host(x):
-        noted.append(float(double(np.asarray(x))))
-        return np.float32(1.0)
+@case
+def a_replica_of_several_devices_needs_no_cpu_device(strategy):
+    """DEFECTS 11: with JAX_PLATFORMS=tpu or cuda there is none, where variables were made."""
+    local_devices = jax.local_devices
 
-    @function
-    def step(x):
-        def on_replica():
-            return jax.pure_callback(on_host, jax.ShapeDtypeStruct((), "float32"), ops.sum(x))
+    def without_cpu(*args, backend=None, **kwargs):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return local_devices(*args, backend=backend, **kwargs)
 
-        return strategy.reduce("SUM", strategy.run(on_replica), axis=None)
-
-    ended = []
-
-    def loop():
-        ended.extend(float(step(np.ones((4,), "float32"))) for _ in range(20))
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert ended == [2.0] * 20
-    assert set(noted) == {8.0}
+    layout = Layout(jax.devices()[:2], 2)
+    with mock.patch("jax.local_devices", without_cpu):
+        place = MeshPlacement(layout)
+        with place.variables():
+            assert jax.numpy.ones(2).devices() == {jax.devices()[0]}
 
 
 @case
