@@ -2,8 +2,8 @@
 
     python -m kerasdist.checks.agent
 
-A line of JSON on the standard input is a question, one on the standard output its answer. It ends
-with its input.
+The first line of the standard input has variables for the environment, as JSON. Each other one is
+a question, a line of the standard output its answer. It ends with its input.
 """
 
 from __future__ import annotations
@@ -25,17 +25,13 @@ from kerasdist.checks.findings import as_dicts
 from kerasdist.launch import info
 from kerasdist.launch.placement import listening
 
-ON_INPUT = "--variables-on-input"
-"""Says that the first line of the input has variables for the environment, as JSON."""
-
 _SECONDS = 5.0
 _AT_ONCE = 32
 
 
 def main() -> None:
     """Answers questions until the input ends."""
-    if ON_INPUT in sys.argv:
-        os.environ.update(json.loads(sys.stdin.readline() or "{}"))
+    os.environ.update(json.loads(sys.stdin.readline() or "{}"))
     # Keeps what libraries print apart from the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)

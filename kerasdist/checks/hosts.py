@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from kerasdist.checks import findings
-from kerasdist.checks.agent import ON_INPUT
 from kerasdist.checks.findings import Finding
 from kerasdist.checks.machine import is_loopback
 from kerasdist.launch import environment
@@ -68,9 +67,8 @@ class Agent:
         ]
         for thread in self._threads:
             thread.start()
-        if host is not None:
-            with contextlib.suppress(OSError):  # the first question finds out why
-                self._send(environment.for_another_machine(os.environ))
+        with contextlib.suppress(OSError):  # the first question finds out why
+            self._send({} if host is None else environment.for_another_machine(os.environ))
 
     def ask(self, do: str, **arguments: Any) -> None:
         """Sends a question.
@@ -133,7 +131,7 @@ def _command(host: str | None) -> list[str]:
         return [sys.executable, *_AGENT]
     path = os.environ.get("PYTHONPATH")
     words = [] if path is None else ["env", f"PYTHONPATH={path}"]
-    words += [sys.executable, *_AGENT, ON_INPUT]
+    words += [sys.executable, *_AGENT]
     return [*SSH, "--", host, f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"]
 
 

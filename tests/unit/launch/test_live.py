@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,11 @@ REPORT = {
 }
 
 
+def _write(file, lines):
+    with os.fdopen(file, "wb") as opened:
+        opened.write(lines)
+
+
 @pytest.mark.parametrize("kind", ["log", "screen"])
 def test_defect_29_a_full_disk_blocks_no_worker(kind):
     """DEFECTS 29: all that a worker writes is read, though no line finds room."""
@@ -43,8 +49,11 @@ def test_defect_29_a_full_disk_blocks_no_worker(kind):
         pump = Pump(shown, "[worker 0/1]", 0)
         reads, writes = os.pipe()
         pump.start(os.fdopen(reads, "rb"), full)
-        with os.fdopen(writes, "w", encoding="utf-8") as worker:
-            worker.writelines(f"line {number}\n" for number in range(50_000))
+        lines = b"".join(b"line %d\n" % number for number in range(50_000))
+        worker = threading.Thread(target=_write, args=(writes, lines), daemon=True)
+        worker.start()
+        worker.join(30)
+        assert not worker.is_alive()
         assert pump.last_lines(time.monotonic() + 30)[-1] == "line 49999"
         for file in (full, *vars(shown).values()):
             with contextlib.suppress(OSError, AttributeError):
