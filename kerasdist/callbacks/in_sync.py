@@ -19,11 +19,6 @@ class InSync(keras.callbacks.Callback):
     and before those that back them up.
     """
 
-    def __init__(self) -> None:
-        """Makes the callback."""
-        super().__init__()
-        self._epoch = 0
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Forgets the batches before this call."""
         del logs
@@ -32,19 +27,6 @@ class InSync(keras.callbacks.Callback):
             history = binding.replicas.batch_history
             history.clear()
             binding.replicas.job.report_batches(history.report)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the number of the epoch."""
-        del logs
-        self._epoch = epoch
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares the batches of training before validation. All workers must call it."""
-        del logs
-        binding = binding_of(keras_compat.model_of(self))
-        if binding is not None:
-            when = f"the validation of epoch {self._epoch + 1}"
-            weights.require_equal_batches(binding.replicas, when)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.agreement import calls, code, models
+from kerasdist.agreement import calls, code, models, weights
 from kerasdist.backends.base import ReplicaSet
 from kerasdist.binding import Binding
 from kerasdist.callbacks import on_workers
@@ -74,13 +74,21 @@ def _calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
+        if is_inner:  # of `fit`, whose batches may have come to their end on this worker alone
+            weights.require_equal_batches(replicas, f"the call of {name}")
+        else:
+            replicas.batch_history.clear()
         own = {} if is_inner else models.facts_of(model, anew=name == "fit")
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
         equal_randomness.ensure(job)
-        with _in_call(replicas, call.arguments):
-            yield
+        try:
+            with _in_call(replicas, call.arguments):
+                yield
+        finally:
+            if not is_inner:  # what follows, such as train_on_batch, is no part of this call
+                replicas.batch_history.clear()
 
 
 @contextmanager

@@ -150,6 +150,7 @@ class TorchTrainer(ReplicatedTrainer):
         return loss
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        self.replica_set.batch_history.end()  # while it waits for the others' sums
         if self._steps().end():  # once an epoch, when Keras waits for the device anyway
             return self.get_metrics_result()
         return super()._get_metrics_result_or_logs(logs)  # type: ignore[misc]
