@@ -68,12 +68,13 @@ def prepare(
 ) -> list[Device]:
     """Prepares the CPU devices among the named ones, without starting the backend.
 
+    Named ones are prepared if they count from 0. Others, such as ``cpu:99`` alone, must exist.
     Returns all that are named, once each.
     """
     config.apply_cpu_devices_variable()
     named = () if names is None else parse_devices(names)
     wanted = list(dict.fromkeys([*named, *(parse_devices([name])[0] for name in needed)]))
     cpus = [device.index for device in wanted if device.kind == "cpu"]
-    if cpus:
-        backend.prepare_cpu_devices(max(cpus) + 1)
+    if cpus and max(cpus) < len(cpus):
+        backend.prepare_cpu_devices(len(cpus))
     return wanted

@@ -15,6 +15,7 @@ SUITE = "tests.gpu_like"
 SELECTED = frozenset(
     {
         "callbacks.callback_reads_and_writes",
+        "lookups.adamw",
         "losses.add_loss_mean",
         "models.state_that_layers_write",
         "models.unused_weights",
