@@ -2,8 +2,8 @@
 
 An expression is a product of two weights and what is done to it: einsum with no, one or two batch
 axes, matmul, transpose, swapaxes, reshape. Many have square operands, with which an exchange of
-operands or axes would go unnoticed by shapes. 500 expressions are in 20 models; on TensorFlow, which
-traces each of them for every replica, 200 in 8, and all with `KERASDIST_CONFORMANCE_FULL=1`.
+operands or axes would go unnoticed by shapes. 500 expressions are in 20 models; on TensorFlow,
+which traces each of them for every replica, 200 in 8, and all with `KERASDIST_CONFORMANCE_FULL=1`.
 """
 
 import os
