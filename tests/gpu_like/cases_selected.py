@@ -54,8 +54,6 @@ SELECTED = frozenset(
 NOT_HERE = frozenset(
     {
         "cost.no_wait_for_a_tuner",
-        "cost.no_wait_for_the_end_of_a_pipeline",
-        "cost.one_pipeline_an_epoch",
     }
 )
 

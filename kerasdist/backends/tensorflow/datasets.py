@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import OwnRows, Piece
 from kerasdist.backends.tensorflow.batches import pieces as divided_in_graph
-from kerasdist.backends.tensorflow.prefetching import in_a_row
-from kerasdist.backends.tensorflow.private.pipelines import iteration
+from kerasdist.backends.tensorflow.prefetching import in_a_row, untuned
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.values import tensor_of_array
 from kerasdist.input.adapter import WrappedAdapter
@@ -59,8 +58,8 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     @classmethod
     def of(cls, dataset: tf.data.Dataset, spec: Any, *, is_of_arrays: bool) -> GlobalBatchDataset:
-        """Wraps a dataset; if it slices arrays, its iterators may start late (`iteration`)."""
-        return cls(iteration(dataset, begins_late=is_of_arrays), spec)
+        """Wraps a dataset; one that slices arrays is not tuned."""
+        return cls(partial(iter, untuned(dataset) if is_of_arrays else dataset), spec)
 
     @classmethod
     def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import tensorflow as tf
@@ -26,8 +26,7 @@ from kerasdist.backends.tensorflow.batches import (
 )
 from kerasdist.backends.tensorflow.datasets import GlobalBatchDataset
 from kerasdist.backends.tensorflow.division import Division
-from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched
-from kerasdist.backends.tensorflow.private.pipelines import iteration
+from kerasdist.backends.tensorflow.prefetching import can_prefetch, in_a_row, prefetched, untuned
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.values import among_zeros, check_alike, concat
 from kerasdist.backends.tensorflow.variables import copies
@@ -79,12 +78,12 @@ class Group:
 
         `sized` has the static sizes of the global batches, None if nothing has.
         """
-        plain = iteration(dataset, begins_late=is_of_arrays)
+        plain = partial(iter, untuned(dataset) if is_of_arrays else dataset)
         if self.shares_memory or not can_prefetch(dataset.element_spec):
             return GlobalBatchDataset(plain, spec)
         devices = self.native_strategy.extended.worker_devices
         total = None if sized is None else known_size(sized)
-        ahead = prefetched(dataset, self._divided, devices, total, begins_late=is_of_arrays)
+        ahead = prefetched(dataset, self._divided, devices, total, is_of_arrays=is_of_arrays)
         return GlobalBatchDataset(plain, spec, ahead)
 
     @cached_property

@@ -14,10 +14,20 @@ from typing import Any, final
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.batches import HOST, PlacedBatch
-from kerasdist.backends.tensorflow.private.pipelines import calls_python, ended_aside, untuned
 
 # How many pieces wait on each device, beside the one that a step works on.
 _AHEAD = 1
+
+
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without autotuning, where there is nothing to tune.
+
+    TensorFlow runs a thread for it, which sometimes misses the request to stop: the end of an epoch
+    then takes up to as long as the epoch did (seen with 2.21).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def can_prefetch(spec: Any) -> bool:
@@ -39,19 +49,16 @@ def prefetched(
     devices: Sequence[str],
     total: int | None,
     *,
-    begins_late: bool,
+    is_of_arrays: bool,
 ) -> Callable[[], Any]:
     """Returns a function that makes an iterator over `PlacedBatch`es.
 
     `divide`, a ``tf.function``, turns a batch into a dataset of one `OwnRows` for each device.
-    `total` is the number of examples in each global batch, if it is known. As in `iteration`, with
-    `begins_late` first use starts the iterator.
+    `total` is the number of examples in each global batch, if it is known.
     """
     parts, graph = _in_parts(dataset, divide)
-    if begins_late:
+    if is_of_arrays:
         parts = untuned(parts)
-    tuned = not begins_late and dataset.options().autotune.enabled is not False
-    ends_aside = tuned and not calls_python(dataset)
     spec = PlacedSpec(parts.element_spec, tuple(devices), total)
 
     def start() -> list[Any]:
@@ -60,10 +67,7 @@ def prefetched(
 
     def iterate() -> PlacedIterator:
         iterator = PlacedIterator(spec, start)
-        if not begins_late:
-            held = tf.nest.flatten(iterator, expand_composites=True)  # starts it
-            if ends_aside:
-                ended_aside(iterator, held)
+        tf.nest.flatten(iterator, expand_composites=True)  # starts it
         return iterator
 
     return iterate
