@@ -35,6 +35,23 @@ class BatchShare:
     total: Any
     weight: Any
 
+    def note_in(self, error: Exception) -> None:
+        """Adds to an error about shapes, from a user's step, that a replica has few of the rows."""
+        is_known = isinstance(self.size, int) and isinstance(self.total, int)
+        of_shapes = ("shape", "dimension", "size of tensor")
+        if is_known and self.size == self.total:
+            return
+        if not any(word in str(error).lower() for word in of_shapes):
+            return
+        rows = (
+            f"{self.size} of the batch's {self.total} rows" if is_known else "a part of the batch"
+        )
+        error.add_note(
+            f"The step runs once per replica, and this replica has {rows}. If code in it makes "
+            "arrays of a fixed batch size, let it take the size from its batch: "
+            "keras.ops.shape(x)[0]."
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class ReplicaContext:

@@ -73,10 +73,7 @@ def test_another_dataset_of_the_same_types_traces_nothing(found):
     assert found["retraced"] == 0
 
 
-def test_pipelines_of_devices_begin_and_end_without_delay(found):
-    begun, is_tuned, ended_aside = found["pipelines"]["arrays"]
-    assert (begun, is_tuned, ended_aside) == (2, False, 0)  # one on each device in two epochs
-    begun, is_tuned, ended_aside = found["pipelines"]["dataset"]
-    assert begun >= 2
-    assert not is_tuned
-    assert ended_aside == begun
+def test_pipelines_of_devices_are_not_tuned(found):
+    for begun, is_tuned in found["pipelines"].values():
+        assert begun >= 2
+        assert not is_tuned

@@ -1,7 +1,6 @@
 """What a step may not cost beyond plain Keras: a trace, a compilation, a wait of the host."""
 
 import contextlib
-import weakref
 from unittest import mock
 
 from tests.conformance import counters
@@ -116,65 +115,3 @@ def no_wait_for_a_tuner(lab):
         tuned[name] = [one.options().autotune.enabled is not False for one in begun]
     lab.check(tuned["arrays"] and not any(tuned["arrays"]), f"arrays are tuned: {tuned}")
     lab.check(tuned["dataset"] and all(tuned["dataset"]), f"the dataset is not tuned: {tuned}")
-
-
-@case("cost of an epoch", backends=("tensorflow",))
-def one_pipeline_an_epoch(lab):
-    """The pipeline of arrays that Keras makes at the end of an epoch, and leaves, never begins."""
-    x, y = regression(N)
-    model = built(lab.strategy())
-    passes = {
-        "fit": lambda: model.fit(x, y, BATCH, epochs=3, verbose=0),
-        "fit in order": lambda: model.fit(x, y, BATCH, epochs=3, shuffle=False, verbose=0),
-        "evaluate": lambda: model.evaluate(x, y, BATCH, verbose=0),
-        "predict": lambda: model.predict(x, BATCH, verbose=0),
-    }
-    begun = {}
-    for name, run in passes.items():
-        with _begun_pipelines() as pipelines:
-            run()
-        begun[name] = len(pipelines)
-    wanted = {"fit": 3, "fit in order": 3, "evaluate": 1, "predict": 1}
-    lab.check(begun == wanted, f"pipelines that began: {begun}")
-
-
-@case("cost of an epoch", backends=("tensorflow",))
-def no_wait_for_the_end_of_a_pipeline(lab):
-    """A thread waits for the end of a `tf.data` pipeline that calls no Python."""
-    x, y = regression(N)
-    model = built(lab.strategy())
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
-    ends, begin, begun = [], tf.data.Dataset.__iter__, []
-
-    def noted(dataset):
-        iterator = begin(dataset)
-        begun.append(weakref.ref(iterator))
-        return iterator
-
-    with (
-        mock.patch.object(tf.data.Dataset, "__iter__", noted),
-        mock.patch("_thread.start_new_thread", lambda end, arguments: ends.append(end)),
-    ):
-        model.fit(dataset, epochs=3, verbose=0)
-    # Keras begins one at the end of an epoch, too, which may be the next one's.
-    lab.check(len(begun) >= 3 and not any(it() for it in begun), f"iterators are kept: {begun}")
-    held = [end.__self__ for end in ends]
-    lab.check([len(one) for one in held] == [1] * len(begun), f"left to threads are {held}")
-    for end in ends:
-        end()
-    lab.check(not any(held), f"the threads end none: {held}")
-
-    def python(x, y):
-        return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), (None, 4)), y
-
-    sources = {
-        "arrays": (x, y),
-        "python": (dataset.map(python),),
-        "nested": (dataset.flat_map(lambda *b: tf.data.Dataset.from_tensors(b).map(python)),),
-        "generator": (((x, y) for _ in range(3)),),
-    }
-    for name, source in sources.items():
-        with mock.patch("_thread.start_new_thread", lambda end, arguments: ends.append(end)):
-            ends.clear()
-            model.fit(*source, steps_per_epoch=3, verbose=0)
-        lab.check(not ends, f"the end of {name} is left to a thread")

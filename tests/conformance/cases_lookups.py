@@ -92,12 +92,12 @@ for _name, _title in {
     "rmsprop": "RMSprop, clipped by value",
     "sgd": "SGD, clipped by the norm",
 }.items():
-    case("optimizers", name=_name, title=f"Positions, tokens, distances in tables: {_title}")(
+    case("lookups", name=_name, title=f"Positions, tokens, distances in tables: {_title}")(
         check(_name)
     )
 
 
-@case("optimizers", replicas=(2,))
+@case("lookups", replicas=(2,))
 def eagerly(lab):
     """Positions, tokens, distances in tables: AdamW with `run_eagerly=True`."""
     x, y = sentences(9)
@@ -108,7 +108,7 @@ def eagerly(lab):
     )
 
 
-@case("optimizers", replicas=(4,))
+@case("lookups", replicas=(4,))
 def transformer(lab):
     """A small GPT with a mask, the table of tokens as its last layer, Adam as Keras has it."""
 

@@ -83,6 +83,39 @@ def optimizer_and_variables_from_outside(lab):
 
 
 @case("outside replicas")
+def gradients_by_hand(lab):
+    """A loop with a tape or `kd.value_and_grad` in the scope, outside of `strategy.run` (12b)."""
+    x, y = regression(N)
+
+    def losses(model):
+        optimizer, told = keras.optimizers.Adam(0.1), []
+        loss = lambda: keras.ops.mean(keras.ops.square(model(x) - keras.ops.convert_to_tensor(y)))  # noqa: E731
+        for _ in range(3):
+            value, found = _gradients(lab, loss, model.trainable_variables)
+            optimizer.apply(found, model.trainable_variables)
+            told.append(keras.ops.convert_to_numpy(keras.ops.stop_gradient(value)))
+        return told
+
+    def trained(scope):
+        model = lab.run(dense, [], scope)[0]
+        with scope.scope() if scope else contextlib.nullcontext():
+            told = losses(model)
+        return [told, model.get_weights()]
+
+    lab.equal(trained(None), trained(lab.strategy()), ADAPTIVE)
+
+
+def _gradients(lab, loss, variables):
+    if lab.backend != "tensorflow":
+        return kd.value_and_grad(loss, variables)
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    return value, tape.gradient(value, variables)
+
+
+@case("outside replicas")
 def optimizer_build(lab):
     """`model.optimizer.build` after the scope, of optimizers made in it and outside, then `fit`."""
     x, y = regression(N)

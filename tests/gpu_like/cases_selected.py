@@ -15,6 +15,7 @@ SUITE = "tests.gpu_like"
 SELECTED = frozenset(
     {
         "callbacks.callback_reads_and_writes",
+        "lookups.adamw",
         "losses.add_loss_mean",
         "models.state_that_layers_write",
         "models.unused_weights",
@@ -53,8 +54,6 @@ SELECTED = frozenset(
 NOT_HERE = frozenset(
     {
         "cost.no_wait_for_a_tuner",
-        "cost.no_wait_for_the_end_of_a_pipeline",
-        "cost.one_pipeline_an_epoch",
     }
 )
 

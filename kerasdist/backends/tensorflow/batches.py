@@ -226,11 +226,12 @@ def none_for_optional(leaf: Any) -> Any:
 
 @contextmanager
 def division_errors() -> Iterator[None]:
-    """Translates TensorFlow's error about a batch that could not be divided."""
+    """Translates TensorFlow's error of a batch that could not be divided, notes why others fail."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         if not _FAILED_DIVISION.search(error.message):
+            BatchShare(None, None, None).note_in(error)
             raise
         # Keras raises the error again ``from None``, so the message quotes the cause.
         raise InputError(

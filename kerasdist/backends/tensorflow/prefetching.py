@@ -19,6 +19,17 @@ from kerasdist.backends.tensorflow.batches import HOST, PlacedBatch
 _AHEAD = 1
 
 
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without autotuning, where there is nothing to tune.
+
+    TensorFlow runs a thread for it, which sometimes misses the request to stop: the end of an epoch
+    then takes up to as long as the epoch did (seen with 2.21).
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def can_prefetch(spec: Any) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
@@ -51,17 +62,6 @@ def prefetched(
         return _iterators(parts, devices)
 
     return lambda: PlacedIterator(spec, start)
-
-
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without autotuning, for which TensorFlow runs a thread per iterator.
-
-    For slices of arrays, in which there is nothing to tune: an iterator that ends waits for that
-    thread, which may sleep on for 10 ms times a power of two, a minute at most (seen with 2.21).
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 def _in_parts(dataset: tf.data.Dataset, divide: Any) -> tuple[tf.data.Dataset, Any]:

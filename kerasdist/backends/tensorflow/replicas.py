@@ -128,8 +128,12 @@ class TensorFlowReplicaSet(ReplicaSet):
 
         def on_piece(index: int) -> Any:
             data = divided[index].data
-            with _after(data):
-                return function(data)
+            try:
+                with _after(data):
+                    return function(data)
+            except Exception as error:
+                divided[index].share.note_in(error)
+                raise
 
         results = in_replicas(strategy, self.group, on_piece, pieces=divided, waits=updates_wait)
         return list(zip(divided, results, strict=True))

@@ -1,5 +1,6 @@
-"""Gradients of vector losses, one value per example, as in keras.io's siamese network.
+"""Gradients of vector losses, and gradients outside of replicas.
 
+A vector loss has one value per example, as in keras.io's siamese network.
 ``tape.gradient`` of a vector is the gradient of the sum of its values. On one device that sum goes
 over the global batch, in a replica over the replica's rows; `optimizer.apply` then multiplies each
 replica's gradients by its weight. So they are divided by the weight here: then the replicas'
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.gradients import on_values
 from kerasdist.backends.tensorflow.private.patches import install_tape_gradient
+from kerasdist.backends.tensorflow.variables import copies
 from kerasdist.replica_context import BatchShare, one_device_replica
 
 
@@ -29,6 +31,9 @@ def install() -> None:
 def _gradient(
     original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if tf.distribute.in_cross_replica_context():
+        # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
+        sources = tf.nest.map_structure(lambda one: copies(one)[0], sources)
     gradients = original(tape, target, sources, *args, **kwargs)
     replica = one_device_replica()
     if replica is None:

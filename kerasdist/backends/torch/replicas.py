@@ -336,7 +336,12 @@ class ReplicaThreads:
                     scope,
                     gathering,
                 ):
-                    result = step(part.argument)
+                    try:
+                        result = step(part.argument)
+                    except Exception as error:
+                        if part.share is not None:
+                            part.share.note_in(error)
+                        raise
                 if not rules.is_fit:
                     keras_compat.initialize_waiting_variables()
             return result
