@@ -30,12 +30,12 @@ from kerasdist.backends.jax.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.equality import checksums_of, equalize
 
 if TYPE_CHECKING:
+    from kerasdist.backends.base import ReplicaSet
     from kerasdist.backends.jax.layout import Layout
     from kerasdist.backends.jax.placement import MeshPlacement
-    from kerasdist.backends.jax.replicas import JaxReplicaSet
 
 # Those whose mesh divides state.
-_replica_sets: weakref.WeakSet[JaxReplicaSet] = weakref.WeakSet()
+_replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
     keras.initializers.Zeros: lambda _: 0,
@@ -55,7 +55,7 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-def add(replica_set: JaxReplicaSet) -> None:
+def add(replica_set: ReplicaSet) -> None:
     """Lets the variables of a strategy be divided."""
     _replica_sets.add(replica_set)
     install()
