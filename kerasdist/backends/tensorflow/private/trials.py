@@ -12,7 +12,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from kerasdist import keras_compat
 
 # What the package's own kinds of distributed variables hold beside TensorFlow's attributes.
-_OWN = ("_is_equal", "_known", "division", "joined", "weight")
+_OWN = ("_is_equal", "_known")
 
 
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
