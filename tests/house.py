@@ -46,15 +46,15 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 29_819, 23_500),
-    Figure("files", 357, 250),
-    Figure("files under 50 lines", 62, 20),
+    Figure("lines of code", 30_280, 23_500),
+    Figure("files", 343, 250),
+    Figure("files under 50 lines", 57, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 28, 6),
-    Figure("files in the largest folder", 42, 14),
+    Figure("files in the largest folder", 40, 14),
     Figure("circles of imports, those for types included", 10, 0),
-    Figure("files in the largest circle", 13, 0),
-    Figure("mentions of Any", 3_896, 2_600),
+    Figure("files in the largest circle", 14, 0),
+    Figure("mentions of Any", 3_864, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
