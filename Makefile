@@ -20,7 +20,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -93,6 +93,9 @@ gpu-like: $(STAMP) ## the suites' cases on CPU replicas that behave like GPUs (2
 
 sharded: $(STAMP) ## the suites' cases with state that the replicas divide, on JAX and TensorFlow (an hour)
 	KERASDIST_SHARDED=all $(PYTEST) -q tests/sharded
+
+in-scope: $(STAMP) ## the suites' cases with everything inside `with strategy.scope():` (20 minutes)
+	KERASDIST_IN_SCOPE=all $(PYTEST) -q tests/in_scope
 
 gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 	$(BIN)/python -m tests.accelerators.on_gpu

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from kerasdist.backends import random_states
+from kerasdist.job.comparison import named_workers
 from kerasdist.job.job import Job
 from kerasdist.user_warnings import warn_user
 
@@ -18,22 +19,25 @@ def ensure(job: Job, *, begins: bool = False) -> None:
     It warns once, but not of workers that `begins` finds unseeded: their states always differ.
     """
     own = random_states.compared()
-    everyone = job.all_gather_object(
+    everyone = job.gather_object(
         "random state", {library: _digest(state) for library, state in own.items()}
     )
-    # A library that is not imported on all workers does not shuffle what they all read.
-    common = set.intersection(*map(set, everyone))
-    apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
-    if not apart:
-        return
-    mine = None
+    found = None
     if job.is_chief:
-        mine = [own["keras"], secrets.randbits(31), random_states.kept()]
-    [seed, drawn, states], *_ = job.all_gather_object("random state of the chief", mine)
-    if not begins or (seed is not None and "keras" in apart):
+        # A library that is not imported on all workers does not shuffle what they all read.
+        common = set.intersection(*map(set, everyone))
+        apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
         differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
-        if job.is_chief or job.rank in differing:
-            _warn(job.rank, job.num_workers, ", ".join(apart), ", ".join(map(str, differing)))
+        if apart:
+            drawn = own["keras"], secrets.randbits(31), random_states.kept()
+            found = [apart, differing, *drawn]
+    found = job.broadcast_object("random state of the chief", found)
+    if found is None:
+        return
+    apart, differing, seed, drawn, states = found
+    is_concerned = job.is_chief or job.rank in differing
+    if is_concerned and (not begins or (seed is not None and "keras" in apart)):
+        _warn(job.rank, job.num_workers, ", ".join(apart), named_workers(differing))
     if seed is None or "keras" in apart:  # TensorFlow's state cannot be sent
         random_states.seed(drawn if seed is None else seed)
     random_states.put_back(states)
@@ -43,7 +47,7 @@ def ensure(job: Job, *, begins: bool = False) -> None:
 def _warn(rank: int, workers: int, libraries: str, ranks: str) -> None:
     warn_user(
         f"[worker {rank}/{workers}] Expected all workers to be seeded alike, and to draw as many "
-        f"random numbers. Received: other states of {libraries} on worker {ranks} than on worker "
+        f"random numbers. Received: other states of {libraries} on {ranks} than on worker "
         "0. All go on with those of worker 0, so that they shuffle data in the same order. Call "
         "keras.utils.set_random_seed with the same number on all workers; what one worker draws "
         "alone, it should draw from a generator of its own (numpy.random.default_rng)."
