@@ -95,7 +95,7 @@ def choices(lab):
         lab.strategy(check="warn" if lab.job.is_chief else "off")
 
 
-@case("the first-batch check", backends=CHECKED)
+@case("the first-batch check", backends=("torch",))
 def large_divided_state(lab):
     """Workers that divide a large model's state do not make it whole for the comparison."""
     from kerasdist.check import first_batch

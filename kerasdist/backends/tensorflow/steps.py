@@ -24,7 +24,7 @@ from kerasdist.backends.tensorflow.batches import (
     division_errors,
 )
 from kerasdist.backends.tensorflow.group import Group
-from kerasdist.backends.tensorflow.prefetching import PlacedIterator, in_a_row
+from kerasdist.backends.tensorflow.prefetching import PlacedIterator, in_a_row, untuned
 from kerasdist.backends.tensorflow.values import concat
 from kerasdist.backends.trial import examples
 from kerasdist.check.first_batch import FirstBatchCheck
@@ -234,7 +234,7 @@ class FirstStepChecked:
         if isinstance(iterator, PlacedIterator):
             return self._steps(iterator.over(batches))
         if isinstance(iterator, tf.data.Iterator):
-            return self._steps(iter(in_a_row(batches, iterator.element_spec)))
+            return self._steps(iter(untuned(in_a_row(batches, iterator.element_spec))))
         return self._steps(iter(batches))
 
     def _ends_epoch(self, iterator: Any) -> bool:

@@ -162,8 +162,10 @@ class TensorFlowTrainer(ReplicatedTrainer):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables.
-        # Where a sum is a collective, one at the end is enough.
-        waits = own and self._group.has_collectives
+        # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
+        # own may apply more than once.
+        is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
+        waits = own and is_direct and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, values) = done[0]
         totals, compared = [tf.convert_to_tensor(first.share.total)], compared_of(batch)
