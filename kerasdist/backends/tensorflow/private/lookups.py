@@ -22,6 +22,8 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return other values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
+# Of integers that an eager operation has made from floats: more often tokens than positions.
+_OF_FLOATS = "Floats"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Lookups:
                 continue
             seen.add(id(one))
             kind, inputs = self._made_by(one)
-            if any(part in kind for part in _DIFFERENT):
+            if kind == _OF_FLOATS or any(part in kind for part in _DIFFERENT):
                 return True
             if kind == "StridedSlice" and self._is_other_size(inputs):
                 continue
@@ -189,7 +191,7 @@ class Lookups:
         if name in ("Shape", "ReadVariableOp"):
             inputs = ()
         elif any(one.dtype.is_floating for one in inputs):
-            return  # so as not to keep it
+            name, inputs = _OF_FLOATS, ()  # so as not to keep them
         for one in outputs:
             if one.dtype.is_integer or one.dtype == tf.bool:
                 self._made[id(one)] = one, name, inputs
@@ -207,6 +209,8 @@ def _once(total: Any, indices: Any) -> tf.IndexedSlices:
     """Returns the entries of all replicas, given their sum, with each index of one replica once."""
     if not isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total, indices)
+    if total.indices.shape[0] % max(indices.shape.num_elements(), 1):
+        return total
     blocks = tf.reshape(total.indices, (-1, *indices.shape))
     if not tf.reduce_all(blocks == blocks[0]):
         return total
