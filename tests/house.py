@@ -46,7 +46,7 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 30_288, 23_500),
+    Figure("lines of code", 30_293, 23_500),
     Figure("files", 343, 250),
     Figure("files under 50 lines", 57, 20),
     Figure("files over 700 lines", 0, 0),

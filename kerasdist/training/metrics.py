@@ -182,12 +182,21 @@ def update_wrapped(
     if replica is not None and not keras_compat.is_builtin(metric._fn):
         returns_scalar = _returns_scalar.get(metric)
         if returns_scalar is None:
-            returns_scalar = _is_scalar(metric._fn(y_true, y_pred, **metric._fn_kwargs))
-            if keras.tree.flatten(y_pred)[0].shape[0] != 1:  # one value may be that of one row
-                _returns_scalar[metric] = returns_scalar
+            returns_scalar = _returns_scalar[metric] = _mixes(metric, y_true, y_pred)
         if returns_scalar:
             y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
     return original(metric, y_true, y_pred, sample_weight)
+
+
+def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    """Returns whether a metric's function returns a scalar, which all rows may be mixed in.
+
+    All replicas must find the same: of a single row, a value per example may be a scalar, too.
+    """
+    given = y_true, y_pred
+    if keras.tree.flatten(y_pred)[0].shape[0] == 1:
+        given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
+    return _is_scalar(metric._fn(*given, **metric._fn_kwargs))
 
 
 def update_mean(

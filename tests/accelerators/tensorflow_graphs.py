@@ -55,7 +55,7 @@ def graph_of(model, batches=None):
 def iterator(dataset=None):
     dataset = dataset or tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
     spec = dataset.element_spec
-    return iter(GROUP._iterated(dataset, spec, spec, is_of_arrays=False))
+    return iter(GROUP._iterated(dataset, spec, spec))
 
 
 def operations(graph):
@@ -179,7 +179,7 @@ def kinds_of_batches():
         name: type(iterator(dataset)).__name__ == "PlacedIterator"
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
-    dataset = GROUP._iterated(integers, integers.element_spec, None, is_of_arrays=False)
+    dataset = GROUP._iterated(integers, integers.element_spec, None)
     dataset._begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds

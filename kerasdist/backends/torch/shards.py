@@ -90,7 +90,9 @@ def shard_of(variable: Any) -> Shard | None:
 def gathered(variable: Any) -> torch.Tensor | None:
     """Returns a variable's value. All workers must call it with the same variables."""
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
-    return stored if shard is None or stored is None else shard.whole(stored)
+    if shard is None or stored is None:
+        return stored
+    return shard.whole(stored).requires_grad_(stored.requires_grad)
 
 
 def whole_value(variable: Any) -> torch.Tensor:

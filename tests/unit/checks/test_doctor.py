@@ -43,7 +43,7 @@ class TestOneMachine:
         [found] = machine._versions()
         assert found.verdict == "problem"
         assert "keras 3.9.0, where kerasdist needs >=3.12" in found.found
-        assert "jax 0.4.1, where kerasdist needs >=0.7" in found.found
+        assert "jax 0.4.1, where kerasdist needs >=0.8.2" in found.found
 
     def test_a_backend_that_is_not_there(self, monkeypatch):
         monkeypatch.setenv("KERAS_BACKEND", "pytorch")
