@@ -54,7 +54,7 @@ FIGURES = (
     Figure("files in the largest folder", 40, 14),
     Figure("circles of imports, those for types included", 10, 0),
     Figure("files in the largest circle", 14, 0),
-    Figure("mentions of Any", 3_864, 2_600),
+    Figure("mentions of Any", 3_867, 2_600),
 )
 _NO_CODE = (
     tokenize.COMMENT,
