@@ -193,7 +193,7 @@ def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
 
     All replicas must find the same: of a single row, a value per example may be a scalar, too.
     """
-    given = y_true, y_pred
+    given: Any = (y_true, y_pred)
     if keras.tree.flatten(y_pred)[0].shape[0] == 1:
         given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
     return _is_scalar(metric._fn(*given, **metric._fn_kwargs))
