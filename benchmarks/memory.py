@@ -49,7 +49,7 @@ def held(variables):
 
 def temporary(model, batch):
     """What XLA has allotted on a device, beside the state, in the compiled step."""
-    from kerasdist.backends.jax.steps import Execution, StepFunction
+    from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 
     names = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{name}_variables": True for name in names})

@@ -3,8 +3,8 @@
     python benchmarks/short_steps.py [--steps 20000] [--devices 2 3 4]
 
 On a machine with few cores, JAX's CPU client can stop for good when many short programs with
-collectives are in flight, and aborts after 40 seconds; kerasdist/backends/jax/backpressure.py says
-why.
+collectives are in flight, and aborts after 40 seconds;
+kerasdist/backends/jax/fit/backpressure.py says why.
 Each number of devices runs in a process of its own. The exit status is 0 if all of them finished.
 """
 

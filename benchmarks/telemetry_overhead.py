@@ -76,7 +76,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 def bookkeeping() -> float:
     """Returns the processor time of what the meter does in a step, at its best."""
-    from kerasdist.backends.metering import Meter
+    from kerasdist.backends.base.metering import Meter
 
     meter = Meter(knows_collectives=True, steps_ahead=1)
     for _ in range(2):  # as many as Telemetry has

@@ -12,17 +12,28 @@ from kerasdist._version import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
+    from kerasdist.api.chief import print
+    from kerasdist.api.collectives import (
+        CommunicationImplementation,
+        CommunicationOptions,
+        ReduceOp,
+    )
+    from kerasdist.api.extended import StrategyExtended
+    from kerasdist.api.functions import function, value_and_grad
+    from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
+    from kerasdist.api.replica_context import ReplicaContext, global_batch
+    from kerasdist.api.run_options import RunOptions
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
     from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
-    from kerasdist.chief import print
-    from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
-    from kerasdist.context import (
+    from kerasdist.core.context import (
         get_replica_context,
         get_strategy,
         has_strategy,
         in_cross_replica_context,
     )
-    from kerasdist.extended import StrategyExtended
-    from kerasdist.functions import function, value_and_grad
+    from kerasdist.core.partitions import DeviceAssignment
+    from kerasdist.core.sharding import Sharding
     from kerasdist.input.distributed import DistributedDataset
     from kerasdist.input.options import (
         AutoShardPolicy,
@@ -32,19 +43,12 @@ if TYPE_CHECKING:
         ValueContext,
     )
     from kerasdist.launch.function import launch
-    from kerasdist.losses import compute_average_loss, scale_regularization_loss
-    from kerasdist.partitions import DeviceAssignment
-    from kerasdist.replica_context import ReplicaContext, global_batch
-    from kerasdist.run_options import RunOptions
-    from kerasdist.sharding import Sharding
     from kerasdist.strategies.auto import auto
     from kerasdist.strategies.central_storage import CentralStorageStrategy
     from kerasdist.strategies.mirrored import MirroredStrategy
     from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
-    from kerasdist.strategy import Strategy
-    from kerasdist.values import DistributedValues, Mirrored, PerReplica
 
 __all__ = [
     "AutoShardPolicy",
@@ -95,40 +99,40 @@ __all__ = [
 _HOMES = {
     "AutoShardPolicy": "kerasdist.input.options",
     "CentralStorageStrategy": "kerasdist.strategies.central_storage",
-    "DeviceAssignment": "kerasdist.partitions",
+    "DeviceAssignment": "kerasdist.core.partitions",
     "TPUStrategy": "kerasdist.strategies.tpu",
-    "CommunicationImplementation": "kerasdist.collectives",
-    "CommunicationOptions": "kerasdist.collectives",
+    "CommunicationImplementation": "kerasdist.api.collectives",
+    "CommunicationOptions": "kerasdist.api.collectives",
     "DistributedDataset": "kerasdist.input.distributed",
-    "DistributedValues": "kerasdist.values",
+    "DistributedValues": "kerasdist.api.values",
     "InputContext": "kerasdist.input.options",
     "InputOptions": "kerasdist.input.options",
     "InputReplicationMode": "kerasdist.input.options",
-    "Mirrored": "kerasdist.values",
+    "Mirrored": "kerasdist.api.values",
     "MirroredStrategy": "kerasdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
     "OneDeviceComparison": "kerasdist.check.report",
     "OneDeviceStrategy": "kerasdist.strategies.one_device",
-    "PerReplica": "kerasdist.values",
-    "ReduceOp": "kerasdist.collectives",
-    "ReplicaContext": "kerasdist.replica_context",
-    "RunOptions": "kerasdist.run_options",
-    "Sharding": "kerasdist.sharding",
-    "Strategy": "kerasdist.strategy",
-    "StrategyExtended": "kerasdist.extended",
+    "PerReplica": "kerasdist.api.values",
+    "ReduceOp": "kerasdist.api.collectives",
+    "ReplicaContext": "kerasdist.api.replica_context",
+    "RunOptions": "kerasdist.api.run_options",
+    "Sharding": "kerasdist.core.sharding",
+    "Strategy": "kerasdist.api.strategy",
+    "StrategyExtended": "kerasdist.api.extended",
     "ValueContext": "kerasdist.input.options",
     "auto": "kerasdist.strategies.auto",
     "compare_with_one_device": "kerasdist.check.report",
-    "compute_average_loss": "kerasdist.losses",
-    "function": "kerasdist.functions",
-    "get_replica_context": "kerasdist.context",
-    "get_strategy": "kerasdist.context",
-    "global_batch": "kerasdist.replica_context",
-    "has_strategy": "kerasdist.context",
-    "print": "kerasdist.chief",
-    "in_cross_replica_context": "kerasdist.context",
-    "scale_regularization_loss": "kerasdist.losses",
-    "value_and_grad": "kerasdist.functions",
+    "compute_average_loss": "kerasdist.api.losses",
+    "function": "kerasdist.api.functions",
+    "get_replica_context": "kerasdist.core.context",
+    "get_strategy": "kerasdist.core.context",
+    "global_batch": "kerasdist.api.replica_context",
+    "has_strategy": "kerasdist.core.context",
+    "print": "kerasdist.api.chief",
+    "in_cross_replica_context": "kerasdist.core.context",
+    "scale_regularization_loss": "kerasdist.api.losses",
+    "value_and_grad": "kerasdist.api.functions",
 }
 
 
@@ -155,7 +159,7 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except (ImportError, ValueError) as error:
-        problem = importlib.import_module("kerasdist.backend_choice").backend_choice().problem
+        problem = importlib.import_module("kerasdist.core.backend_choice").backend_choice().problem
         if problem is None:
             raise
         raise importlib.import_module("kerasdist.errors").BackendError(problem) from error

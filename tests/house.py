@@ -28,8 +28,8 @@ from tests.unit.test_layers import (
 )
 
 BACKENDS = PACKAGE / "backends"
-WAIST_FILES = ("base.py", "runner.py", "collectives.py")
-WAIST = [BACKENDS / name for name in WAIST_FILES]
+WAIST_FILES = ("interface.py", "runner.py", "collectives.py")
+WAIST = [BACKENDS / "base" / name for name in WAIST_FILES]
 FRAMEWORKS = ("tensorflow", "jax", "torch")
 
 

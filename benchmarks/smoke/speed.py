@@ -116,8 +116,9 @@ def _share_the_first_gpu() -> None:
     """Lets every GPU that a strategy names be the first one."""
     import torch
 
-    from kerasdist.backends.torch import backend, placing
-    from kerasdist.devices import Device
+    from kerasdist.backends.torch import backend
+    from kerasdist.backends.torch.replica import placing
+    from kerasdist.core.devices import Device
 
     def devices(kind: str) -> tuple[Device, ...]:
         return tuple(Device(kind, index) for index in range(max(THREADS)))

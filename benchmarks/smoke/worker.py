@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 import kerasdist as kd
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.cluster.membership import Membership
-from kerasdist.devices import parse_devices
+from kerasdist.core.devices import parse_devices
 from kerasdist.job import current
-from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 from smoke.models import EXAMPLES, SEED, exact, outcome
 from smoke.workers import KILLED

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerasdist.agreement.measures import difference, measures_of
-from kerasdist.backends import checksums
+from kerasdist.backends.base import checksums
 from kerasdist.errors import DisagreementError
 from kerasdist.job import comparison
 from kerasdist.job.job import Job

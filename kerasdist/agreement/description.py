@@ -24,7 +24,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import code
-from kerasdist.backends import checksums
+from kerasdist.backends.base import checksums
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from kerasdist import keras_compat
 from kerasdist.agreement.measures import difference, measures_of, rounding_of
-from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
 from kerasdist.input.batch_forms import first_difference
 from kerasdist.job.comparison import described_difference
 from kerasdist.keras_compat import ops
-from kerasdist.user_warnings import warn_user
 
 
 def require_equal_batches(replicas: ReplicaSet, when: str) -> None:

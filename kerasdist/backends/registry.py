@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Any
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import Backend
+from kerasdist.api.values import Mirrored, PerReplica
+from kerasdist.backends.base.interface import Backend
 from kerasdist.errors import UnsupportedError
-from kerasdist.values import Mirrored, PerReplica
 
 _MODULES = {
     "tensorflow": "kerasdist.backends.tensorflow.backend",
@@ -22,7 +22,7 @@ _MODULES = {
 }
 
 
-_TORCH_STATES = "kerasdist.backends.torch.states"
+_TORCH_STATES = "kerasdist.backends.torch.state.states"
 
 
 _in_place: list[Backend] = []

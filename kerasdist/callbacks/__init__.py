@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kerasdist import lazy
+from kerasdist.core import lazy
 
 if TYPE_CHECKING:
     from kerasdist.callbacks.backup_and_restore import BackupAndRestore

@@ -10,8 +10,7 @@ from typing import Any, Literal, NoReturn, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends import random_states
-from kerasdist.binding import binding_of
+from kerasdist.backends.base import random_states
 from kerasdist.callbacks import (
     backup_call,
     backup_file,
@@ -28,11 +27,12 @@ from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.callbacks.restored import Restored
 from kerasdist.callbacks.run_files import RunFiles
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job.current import current
 from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.job import Job
-from kerasdist.user_warnings import warn_user
+from kerasdist.training.binding import binding_of
 
 
 @final

@@ -15,9 +15,9 @@ from typing import Any
 from kerasdist import keras_compat
 from kerasdist.agreement import code, models
 from kerasdist.agreement.description import described, of_array
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.input.distributed import DistributedDataset, equivalent
-from kerasdist.user_warnings import warn_user
 
 # Of user code, and of the rows of data: to differ there is worth a warning.
 _MAY_DIFFER = frozenset({code.KEY, "attributes", "uses", "content"})

@@ -16,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from kerasdist.backends.pieces import HeldPiece, Region
+from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.callbacks import backup_file
 from kerasdist.callbacks.backup_file import Backup, StoredFile, Unread, Written, dtype_of
 from kerasdist.errors import BackupError

@@ -8,10 +8,10 @@ from typing import Any, final
 import keras
 import numpy as np
 
-from kerasdist.binding import binding_of
 from kerasdist.callbacks.backup_file import bytes_of, dtype_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
+from kerasdist.training.binding import binding_of
 
 
 @final

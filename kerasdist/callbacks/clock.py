@@ -6,7 +6,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.backends.metering import Meter
+from kerasdist.backends.base.metering import Meter
 
 
 @final

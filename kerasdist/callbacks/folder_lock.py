@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
-from kerasdist.user_warnings import warn_user
 
 NAME = "in-use.json"
 

@@ -8,7 +8,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import weights
-from kerasdist.binding import binding_of
+from kerasdist.training.binding import binding_of
 
 
 @final

@@ -11,11 +11,12 @@ from typing import Any, Literal, final
 
 import keras
 
-from kerasdist import keras_compat, whole_files
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.binding import binding_of
+from kerasdist import keras_compat
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.core import whole_files
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.job import shared_files
-from kerasdist.user_warnings import warn_user
+from kerasdist.training.binding import binding_of
 
 
 @final

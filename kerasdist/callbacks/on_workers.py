@@ -14,9 +14,9 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import keras_compat, whole_files
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.metering import Meter
+from kerasdist import keras_compat
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks import backup_call
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.broadcast import broadcast
@@ -31,6 +31,7 @@ from kerasdist.callbacks.progress import Progress
 from kerasdist.callbacks.telemetry import Telemetry
 from kerasdist.callbacks.vote import Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
+from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import profiling, status
 from kerasdist.job.job import Job

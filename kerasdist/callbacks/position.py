@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends import random_states
+from kerasdist.backends.base import random_states
 from kerasdist.callbacks.encoding import renumbered
 from kerasdist.callbacks.remembering import Remembering
 from kerasdist.input.adapter import WrappedAdapter

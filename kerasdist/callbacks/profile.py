@@ -15,14 +15,15 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import whole_files
-from kerasdist.backends import metering, registry
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.profiler import Event
+from kerasdist.backends import registry
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.profiler import Event
 from kerasdist.callbacks import clocks
+from kerasdist.core import whole_files
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError
 from kerasdist.job.profiling import ProfiledSteps
-from kerasdist.user_warnings import warn_user
 
 _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")

@@ -6,8 +6,8 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.backends import metering
-from kerasdist.backends.base import ReplicaSet
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import usage
 from kerasdist.callbacks.telemetry import times_of_worker
 from kerasdist.job.status import Channel

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.binding import binding_of
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks.backup_parts import StoredVariables
 from kerasdist.callbacks.broadcast import broadcast, broadcast_arrays
+from kerasdist.training.binding import binding_of
 
 
 @final

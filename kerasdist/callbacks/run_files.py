@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.backends.pieces import HeldPiece
+from kerasdist.backends.base.pieces import HeldPiece
 from kerasdist.callbacks import backup_call, backup_file, backup_parts, folder_lock
 from kerasdist.callbacks.backup_file import Backup, StoredFile
 from kerasdist.callbacks.backup_parts import StoredVariables
 from kerasdist.cluster import kerasdist_variables
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
 from kerasdist.job.secret import JOB_ID
-from kerasdist.user_warnings import warn_user
 
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()

@@ -14,12 +14,12 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist._version import __version__
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.metering import Figures, Meter, Window
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.metering import Figures, Meter, Window
 from kerasdist.callbacks import event_file, usage
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import stragglers
-from kerasdist.user_warnings import warn_user
 
 SCHEMA = 1
 """The number of the lines' form; it grows when a field changes its meaning or goes."""

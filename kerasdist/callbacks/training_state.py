@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends import random_states
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.backends.pieces import HeldPiece
-from kerasdist.backends.variable_rules import is_on_read, is_sum_on_read
+from kerasdist.backends.base import random_states
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.pieces import HeldPiece
+from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup_file import Unread, dtype_of
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kerasdist import gpus
+from kerasdist.core import gpus
 
 _STATM = Path("/proc/self/statm")
 

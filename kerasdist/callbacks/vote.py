@@ -9,7 +9,7 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.initial_broadcast import unnumbered
+from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job

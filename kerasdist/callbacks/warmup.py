@@ -7,8 +7,8 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.binding import binding_of
 from kerasdist.keras_compat import ops
+from kerasdist.training.binding import binding_of
 
 
 @final

@@ -1,7 +1,7 @@
 """A training step under the strategy, compared with the same step on one device.
 
-Each step is taken on copies of the state (`kerasdist.backends.trial`), so that nothing has to be
-put back, and other threads see nothing of it.
+Each step is taken on copies of the state (`kerasdist.backends.base.trial`), so that nothing has to
+be put back, and other threads see nothing of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import behaviour
-from kerasdist.backends.trial import Draws, Trial, TriedBatch
+from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.check.differences import (
     Difference,
     Differences,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kerasdist import context
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.core import context
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext
 
 # Draws that drop, scale or reorder their argument: a trial returns the argument itself.
 _LEFT_OUT = ("dropout", "shuffle")

@@ -12,12 +12,13 @@ from typing import Any, final
 
 import keras
 
-from kerasdist import context, keras_compat
+from kerasdist import keras_compat
 from kerasdist.check.comparison import bytes_of_copies, compare
 from kerasdist.check.user_code import places, user_code
 from kerasdist.check.workers import TrialWorkers
+from kerasdist.core import context
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError
-from kerasdist.user_warnings import warn_user
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerasdist import keras_compat
-from kerasdist.backends.trial import examples
-from kerasdist.binding import binding_of
+from kerasdist.backends.base.trial import examples
 from kerasdist.check.comparison import Comparison, compare
 from kerasdist.check.differences import Difference, worst
 from kerasdist.check.user_code import places
 from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
+from kerasdist.training.binding import binding_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
-from kerasdist import gpus
-from kerasdist.backend_choice import backend_choice
 from kerasdist.checks import bench_report, jobs, links
 from kerasdist.checks.bench_report import Row, Scaling
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.job.results import BENCH
 from kerasdist.launch import environment, supervisor

@@ -10,15 +10,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.strategy import Strategy
 from kerasdist.checks.findings import Finding, as_dicts
-from kerasdist.context import get_replica_context
+from kerasdist.core.context import get_replica_context
 from kerasdist.job import results
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
-from kerasdist.replica_context import ReplicaContext
 from kerasdist.strategies.auto import auto
-from kerasdist.strategy import Strategy
 from kerasdist.training import fit_meter
 
 STEPS = 20

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from kerasdist import gpus
 from kerasdist.checks.findings import Finding
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.checks.links import GpuLinks, gpu_links
+from kerasdist.core import gpus
 from kerasdist.plan.report import size
 
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-from kerasdist import gpus
-from kerasdist.backend_choice import KNOWN, VARIABLE
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import KNOWN, VARIABLE
 from kerasdist.errors import BackendError
 from kerasdist.job.results import told
 from kerasdist.launch.beginning import log_file

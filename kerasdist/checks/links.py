@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from kerasdist import gpus
+from kerasdist.core import gpus
 from kerasdist.plan.hardware import CHIPS, Chip
 
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from kerasdist import gpus
-from kerasdist.backend_choice import KNOWN, backend_choice
 from kerasdist.checks import gpu_state
 from kerasdist.checks.findings import Finding, Verdict
 from kerasdist.cluster import detection, ports
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import KNOWN, backend_choice
 from kerasdist.errors import KerasdistError
 from kerasdist.launch import supervisor
 from kerasdist.plan.report import size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kerasdist import lazy
+from kerasdist.core import lazy
 
 if TYPE_CHECKING:
     from kerasdist.experimental.preemption import preempt

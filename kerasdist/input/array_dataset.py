@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
+from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
-from kerasdist.structures import flatten, map_leaves
 
 
 @final

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 from kerasdist import keras_compat
+from kerasdist.api.values import per_replica
+from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import has_rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
 from kerasdist.input.worker_batches import WorkerBatches
-from kerasdist.structures import map_leaves
-from kerasdist.values import per_replica
 
 if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
     from kerasdist.job.job import Job
-    from kerasdist.strategy import Strategy
 
 
 class DistributedDataset(abc.ABC):

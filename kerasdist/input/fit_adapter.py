@@ -9,6 +9,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.core.structures import transpose
 from kerasdist.errors import InputError
 from kerasdist.input.autoshard import OwnSource
 from kerasdist.input.distributed import (
@@ -19,7 +20,6 @@ from kerasdist.input.distributed import (
     job_of,
 )
 from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
-from kerasdist.structures import transpose
 
 
 def whole(dataset: Any, **beside: Any) -> Any:

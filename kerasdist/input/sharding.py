@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any
 
+from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
-from kerasdist.structures import flatten, map_leaves
 
 # In a trial, one device gets at most this many times the examples of a replica.
 _TIMES = 4

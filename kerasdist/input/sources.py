@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from kerasdist import keras_compat
+from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError
-from kerasdist.structures import map_leaves
 
 
 def batches_of(source: Any) -> Callable[[], Iterator[Any]]:

@@ -7,10 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
+from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError
 from kerasdist.input.sharding import arrays, examples, has_rows
 from kerasdist.input.worker_shard import WorkerShard
-from kerasdist.structures import map_leaves
 
 if TYPE_CHECKING:
     from kerasdist.input.autoshard import OwnSource

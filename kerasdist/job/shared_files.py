@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kerasdist import whole_files
+from kerasdist.core import whole_files
 from kerasdist.errors import WorkerLostError
 from kerasdist.job.job import Job
 

@@ -17,7 +17,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils as utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils.module_utils import tensorflow as tf
 
-from kerasdist.structures import map_leaves
+from kerasdist.core.structures import map_leaves
 
 # Takes the row numbers of a batch, returns the selected ones.
 Chosen = Callable[[Any], Any]

@@ -14,7 +14,7 @@ from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import naming, python_utils
 
-from kerasdist.structures import flatten
+from kerasdist.core.structures import flatten
 
 _VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 

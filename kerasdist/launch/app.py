@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from kerasdist._version import __version__
-from kerasdist.backend_choice import backend_choice
+from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.job import profiling
 from kerasdist.launch import check_commands, dry_run

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist import whole_files
+from kerasdist.core import whole_files
 from kerasdist.job import stragglers
 from kerasdist.launch.placement import Slot
 

@@ -6,9 +6,9 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from kerasdist import gpus
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core import gpus
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
 from kerasdist.launch.placement import Slot

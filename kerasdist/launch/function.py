@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from kerasdist.backend_choice import VARIABLE
 from kerasdist.cluster import detection
+from kerasdist.core.backend_choice import VARIABLE
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
 from kerasdist.launch import called

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 import kerasdist
-from kerasdist import gpus
-from kerasdist.backend_choice import backend_choice
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Finding
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.source import Absent
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import KerasdistError
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")

@@ -7,9 +7,9 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from kerasdist.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
 from kerasdist.launch import environment
 from kerasdist.launch.beginning import log_file

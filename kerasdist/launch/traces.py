@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerasdist import whole_files
+from kerasdist.core import whole_files
 from kerasdist.job.profiling import ProfiledSteps
 
 MERGED = "trace.json.gz"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from kerasdist import gpus
-from kerasdist.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, MIRRORED
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
 from kerasdist.errors import DeviceError
 from kerasdist.launch.spec import GPU, JobSpec
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.backend_choice import VARIABLE
+from kerasdist.core.backend_choice import VARIABLE
+from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.errors import BackendError, InputError
 from kerasdist.plan.hardware import Chip
 from kerasdist.plan.targets import parse_target
-from kerasdist.sharding import Divided, Sharding
 
 # What libraries say about GPUs, TPUs and hosts that they do not find here.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")

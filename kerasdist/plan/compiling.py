@@ -8,14 +8,14 @@ from typing import Any
 
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
-from kerasdist.backends.jax.layout import Layout
-from kerasdist.binding import binding_of
+from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.errors import UnsupportedError
 from kerasdist.plan.hardware import target_config
 from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile
 from kerasdist.plan.prediction import Work
 from kerasdist.plan.targets import Target
+from kerasdist.training.binding import binding_of
 
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
 

@@ -16,9 +16,9 @@ from typing import Any, final
 import keras
 
 from kerasdist.backends import registry
-from kerasdist.backends.base import Backend
-from kerasdist.binding import binding_of
+from kerasdist.backends.base.interface import Backend
 from kerasdist.errors import InputError
+from kerasdist.training.binding import binding_of
 
 _METHODS = ("fit", "train_on_batch")
 

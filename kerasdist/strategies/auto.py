@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.cluster.detection import detect
 from kerasdist.strategies import processes
@@ -9,7 +10,6 @@ from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.mirrored import MirroredStrategy
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 from kerasdist.strategies.one_device import OneDeviceStrategy
-from kerasdist.strategy import Strategy
 
 
 def auto() -> Strategy:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.options import (
+from kerasdist.backends.base.options import (
     BatchNorm,
     Check,
     ReplicaOptions,
     checked_batch_norm,
     checked_check,
 )
-from kerasdist.devices import parse_devices
+from kerasdist.core.devices import parse_devices
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
-from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerasdist import config
-from kerasdist.backends.base import Backend
+from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
-from kerasdist.devices import Device, check_available, parse_devices
+from kerasdist.core.devices import Device, check_available, parse_devices
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
 from kerasdist.strategies import gpu_choice, processes

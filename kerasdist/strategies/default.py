@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from kerasdist.strategy import Strategy
+from kerasdist.api.strategy import Strategy
 
 
 @final

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from kerasdist import config, gpus
-from kerasdist.backends.base import Backend
-from kerasdist.devices import GPU_BUILDS, Device, check_available, parse_devices
+from kerasdist import config
+from kerasdist.backends.base.interface import Backend
+from kerasdist.core import gpus
+from kerasdist.core.devices import GPU_BUILDS, Device, check_available, parse_devices
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DeviceError
 from kerasdist.job import current
 from kerasdist.job.job import Job
-from kerasdist.user_warnings import warn_user
 
 _ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.options import (
+from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.options import (
     BatchNorm,
     Check,
     ReplicaOptions,
@@ -21,7 +22,6 @@ from kerasdist.strategies import processes
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.strategies.state_sharding import ShardingOption, options_with
-from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
 

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.options import (
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.options import (
     BatchNorm,
     Check,
     ReplicaOptions,
@@ -19,14 +21,12 @@ from kerasdist.backends.options import (
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
-from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.core.devices import Device
 from kerasdist.job import current
 from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
-from kerasdist.strategy import Strategy
 from kerasdist.training import equal_randomness, hooks
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import final
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.devices import parse_devices
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.core.devices import parse_devices
 from kerasdist.strategies.choice import require_available, require_no_other_workers
-from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
 

@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from kerasdist.backend_choice import WANT_PROCESS_A_DEVICE
-from kerasdist.backends.base import Backend
+from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, JOINED, MIRRORED
 from kerasdist.cluster.source import Absent, Kind
-from kerasdist.devices import Device, parse_devices
+from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE
+from kerasdist.core.devices import Device, parse_devices
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.launch import own_script
 from kerasdist.launch.ranks import Ranks
-from kerasdist.user_warnings import warn_user
 
 Launcher = Literal["processes", "threads"]
 

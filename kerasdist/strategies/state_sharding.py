@@ -8,8 +8,8 @@ from typing import Any, get_args
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.sharding import Divided, Sharding
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.core.sharding import Divided, Sharding
 
 ShardingOption = Any
 """None, ``"optimizer"``, ``"full"``, a `Sharding` or a ``keras.distribution.LayoutMap``."""

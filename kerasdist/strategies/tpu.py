@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.options import ReplicaOptions
+from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.core.partitions import DeviceAssignment
 from kerasdist.errors import DeviceError, UnsupportedError
-from kerasdist.partitions import DeviceAssignment
 from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.strategies.state_sharding import ShardingOption, options_with
-from kerasdist.strategy import Strategy
 from kerasdist.training import hooks
 
 

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from kerasdist import context, keras_compat
-from kerasdist.backends.single_replica import SoleReplica
+from kerasdist import keras_compat
+from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.core import context
 from kerasdist.keras_compat import ops
 from kerasdist.training.normalization import global_moments
 
 if TYPE_CHECKING:
-    from kerasdist.replica_context import ReplicaContext
+    from kerasdist.api.replica_context import ReplicaContext
 
 Original = Callable[..., Any]
 

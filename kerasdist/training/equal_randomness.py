@@ -7,10 +7,10 @@ import secrets
 from functools import cache
 from typing import Any
 
-from kerasdist.backends import random_states
+from kerasdist.backends.base import random_states
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.job.comparison import named_workers
 from kerasdist.job.job import Job
-from kerasdist.user_warnings import warn_user
 
 
 def ensure(job: Job, *, begins: bool = False) -> None:

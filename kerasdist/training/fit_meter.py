@@ -15,15 +15,15 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.binding import Binding
-from kerasdist.context import get_replica_context
-from kerasdist.functions import function
+from kerasdist.api.functions import function
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.core.context import get_replica_context
 from kerasdist.job.results import BENCH, AllReduce, tell
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext
+from kerasdist.training.binding import Binding
 
 if TYPE_CHECKING:
-    from kerasdist.strategy import Strategy
+    from kerasdist.api.strategy import Strategy
 
 _TRIES = 5
 _LEAST_BYTES = 1 << 20

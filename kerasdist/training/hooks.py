@@ -13,16 +13,16 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any, final
 
-from kerasdist import context, keras_compat, ownership
-from kerasdist.backends import metering
-from kerasdist.binding import Binding, bind, binding_of, remember
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import one_device_replica
+from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.position import Position, PositionedAdapter
+from kerasdist.core import context, ownership
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions
 from kerasdist.job.job import Job
-from kerasdist.replica_context import one_device_replica
 from kerasdist.training import (
     batch_norm,
     fit_meter,
@@ -35,6 +35,7 @@ from kerasdist.training import (
     saving,
     worker_agreement,
 )
+from kerasdist.training.binding import Binding, bind, binding_of, remember
 
 Original = Callable[..., Any]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import keras
 
-from kerasdist import context, keras_compat
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.core import context
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext
 from kerasdist.training import numerics
 
 

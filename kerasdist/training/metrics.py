@@ -19,14 +19,15 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 
-from kerasdist import context, keras_compat
-from kerasdist.binding import bind
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import ReplicaContext, one_device_replica
+from kerasdist.core import context
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext, one_device_replica
+from kerasdist.training.binding import bind
 from kerasdist.training.numerics import per_weight
 
 if TYPE_CHECKING:
-    from kerasdist.strategy import Strategy
+    from kerasdist.api.strategy import Strategy
 
 # Metrics of models that `fit` trains or evaluates, whose state is equal on all replicas.
 _of_global_batch: WeakSet[Any] = WeakSet()

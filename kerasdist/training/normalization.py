@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from kerasdist.backends.collectives import Collectives
+from kerasdist.backends.base.collectives import Collectives
 from kerasdist.keras_compat import ops
 
 

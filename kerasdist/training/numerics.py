@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kerasdist import keras_compat
+from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.keras_compat import ops
-from kerasdist.replica_context import ReplicaContext
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from kerasdist import context, ownership
+from kerasdist.core import context, ownership
+from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import ScopeError
 from kerasdist.job.current import current
-from kerasdist.user_warnings import warn_user
 
 # The models about which a warning was given.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kerasdist import context, keras_compat
+from kerasdist import keras_compat
+from kerasdist.core import context
 from kerasdist.keras_compat import ops
 
 # The distance between two replicas' seeds. It is large, so that a replica's seeds, which count up,

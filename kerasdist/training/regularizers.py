@@ -13,9 +13,10 @@ from typing import Any
 
 import keras
 
-from kerasdist import context, keras_compat
-from kerasdist.binding import bind
-from kerasdist.replica_context import one_device_replica
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import one_device_replica
+from kerasdist.core import context
+from kerasdist.training.binding import bind
 from kerasdist.training.numerics import weighted
 
 # The penalties that are means over examples.

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kerasdist import whole_files
-from kerasdist.binding import binding_of
+from kerasdist.core import whole_files
 from kerasdist.job import shared_files
+from kerasdist.training.binding import binding_of
 
 Original = Callable[..., Any]
 

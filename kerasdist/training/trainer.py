@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from kerasdist import context, keras_compat
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.binding import Binding, binding_of
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import one_device_replica
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.core import context
 from kerasdist.input.sharding import lists_weights
-from kerasdist.replica_context import one_device_replica
 from kerasdist.training import worker_agreement
+from kerasdist.training.binding import Binding, binding_of
 from kerasdist.training.metrics import summed
 
 if TYPE_CHECKING:
-    from kerasdist.strategy import Strategy
+    from kerasdist.api.strategy import Strategy
 
 
 class ReplicatedTrainer:

@@ -11,11 +11,11 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import calls, code, models, weights
-from kerasdist.backends.base import ReplicaSet
-from kerasdist.binding import Binding
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.job.job import Job
 from kerasdist.training import equal_randomness
+from kerasdist.training.binding import Binding
 
 # The advice if workers have different data.
 _ADVICE = (

@@ -17,8 +17,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from kerasdist.backends.tensorflow import all_reduce  # noqa: E402
-from kerasdist.collectives import CommunicationOptions  # noqa: E402
+from kerasdist.api.collectives import CommunicationOptions  # noqa: E402
+from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
 

@@ -83,8 +83,8 @@ for hidden in ([], ["GPU 1"]):  # the user's own choice
 TORCH = """
 import keras, torch
 from kerasdist.backends.torch import backend as module
-from kerasdist.backends.torch.placing import torch_device
-from kerasdist.devices import Device
+from kerasdist.backends.torch.replica.placing import torch_device
+from kerasdist.core.devices import Device
 from kerasdist.errors import UnsupportedError
 from keras.src.backend.torch.core import get_device
 

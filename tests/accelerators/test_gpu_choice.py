@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from kerasdist.backends.base import Backend
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base.interface import Backend
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError
 from kerasdist.strategies import choice, gpu_choice, multi_worker
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasdist import gpus
+from kerasdist.core import gpus
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 

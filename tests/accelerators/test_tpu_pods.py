@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kerasdist.backends.jax import layout
+from kerasdist.backends.jax.mesh import layout
 from kerasdist.cluster import cloud_tpu
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.source import Absent, Variables

@@ -12,20 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kerasdist as kd
-from kerasdist.backends.torch import (
-    batches,
-    fit_rules,
-    gradients,
-    placing,
-    process_group,
-    random,
-    rendezvous,
-    replicas,
-    states,
-    variables,
-)
-from kerasdist.backends.torch.buckets import in_packs
-from kerasdist.devices import Device
+from kerasdist.backends.torch.fit import batches, fit_rules, gradients
+from kerasdist.backends.torch.replica import placing, random, rendezvous, replicas
+from kerasdist.backends.torch.state import states, variables
+from kerasdist.backends.torch.workers import process_group
+from kerasdist.backends.torch.workers.buckets import in_packs
+from kerasdist.core.devices import Device
 from tests.accelerators import torch_waits
 
 told = {}
@@ -281,7 +273,7 @@ def in_stream(stream):
 
 @case
 def rows_travel_ahead():
-    from kerasdist.backends.torch import gpu_input
+    from kerasdist.backends.torch.fit import gpu_input
     from kerasdist.input.worker_shard import WorkerShard
 
     log.clear()

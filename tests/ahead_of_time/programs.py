@@ -22,7 +22,7 @@ import numpy as np
 import kerasdist as kd
 from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import TrainingProgram
-from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.plan import hlo
 from kerasdist.plan.compiling import devices_of
 from kerasdist.plan.targets import parse_target

@@ -6,7 +6,7 @@ import time
 import zipfile
 from unittest import mock
 
-from kerasdist import whole_files
+from kerasdist.core import whole_files
 from tests.conformance.interruptions import arrays, exact
 from tests.conformance.lab import fresh
 from tests.conformance.lazy import kd, keras

@@ -403,7 +403,7 @@ def not_compiled(lab):
 @case("bad input", backends=("tensorflow",), replicas=(2,))
 def wrong_label_or_ragged_batch(lab):
     """A label out of range, targets fewer than the inputs: the error names its cause."""
-    from kerasdist.backends.tensorflow.batches import division_errors
+    from kerasdist.backends.tensorflow.fit.batches import division_errors
 
     strategy = lab.strategy()
     model = lab.run(lambda: classifier(3), [], strategy)[0]

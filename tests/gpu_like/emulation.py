@@ -26,13 +26,13 @@ def _replace(owner: Any, name: str, value: Any) -> Any:
 
 
 def _tensorflow() -> None:
-    from kerasdist.backends.tensorflow import replicas
+    from kerasdist.backends.tensorflow.replica import replicas
 
     _replace(replicas, "_share_memory", lambda devices: False)
 
 
 def _jax() -> None:
-    from kerasdist.backends.jax import placement
+    from kerasdist.backends.jax.mesh import placement
 
     def init(self, layout, *args):
         original(self, layout, *args)
@@ -43,7 +43,8 @@ def _jax() -> None:
 
 
 def _torch() -> None:
-    from kerasdist.backends.torch import batch_norm, replicas
+    from kerasdist.backends.torch.fit import batch_norm
+    from kerasdist.backends.torch.replica import replicas
 
     _replace(replicas.TorchReplicaSet, "on_cpu", property(lambda self: False))
     _replace(batch_norm, "_is_plain", lambda tensor: False)
@@ -52,7 +53,7 @@ def _torch() -> None:
 
 
 def _copy_variables() -> None:
-    from kerasdist.backends.torch import variables
+    from kerasdist.backends.torch.state import variables
 
     def init(self, rank, device, *, copies, **options):
         assert not copies

@@ -19,8 +19,8 @@ from tests.conformance.registry import case
 
 # Where a backend gathers a divided variable outside of steps.
 _GATHERS = {
-    "jax": ("kerasdist.backends.jax.worker_placement", "WorkerPlacement", "gathered"),
-    "torch": ("kerasdist.backends.torch.shards", "Shard", "whole"),
+    "jax": ("kerasdist.backends.jax.mesh.worker_placement", "WorkerPlacement", "gathered"),
+    "torch": ("kerasdist.backends.torch.state.shards", "Shard", "whole"),
 }
 
 

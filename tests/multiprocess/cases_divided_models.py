@@ -25,7 +25,7 @@ def wide(units=8, features=4):
 @case(TOPIC, backends=TORCH)
 def gathered_when_needed(lab):
     """A step of `fit` gathers each weight once forward and once backward, the last ones once."""
-    from kerasdist.backends.torch.gathered import Leaf
+    from kerasdist.backends.torch.state.gathered import Leaf
 
     x, y = regression(8)
     if lab.strategy().replica_set.options.sharding.state != "full":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kerasdist import whole_files
+from kerasdist.core import whole_files
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case

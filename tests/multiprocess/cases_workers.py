@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from kerasdist import ownership
+from kerasdist.core import ownership
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
@@ -349,7 +349,7 @@ def steps_leave_no_threads(lab):
 @case("workers", backends=("tensorflow",))
 def statistics_travel_with_the_gradients(lab):
     """Moving statistics of each worker's own rows take no collective beside that of gradients."""
-    from kerasdist.backends.tensorflow.all_reduce import AllReduce
+    from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 
     x, y = regression(8)
 

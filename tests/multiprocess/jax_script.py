@@ -19,8 +19,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from kerasdist.backends import registry  # noqa: E402
-from kerasdist.backends.jax import connection  # noqa: E402
-from kerasdist.backends.options import ReplicaOptions  # noqa: E402
+from kerasdist.backends.base.options import ReplicaOptions  # noqa: E402
+from kerasdist.backends.jax.workers import connection  # noqa: E402
 from kerasdist.job import current  # noqa: E402
 
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas

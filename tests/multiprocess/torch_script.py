@@ -20,8 +20,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from kerasdist.backends.torch import process_group  # noqa: E402
-from kerasdist.backends.torch.buckets import GradientSum  # noqa: E402
+from kerasdist.backends.torch.workers import process_group  # noqa: E402
+from kerasdist.backends.torch.workers.buckets import GradientSum  # noqa: E402
 
 WORKERS, RANK = dist.get_world_size(), dist.get_rank()
 X = np.random.default_rng(0).normal(size=(45, 4)).astype("float32")

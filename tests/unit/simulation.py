@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kerasdist import context
-from kerasdist.backends.collectives import Collectives
+from kerasdist.api.replica_context import BatchShare, ReplicaContext
+from kerasdist.api.strategy import Strategy
+from kerasdist.backends.base.collectives import Collectives
+from kerasdist.core import context
 from kerasdist.input.sharding import piece_bounds
-from kerasdist.replica_context import BatchShare, ReplicaContext
-from kerasdist.strategy import Strategy
 
 TIME_LIMIT_S = 20
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kerasdist import chief
-from kerasdist.strategy import Strategy
+from kerasdist.api import chief
+from kerasdist.api.strategy import Strategy
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import enum
 
 import pytest
 
-from kerasdist.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
+from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 
 class Theirs(enum.Enum):

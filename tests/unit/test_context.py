@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from kerasdist import context
+from kerasdist.api.replica_context import ReplicaContext, global_batch
+from kerasdist.api.strategy import Strategy
+from kerasdist.core import context
 from kerasdist.errors import ScopeError
-from kerasdist.replica_context import ReplicaContext, global_batch
-from kerasdist.strategy import Strategy
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasdist.devices import Device, check_available, parse_device, parse_devices
+from kerasdist.core.devices import Device, check_available, parse_device, parse_devices
 from kerasdist.errors import DeviceError
 
 

@@ -17,36 +17,18 @@ FRAMEWORK_OF = {
     "torch_xla": "torch",
 }
 # From bottom to top: what a unit imports when it is imported stands in a line above its own.
-# A unit is a module or folder of the package; backends/ is what all backends share.
+# A unit is a module or folder of the package, in api/ each module; backends/ is what all share.
 LAYERS = (
-    (
-        "_version",
-        "backend_choice",
-        "enumerations",
-        "errors",
-        "lazy",
-        "structures",
-        "user_warnings",
-        "variable_table",
-        "whole_files",
-    ),
-    (
-        "collectives",
-        "config",
-        "context",
-        "devices",
-        "gpus",
-        "partitions",
-        "run_options",
-        "sharding",
-        "values",
-    ),
-    ("keras_compat", "cluster", "ownership"),
-    ("job", "input", "losses"),
+    ("_version", "errors"),
+    ("core",),
+    ("config", "api.collectives", "api.run_options", "api.values"),
+    ("keras_compat", "cluster"),
+    ("job", "input", "api.losses"),
     ("launch", "backends"),
-    ("agreement", "binding", "chief", "extended", "functions", "replica_context"),
+    ("agreement", "api.chief", "api.extended", "api.functions", "api.replica_context"),
+    ("training.binding",),
     ("callbacks",),
-    ("experimental", "training", "strategy"),
+    ("experimental", "training", "api.strategy"),
     ("check",),
     ("backends.tensorflow", "backends.jax", "backends.torch"),
     ("strategies", "plan", "__main__"),
@@ -63,7 +45,7 @@ LATE = {
     ("kerasdist.launch.app", "plan"),
     ("kerasdist.launch.check_commands", "checks"),
 }
-MAX_LINES = 500
+MAX_LINES = 700
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -122,7 +104,9 @@ def unit_of(module: str) -> str | None:
         return None
     if parts[1] == "backends" and parts[2:3] and parts[2] in FRAMEWORK_OF.values():
         return f"backends.{parts[2]}"
-    return parts[1]
+    if parts[1] == "api" and parts[2:]:
+        return f"api.{parts[2]}"
+    return ".".join(parts[1:3]) if parts[1:3] == ["training", "binding"] else parts[1]
 
 
 def is_inside(name: str, module: str) -> bool:
@@ -161,7 +145,7 @@ def test_a_framework_is_imported_only_in_its_own_folder(path):
 def test_a_backend_imports_no_other_backend(path):
     """Only the registry and the base, which stand beside the folders, are shared."""
     backends = PACKAGE / "backends"
-    if not path.is_relative_to(backends) or path.parent == backends:
+    if not path.is_relative_to(backends) or path.parent in (backends, backends / "base"):
         return
     others = {"tensorflow", "jax", "torch"} - {path.relative_to(backends).parts[0]}
     found = [
@@ -190,7 +174,7 @@ def test_a_module_imports_only_from_layers_below(path):
 
 
 def test_every_unit_has_a_layer():
-    units = {unit_of(module_of(path)) for path in FILES} - {None}
+    units = {unit_of(module_of(path)) for path in FILES} - {None, "api"}
     assert units == set(LAYER_OF)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist.partitions import (
+from kerasdist.core.partitions import (
     DeviceAssignment,
     Splits,
     check_partition,

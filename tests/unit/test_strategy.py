@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from kerasdist import context
-from kerasdist.backends.single_replica import SoleRunner
-from kerasdist.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
+from kerasdist.api.replica_context import checked_axis
+from kerasdist.api.strategy import Strategy
+from kerasdist.api.values import PerReplica
+from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.core import context
 from kerasdist.errors import ScopeError
-from kerasdist.losses import compute_average_loss, scale_regularization_loss
-from kerasdist.replica_context import checked_axis
-from kerasdist.strategy import Strategy
-from kerasdist.values import PerReplica
 from tests.environment import CPU_DEVICES, values
 from tests.fresh import run_fresh
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist import structures
+from kerasdist.core import structures
 
 Point = collections.namedtuple("Point", ["x", "y"])
 

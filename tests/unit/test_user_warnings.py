@@ -3,7 +3,7 @@
 import threading
 import warnings
 
-from kerasdist.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_user
 
 
 def in_module(name, source):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kerasdist.values import DistributedValues, Mirrored, PerReplica, component, per_replica
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, component, per_replica
 
 
 def test_it_prints_a_line_a_component():

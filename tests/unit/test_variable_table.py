@@ -2,7 +2,7 @@
 
 import gc
 
-from kerasdist.variable_table import VariableTable
+from kerasdist.core.variable_table import VariableTable
 
 
 class Variable:

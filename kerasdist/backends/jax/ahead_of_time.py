@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 from jax.experimental import topologies
 
-from kerasdist.backends.base import Backend
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.jax import divided_state, slots
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND
-from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import MeshPlacement
-from kerasdist.backends.jax.replicas import JaxReplicaSet
-from kerasdist.backends.jax.steps import Execution, StepFunction
-from kerasdist.backends.jax.trainer import with_new_losses
-from kerasdist.devices import Device
+from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.fit.trainer import with_new_losses
+from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+from kerasdist.backends.jax.mesh import divided_state, slots
+from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.core.devices import Device
 
 if TYPE_CHECKING:
-    from kerasdist.backends.options import ReplicaOptions
-    from kerasdist.collectives import CommunicationOptions
+    from kerasdist.api.collectives import CommunicationOptions
+    from kerasdist.backends.base.options import ReplicaOptions
+    from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
-    from kerasdist.sharding import Sharding
 
 _NAMED_DEVICES = 1024  # how many names, such as gpu:3, a script may use
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import keras
 
-from kerasdist.backends.base import Backend
-from kerasdist.backends.checks import check_no_compression
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.jax import connection, creation, functions
-from kerasdist.backends.jax.replicas import JaxReplicaSet
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.backends.profiler import Profiler
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base.checks import check_no_compression
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import Backend
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.profiler import Profiler
+from kerasdist.backends.jax.loops import functions
+from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+from kerasdist.backends.jax.mesh import creation
+from kerasdist.backends.jax.workers import connection
 from kerasdist.cluster import kerasdist_variables
-from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job import current
 

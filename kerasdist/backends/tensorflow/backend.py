@@ -7,24 +7,21 @@ from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
-from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.backends.profiler import Profiler
-from kerasdist.backends.tensorflow import (
-    datasets,
-    functions,
-    values,
-)
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.profiler import Profiler
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
-from kerasdist.backends.tensorflow.replicas import (
+from kerasdist.backends.tensorflow.replica import functions, values
+from kerasdist.backends.tensorflow.replica.replicas import (
     SoleDevice,
     group_of,
     mirrored_replicas,
     worker_replicas,
 )
-from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.backends.tensorflow.workers import datasets
+from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -7,18 +7,19 @@ from typing import Any, final
 
 import torch
 
-from kerasdist.backends.base import Backend, ReplicaSet
-from kerasdist.backends.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.options import ReplicaOptions
-from kerasdist.backends.profiler import Profiler
-from kerasdist.backends.torch import creation, functions
-from kerasdist.backends.torch.process_group import connect
-from kerasdist.backends.torch.replicas import TorchReplicaSet
-from kerasdist.collectives import CommunicationOptions
-from kerasdist.devices import Device
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.profiler import Profiler
+from kerasdist.backends.torch.replica import functions
+from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
+from kerasdist.backends.torch.state import creation
+from kerasdist.backends.torch.workers.process_group import connect
+from kerasdist.core.devices import Device
+from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
-from kerasdist.sharding import Sharding
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from kerasdist.backends.profiler import Event, Profiler, read_chrome_trace
+from kerasdist.backends.base.profiler import Event, Profiler, read_chrome_trace
 
 _FILE = "torch.json"
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 
-from kerasdist import ownership
+from kerasdist.core import ownership
 from tests.facade.case import case
 from tests.facade.lazy import kd, keras, ops
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kerasdist.agreement.measures import difference, measures_of, rounding_of
-from kerasdist.backends import checksums
+from kerasdist.backends.base import checksums
 from tests.fresh import run_fresh
 
 DRAWS = np.random.default_rng(0).standard_normal(100_000, dtype="float32")
@@ -90,12 +90,12 @@ print("seen")
     [
         (
             "torch",
-            "from kerasdist.backends.torch.replicas import checksum_on_device as of",
+            "from kerasdist.backends.torch.replica.replicas import checksum_on_device as of",
             ("float32", "float64", "float16", "bfloat16", "int64", "int8"),
         ),
         (
             "jax",
-            "from kerasdist.backends.jax.equality import _sum_of_bits as of",
+            "from kerasdist.backends.jax.mesh.equality import _sum_of_bits as of",
             ("float32", "float16", "bfloat16", "int32", "int8"),
         ),
     ],

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kerasdist.backends import metering
-from kerasdist.backends.metering import Meter
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.metering import Meter
 
 
 @pytest.fixture

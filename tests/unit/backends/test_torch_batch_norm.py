@@ -10,7 +10,7 @@ SCRIPT = """
 import inspect, itertools, json
 import kerasdist as kd
 import keras, numpy as np, torch
-from kerasdist.backends.torch import batch_norm
+from kerasdist.backends.torch.fit import batch_norm
 
 BatchNormalization = keras.layers.BatchNormalization
 # A layer, the shape of an example, and whether torch's kernels are to serve it.

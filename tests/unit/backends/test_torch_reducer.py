@@ -9,8 +9,8 @@ from tests.fresh import run_fresh
 SCRIPT = """
 import json
 import keras, torch
-from kerasdist.backends.torch.reducer import HookedBuckets
-from kerasdist.backends.torch.variables import ReplicaScope
+from kerasdist.backends.torch.workers.reducer import HookedBuckets
+from kerasdist.backends.torch.state.variables import ReplicaScope
 
 class Done:
     def wait(self):

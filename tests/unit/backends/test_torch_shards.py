@@ -8,7 +8,7 @@ import keras
 import torch
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from kerasdist import keras_compat
-from kerasdist.backends.torch.shards import Shard, padded
+from kerasdist.backends.torch.state.shards import Shard, padded
 
 for size in range(1, 12):
     whole = torch.arange(size, dtype=torch.float32)

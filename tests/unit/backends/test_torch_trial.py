@@ -7,7 +7,7 @@ from tests.fresh import run_fresh
 PROBE = """
 import keras
 import torch
-from kerasdist.backends.torch.trial import _Drawing
+from kerasdist.backends.torch.fit.trial import _Drawing
 from kerasdist.check.draws import FreshDraws, RecordedDraws
 
 like, probabilities = torch.zeros(6, 3), torch.full((6, 3), 0.5)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kerasdist.backends.pieces import HeldPiece, Region
+from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.callbacks import backup_file, backup_parts
 from kerasdist.callbacks.backup_file import Backup, StoredFile
 from kerasdist.callbacks.backup_parts import StoredVariables

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kerasdist.api.strategy import Strategy
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.distributed import DividedDataset, distributed, from_function
 from kerasdist.input.fit_adapter import whole
 from kerasdist.input.options import InputOptions, InputReplicationMode
 from kerasdist.input.sharding import split_batch
 from kerasdist.input.sources import batches_of
-from kerasdist.strategy import Strategy
 
 PER_REPLICA = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasdist.devices import Device, parse_devices
+from kerasdist.core.devices import Device, parse_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
 from kerasdist.launch import own_script

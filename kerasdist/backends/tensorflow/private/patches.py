@@ -16,8 +16,8 @@ from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.distribute import values_util
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import shares_of_integers
 from kerasdist.backends.tensorflow.private.trials import run_trials_eagerly
-from kerasdist.backends.variable_rules import shares_of_integers
 from kerasdist.errors import KerasdistError
 
 

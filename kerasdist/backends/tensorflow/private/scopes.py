@@ -10,7 +10,7 @@ from typing import Any, final
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from kerasdist import context
+from kerasdist.core import context
 
 
 @final

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kerasdist.backends.jax.normalization import moments
+from kerasdist.backends.jax.loops.normalization import moments
 from tests.unit.backends.jax_cases.case import case
 
 AXES = (0, 1)

@@ -6,7 +6,7 @@ import numpy as np
 
 import kerasdist as kd
 from kerasdist.backends.jax import ahead_of_time
-from kerasdist.backends.jax.layout import Layout
+from kerasdist.backends.jax.mesh.layout import Layout
 from tests.unit.backends.jax_cases.case import case
 
 DEVICES = 4

@@ -14,10 +14,10 @@ from keras import ops
 
 import kerasdist as kd
 from kerasdist import keras_compat
-from kerasdist.backends.jax.layout import Layout
-from kerasdist.backends.jax.placement import MeshPlacement
+from kerasdist.api.functions import function
+from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.errors import ScopeError
-from kerasdist.functions import function
 from tests.unit.backends.jax_cases.case import case, components, index
 
 

@@ -5,8 +5,8 @@ import numpy as np
 from keras import ops
 
 import kerasdist as kd
-from kerasdist.functions import function, value_and_grad
-from kerasdist.losses import compute_average_loss
+from kerasdist.api.functions import function, value_and_grad
+from kerasdist.api.losses import compute_average_loss
 from tests.unit.backends.jax_cases.case import REPLICAS, case, components, index
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from jax import numpy as jnp
 
 import kerasdist as kd
-from kerasdist.functions import function
-from kerasdist.values import Mirrored, PerReplica
+from kerasdist.api.functions import function
+from kerasdist.api.values import Mirrored, PerReplica
 from tests.unit.backends.jax_cases.case import REPLICAS, case, components, index, numbered
 
 

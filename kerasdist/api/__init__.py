@@ -1,0 +1,1 @@
+"""The names of `tf.distribute`: strategies' common class, replica contexts, values, options."""

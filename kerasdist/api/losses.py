@@ -1,0 +1,116 @@
+"""Losses of custom loops, scaled so that their sum over the replicas is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasdist.core import context
+from kerasdist.errors import ScopeError
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    """Returns a replica's part of the mean loss of the global batch.
+
+    The sum of the replicas' parts is the mean over all examples; ``optimizer.apply`` sums the
+    gradients likewise. An example's loss is the sum along all other axes: where it should be
+    their mean, take that first.
+
+    Example::
+
+        def replica_loss(batch):
+            losses = keras.losses.mean_squared_error(batch[1], model(batch[0]))
+            return kd.compute_average_loss(losses, global_batch_size=64)
+
+    Args:
+        per_example_loss: Losses of this replica's examples, of shape ``(n, ...)``.
+        sample_weight: Weights that can be broadcast to it, or None.
+        global_batch_size: Number of examples in the global batch, an int or an integer scalar
+            tensor. None: this replica's times the number of replicas, which is wrong for a batch
+            that cannot be divided evenly.
+
+    Returns:
+        A scalar, of the type of the losses; 0 for an empty global batch.
+
+    Raises:
+        ScopeError: In cross-replica context, where `global_batch_size` is None.
+        ValueError: If `global_batch_size` is no integer or negative, or the losses are a scalar.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss
+    """
+    from kerasdist.keras_compat import ops
+
+    losses = ops.convert_to_tensor(per_example_loss)
+    dtype = losses.dtype
+    if len(losses.shape) == 0:
+        raise ValueError(
+            "Expected one loss for each example, so that the sum counts them all. Received: "
+            "per_example_loss of shape (). Ask the loss for them: reduction='none'."
+        )
+    if sample_weight is not None:
+        weights = ops.cast(ops.convert_to_tensor(sample_weight), dtype)
+        missing = len(losses.shape) - len(weights.shape)
+        losses = losses * ops.reshape(weights, (*ops.shape(weights), *(1,) * missing))
+    if global_batch_size is None:
+        global_batch_size = ops.shape(losses)[0] * _replicas("compute_average_loss")
+    elif isinstance(global_batch_size, float) or (
+        isinstance(global_batch_size, int) and global_batch_size < 0
+    ):
+        raise ValueError(
+            "Expected global_batch_size to be an integer, not negative. "
+            f"Received: global_batch_size={global_batch_size!r}."
+        )
+    total = ops.sum(losses)
+    if isinstance(global_batch_size, int) and global_batch_size > 0 and _is_float(dtype):
+        return total / global_batch_size  # one operation, since more would slow down a short step
+    # Not by `divide_no_nan`, which on PyTorch makes a float32 of a float64 (Keras 3.15).
+    size = ops.cast(global_batch_size, dtype)
+    quotient = total / ops.maximum(size, ops.ones_like(size))
+    return ops.where(size > 0, quotient, ops.zeros_like(quotient))
+
+
+def _is_float(dtype: Any) -> bool:
+    from keras import backend
+
+    return backend.is_float_dtype(backend.standardize_dtype(dtype))
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Returns a loss that does not depend on the batch, divided by the number of replicas.
+
+    Example::
+
+        def replica_loss(losses):
+            penalty = kd.scale_regularization_loss(model.losses)
+            return kd.compute_average_loss(losses, global_batch_size=64) + penalty
+
+    Args:
+        regularization_loss: A tensor, or a list of them, such as ``model.losses``.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ScopeError: In cross-replica context.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/nn/scale_regularization_loss
+    """
+    from kerasdist.keras_compat import ops
+
+    replicas = _replicas("scale_regularization_loss")
+    if isinstance(regularization_loss, list | tuple):
+        total = sum(ops.sum(one) for one in regularization_loss)
+    else:
+        total = ops.sum(regularization_loss)
+    return total / replicas
+
+
+def _replicas(call: str) -> int:
+    here = context.get_replica_context()
+    if here is None:
+        raise ScopeError(
+            f"Expected {call} in replica context. Received: a call in cross-replica context. Call "
+            "it in the function that strategy.run runs."
+        )
+    return here.num_replicas_in_sync

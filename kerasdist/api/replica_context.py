@@ -1,0 +1,236 @@
+"""A replica's view of a step: its number, its rows, and the collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.backends.base.checks import checked_axis
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
+from kerasdist.backends.base.single_replica import SoleReplica
+from kerasdist.core import context
+from kerasdist.core.structures import flatten, map_leaves, pack
+from kerasdist.errors import ScopeError
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class BatchShare:
+    """Which part of the global batch a replica holds, in a step of `fit`, `evaluate` or `predict`.
+
+    Attributes:
+        size: Number of examples here: an int, or an int32 scalar tensor where it is not known
+            before the step runs.
+        total: Number of examples in the global batch, like `size`.
+        weight: ``size / total``, a float or a float32 scalar tensor, 0 for a replica without
+            example.
+    """
+
+    size: Any
+    total: Any
+    weight: Any
+
+    def note_in(self, error: Exception) -> None:
+        """Adds to an error about shapes, from a user's step, that a replica has few of the rows."""
+        is_known = isinstance(self.size, int) and isinstance(self.total, int)
+        of_shapes = ("shape", "dimension", "size of tensor")
+        if is_known and self.size == self.total:
+            return
+        if not any(word in str(error).lower() for word in of_shapes):
+            return
+        rows = (
+            f"{self.size} of the batch's {self.total} rows" if is_known else "a part of the batch"
+        )
+        error.add_note(
+            f"The step runs once per replica, and this replica has {rows}. If code in it makes "
+            "arrays of a fixed batch size, let it take the size from its batch: "
+            "keras.ops.shape(x)[0]."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaContext:
+    """One replica of a step: who it is, and what it can ask of the others.
+
+    In the function that `Strategy.run` calls, and in everything called from there,
+    `kerasdist.get_replica_context` returns it. It is also a context manager, which makes it the one
+    in force.
+
+    Example::
+
+        def on_replica(batch):
+            replica = kd.get_replica_context()
+            return replica.all_reduce("SUM", keras.ops.sum(batch))
+
+
+        dataset = strategy.distribute_dataset([x[:16], x[16:32]])
+        totals = strategy.run(on_replica, args=(next(iter(dataset)),))
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/ReplicaContext
+
+    Attributes:
+        strategy: The strategy that runs the step.
+        replica_id_in_sync_group: This replica's number, from 0: an int, or on JAX an int32 scalar
+            that is known when the program runs.
+        num_replicas_in_sync: How many replicas take part.
+    """
+
+    strategy: Strategy
+    replica_id_in_sync_group: Any
+    num_replicas_in_sync: int
+    # Below: for kerasdist itself.
+    collectives: Collectives = field(default_factory=SoleReplica, repr=False)
+    # None in code that follows tf.distribute's rules, set where the one-device contract holds.
+    share: BatchShare | None = field(default=None, repr=False)
+    # Losses added by layers in this replica, by the layer's id, with the layer: Keras keeps them on
+    # the layer, which all replicas share.
+    layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
+    # The `with` blocks that are open on this context.
+    _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
+
+    @property
+    def weight(self) -> Any:
+        """This replica's share of the examples, in a step of `fit`, `evaluate` or `predict`."""
+        assert self.share is not None
+        return self.share.weight
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices this replica computes on."""
+        replica_set = self.strategy.replica_set
+        if replica_set is None or not isinstance(self.replica_id_in_sync_group, int):
+            return ()
+        device = replica_set.device_of(self.replica_id_in_sync_group)
+        return () if device is None else (str(device),)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls a function once for all replicas, in cross-replica context.
+
+        All replicas must call it, with the same function.
+
+        Args:
+            merge_fn: Takes the strategy, and the arguments of all replicas as distributed values.
+            args: This replica's arguments.
+            kwargs: This replica's keyword arguments.
+
+        Returns:
+            What the function returns; of distributed values this replica's component.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        self._require_in_force("merge_call")
+        return self.collectives.merge_call(self.strategy, merge_fn, args, kwargs or {})
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Returns the sum or mean of the replicas' values, on every replica.
+
+        All replicas must call it, in the same order. The gradient of an all-sum is an all-sum, that
+        of an all-mean an all-mean.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value: A tensor, or nested lists, tuples and dicts of tensors, of the same shapes and
+                types in all replicas. On TensorFlow also ``tf.IndexedSlices``, without gradient.
+            options: How to communicate.
+
+        Returns:
+            The same structure, reduced.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        self._require_in_force("all_reduce")
+        op = ReduceOp.of(reduce_op)
+        leaves = flatten(value)
+        sums = self.collectives.all_sum(leaves, options or DEFAULT_COMMUNICATION)
+        if op is ReduceOp.MEAN:
+            sums = [self.collectives.mean_of_sum(one, self.num_replicas_in_sync) for one in sums]
+        return pack(value, sums)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Returns the replicas' values one after another along an axis, on every replica.
+
+        All replicas must call it, in the same order. Its gradient is this replica's part of an
+        all-sum.
+
+        Args:
+            value: A tensor of at least one dimension, or nested lists, tuples and dicts of them;
+                equal in all replicas but for the size along `axis`.
+            axis: The axis; negative values count from the end.
+            options: How to communicate.
+
+        Returns:
+            The same structure, gathered.
+
+        Raises:
+            ScopeError: If this is not the context in force.
+            ValueError: If a tensor has no such axis.
+            ReplicaError: If the replicas do not all make the same call.
+        """
+        del options  # each backend chooses by the size of the tensors
+        self._require_in_force("all_gather")
+        gather = self.collectives.all_gather
+        return map_leaves(lambda leaf: gather(leaf, checked_axis(leaf, axis)), value)
+
+    def __enter__(self) -> ReplicaContext:
+        scope = context.replica_scope(self)
+        scope.__enter__()
+        self._entered.append(scope)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def _require_in_force(self, call: str) -> None:
+        if context.get_replica_context() is not self:
+            raise ScopeError(
+                f"Expected {call} of the replica whose code this is. Received: a call on replica "
+                f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
+                "the context in force with kerasdist.get_replica_context()."
+            )
+
+
+def one_device_replica() -> ReplicaContext | None:
+    """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
+    replica = context.replica()
+    return replica if replica is not None and replica.share is not None else None
+
+
+def global_batch(tensor: Any) -> Any:
+    """Returns the rows of all replicas, in the order of the global batch.
+
+    For code inside a model, a loss or a `train_step` that mixes examples by itself, such as a
+    contrastive loss over the batch: on TensorFlow and PyTorch a replica holds only its own rows.
+    The gradient flows through. On one device, on JAX (where `fit` is one global program), and
+    outside a replica, it returns `tensor` itself. All replicas must call it.
+
+    Example::
+
+        class Contrastive(keras.losses.Loss):
+            def call(self, left, right):
+                right = kd.global_batch(right)
+                return -keras.ops.matmul(left, keras.ops.transpose(right))[:, 0]
+
+    Args:
+        tensor: A tensor of shape ``(n, ...)``, n the replica's own number of examples.
+
+    Returns:
+        A tensor of shape ``(N, ...)``, N the number of examples in the global batch.
+    """
+    replica = context.replica()
+    return tensor if replica is None else replica.collectives.all_gather(tensor)

@@ -1,0 +1,372 @@
+"""The facade: what every strategy offers, with ``tf.distribute``'s names and meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kerasdist.api.collectives import ReduceOp
+from kerasdist.api.extended import StrategyExtended
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.run_options import RunOptions
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.core import context, ownership
+from kerasdist.core.structures import flatten, map_leaves, pack
+from kerasdist.errors import ScopeError
+from kerasdist.input.array_dataset import RowDataset
+from kerasdist.input.distributed import distributed, from_function
+from kerasdist.input.options import InputContext, InputOptions, ValueContext
+
+if TYPE_CHECKING:
+    from kerasdist.cluster.resolver import ClusterResolver
+
+# The options of the default strategy.
+_ALONE = SoleRunner()
+
+_logger = logging.getLogger("kerasdist")
+
+
+class Strategy:
+    """Devices, one replica of the model on each, and how they train together.
+
+    Not made directly: see `kerasdist.MirroredStrategy` and `kerasdist.OneDeviceStrategy`. The
+    meaning of every member is that of ``tf.distribute.Strategy``.
+
+    Example::
+
+        strategy = kd.get_strategy()  # in no scope: the default strategy
+        print(strategy.num_replicas_in_sync)
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
+
+    Attributes:
+        is_used: Whether a model was made in its scope, or `run` was called.
+    """
+
+    def __init__(self, replica_set: ReplicaSet | None) -> None:
+        self._replica_set = replica_set
+        self.is_used = False
+        ownership.remember(self)
+        if replica_set is not None:
+            _logger.info("%s", _described(self, replica_set))
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas gradients are combined over."""
+        return 1 if self._replica_set is None else self._replica_set.num_replicas
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief, worker 0, which writes files and prints.
+
+        True in a job of a single process.
+
+        Example::
+
+            if strategy.is_chief:
+                model.summary()
+        """
+        job = None if self._replica_set is None else self._replica_set.job
+        return job is None or job.is_chief
+
+    @contextlib.contextmanager
+    def chief_first(self) -> Generator[None]:
+        """Runs a block on the chief first, and then on the other workers, at once.
+
+        For work that only the first worker needs to do, such as a download into a folder that all
+        workers see. All workers must enter it, and the block must not call what needs all workers.
+        In a single process it does nothing.
+
+        The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds for it, 600 by default; then the job
+        ends.
+
+        Example::
+
+            with strategy.chief_first():
+                path = keras.utils.get_file(origin="https://example.com/data.npz")
+
+        Yields:
+            Nothing.
+
+        Raises:
+            WorkerLostError: On the other workers, if the block has failed on the chief.
+        """
+        job = None if self._replica_set is None else self._replica_set.job
+        with contextlib.nullcontext() if job is None else job.chief_first():
+            yield
+
+    @property
+    def replica_set(self) -> ReplicaSet | None:
+        """The devices and how to compute on them, None for the default strategy."""
+        return self._replica_set
+
+    @property
+    def options(self) -> ReplicaOptions:
+        """The options of the replicas, such as that of BatchNormalization."""
+        return ReplicaOptions() if self._replica_set is None else self._replica_set.options
+
+    @property
+    def runner(self) -> Runner:
+        """How user functions run on the devices."""
+        return _ALONE if self._replica_set is None else self._replica_set.runner
+
+    @cached_property
+    def extended(self) -> StrategyExtended:
+        """The part that libraries need, and few users do."""
+        return StrategyExtended(self)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """The resolver of the cluster: None for a strategy of one process."""
+        return None
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process."""
+        return range(1) if self._replica_set is None else self._replica_set.local_replicas
+
+    @contextlib.contextmanager
+    def scope(self) -> Generator[Strategy]:
+        """Opens this strategy's scope: models, optimizers and metrics made inside belong to it.
+
+        Example::
+
+            strategy = kd.MirroredStrategy()
+            with strategy.scope():
+                model = keras.Sequential([keras.layers.Dense(1)])
+                model.compile(optimizer="adam", loss="mse")
+            model.fit(x, y, batch_size=256)
+
+        Yields:
+            The strategy.
+
+        Raises:
+            ScopeError: If another strategy's scope is open in this thread.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(context.strategy_scope(self))
+            if self._replica_set is not None:
+                stack.enter_context(self._replica_set.placement())
+            yield self
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls a function once per replica, each on its device.
+
+        In it `kerasdist.get_replica_context` returns its replica; ``optimizer.apply`` sums
+        gradients over the replicas; a mean of a Keras loss object is divided by the number of
+        replicas, so that the sum is the mean over the global batch.
+
+        Args:
+            fn: The function. On JAX it is traced and compiled, and compiled once for a function
+                object and the shapes of its arguments.
+            args: Positional arguments. Of a distributed value, such as a batch of a distributed
+                dataset, each replica gets its component; anything else all get.
+            kwargs: Keyword arguments, likewise.
+            options: A `RunOptions`, or ``tf.distribute.RunOptions``; no backend needs it.
+
+        Returns:
+            What the function returns, with a `PerReplica` at each leaf.
+
+        Raises:
+            ValueError: If `args` is no tuple or list.
+            TypeError: If `options` is something else.
+            UnsupportedError: If `options` has options for XLA.
+            ScopeError: In replica context.
+        """
+        if options is not None:
+            RunOptions.of(options)
+        if not isinstance(args, list | tuple):
+            raise ValueError(
+                "Expected args to be a tuple or list of the function's arguments. "
+                f"Received: args={args!r:.100} of type {type(args).__name__}. Put a single "
+                "argument into a tuple: args=(x,)."
+            )
+        self._require_cross_replica("run", "call the function directly")
+        self.is_used = True
+        with self.scope(), self._needing_all_workers("run"):
+            return self.runner.run(self, fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None) -> Any:
+        """Returns the sum or mean over the replicas.
+
+        Args:
+            reduce_op: ``"SUM"`` or ``"MEAN"``.
+            value: A distributed value, such as `run` returns; a tensor counts as the component of
+                every replica.
+            axis: None: the components are added as they are, of equal shapes. An axis of theirs: it
+                is reduced too, and may differ in size; a mean then is over all its elements.
+
+        Returns:
+            A tensor. In nested structures, one for each leaf.
+
+        Raises:
+            ScopeError: In replica context.
+            ValueError: If the components' shapes do not fit, or they have no such axis.
+        """
+        self._require_cross_replica("reduce", "kerasdist.get_replica_context().all_reduce")
+        op = ReduceOp.of(reduce_op)
+        with self.scope(), self._needing_all_workers("reduce"):
+            return map_leaves(lambda leaf: self.runner.reduce(op, leaf, axis), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the replicas' components one after another along an axis.
+
+        Args:
+            value: A distributed value; its components may differ in size along `axis`.
+            axis: The axis.
+
+        Returns:
+            A tensor. In nested structures, one for each leaf.
+
+        Raises:
+            ScopeError: In replica context.
+            ValueError: If the components' shapes do not fit, or they have no such axis.
+        """
+        self._require_cross_replica("gather", "kerasdist.get_replica_context().all_gather")
+        with self.scope(), self._needing_all_workers("gather"):
+            return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components on this machine.
+
+        Args:
+            value: A distributed value, a variable, or a structure of distributed values. A tensor
+                is a component by itself.
+
+        Returns:
+            A tuple of components, one per replica of this machine.
+        """
+        leaves = flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return self.runner.local_results(value)
+        parts = [self.runner.local_results(leaf) for leaf in leaves]
+        return tuple(pack(value, column) for column in zip(*parts, strict=True))
+
+    local_results = experimental_local_results
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Returns a distributed value whose components a function makes.
+
+        Args:
+            value_fn: Called once per replica of this process, with a `ValueContext` that says for
+                which.
+
+        Returns:
+            A `PerReplica` of what it returned; in nested structures, one for each leaf. With one
+            replica, what the function returned.
+        """
+        self._require_cross_replica("distribute_values_from_function", "the value itself")
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(replica, count)) for replica in self.local_replicas]
+        return self.runner.per_replica(values)
+
+    distribute_values_from_function = experimental_distribute_values_from_function
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Returns a dataset whose batches are divided among the replicas.
+
+        Args:
+            dataset: Yields global batches: ``tf.data.Dataset``, ``DataLoader``, ``PyDataset``, or
+                anything that can be iterated again and again, such as a list of batches.
+            options: How to distribute it.
+
+        Returns:
+            A `DistributedDataset`; with one replica a ``tf.data.Dataset`` stays itself on
+            TensorFlow.
+        """
+        self._require_cross_replica("distribute_dataset", "the dataset itself")
+        return distributed(dataset, self, InputOptions.of(options))
+
+    distribute_dataset = experimental_distribute_dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns a distributed dataset over what a function makes: each replica's own batches.
+
+        Args:
+            dataset_fn: Takes an `InputContext`, returns a dataset of batches for one replica.
+            options: How to distribute it.
+
+        Returns:
+            A `DistributedDataset`: every replica takes the next batch of its pipeline.
+        """
+        self._require_cross_replica("distribute_datasets_from_function", "the dataset itself")
+        return from_function(dataset_fn, self, InputOptions.of(options))
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> RowDataset:
+        """Returns a dataset of the rows of arrays, one per element, to shuffle and batch.
+
+        Args:
+            numpy_input: Arrays with the examples along axis 0, nested in any structure.
+
+        Returns:
+            A `RowDataset`.
+        """
+        return RowDataset(numpy_input)
+
+    @cached_property
+    def _sole_context(self) -> ReplicaContext:
+        return ReplicaContext(strategy=self, replica_id_in_sync_group=0, num_replicas_in_sync=1)
+
+    def sole_replica_context(self) -> ReplicaContext:
+        """Returns the context of code outside of every replica, if there is only one replica."""
+        return self._sole_context
+
+    def _needing_all_workers(self, call: str) -> AbstractContextManager[None]:
+        """Raises WorkerLostError in place of errors that a lost worker causes in the call."""
+        job = None if self._replica_set is None else self._replica_set.job
+        return contextlib.nullcontext() if job is None else job.translating_failures(call)
+
+    def _require_cross_replica(self, call: str, instead: str) -> None:
+        inside = context.replica()
+        if inside is not None and inside.num_replicas_in_sync > 1:
+            raise ScopeError(
+                f"Expected strategy.{call} in cross-replica context. Received: a call in replica "
+                f"{inside.replica_id_in_sync_group} of {inside.strategy}. There use: {instead}."
+            )
+
+    def __str__(self) -> str:
+        devices = [] if self._replica_set is None else [str(d) for d in self._replica_set.devices]
+        return f"{type(self).__name__}({devices})"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        # As in tf.distribute: copying a structure that holds a strategy does not copy the strategy.
+        return self
+
+    def __copy__(self) -> NoReturn:
+        raise RuntimeError(
+            "Expected one object a strategy: it owns devices and threads. Received: "
+            "copy.copy(strategy). Use the strategy itself, or make another one."
+        )
+
+
+def _described(strategy: Strategy, replicas: ReplicaSet) -> str:
+    """Returns the line for the log: name, replicas, devices, workers."""
+    devices = ", ".join(str(device) for device in replicas.devices)
+    count = replicas.num_replicas
+    said = f"{type(strategy).__name__}: {count} replica{'s'[: count - 1]}"
+    if replicas.job is None:
+        return f"{said}, on {devices}"
+    place = replicas.job.membership
+    return f"{said} of {place.num_workers} workers; worker {place.rank} on {devices}"

@@ -1,0 +1,1 @@
+"""The backend interface, and what all backends share."""

@@ -1,0 +1,152 @@
+"""The interface of collectives, the calls by which one replica's code reaches the others."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.api.collectives import CommunicationOptions
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+
+# Keras's ``optimizer.apply``: takes the optimizer, gradients, and variables or None.
+Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
+
+DEFAULT_COMMUNICATION = CommunicationOptions()
+
+
+class Collectives(abc.ABC):
+    """The collectives of one replica. All replicas must make the same calls in the same order.
+
+    Attributes:
+        weights_scaled_losses: Whether a loss that a LossScaleOptimizer scales is multiplied by the
+            replica's weight before that, so that `apply_gradients` does not weight its gradients.
+        own_moments: The framework's kernel for mean and variance of the replica's own rows, one
+            value per channel each. The kernel returns None for rows on which Keras's operations
+            are better. The attribute is None if there is no such kernel.
+    """
+
+    weights_scaled_losses = False
+    own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
+
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+        """Returns the loss with which the backward pass is to begin.
+
+        Args:
+            optimizer: The optimizer that will apply the gradients.
+            loss: The loss, scaled.
+            is_weighted: Whether the loss has been multiplied by the replica's weight.
+        """
+        del optimizer, is_weighted
+        return loss
+
+    @abc.abstractmethod
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function once, in cross-replica context, with all replicas' arguments.
+
+        All replicas must call it.
+
+        Args:
+            strategy: The strategy, the function's first argument.
+            function: What to call.
+            args: This replica's arguments; the function gets distributed values of them.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            The function's result; of a distributed value, this replica's component.
+        """
+
+    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+        """Assigns to a Keras variable in replica code, outside of stateless scopes.
+
+        Args:
+            variable: The variable.
+            value: A tensor of the variable's type.
+            write: Keras's own assignment; takes a variable and a value.
+        """
+        return write(variable, value)
+
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which replicas assign equal values, so that none is communicated."""
+        return nullcontext()
+
+    @abc.abstractmethod
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Returns each tensor summed over the replicas; the sums are differentiable.
+
+        The gradient is an all-sum again; in `fit` (contract C1), one weighted by each replica's
+        share of the batch (docs/numerics.md). All replicas must call it, with equally many tensors
+        of the same shapes and types.
+
+        Args:
+            tensors: Tensors of this replica.
+            options: How to communicate.
+        """
+
+    def summed(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns the sums over the replicas of variables that are sums; in `fit`.
+
+        Unlike with `all_sum`, what an empty replica added in earlier steps counts.
+        """
+        return self.all_sum([variable.value for variable in variables])
+
+    @abc.abstractmethod
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns a sum over the replicas, divided by their number, in the sum's type.
+
+        Args:
+            total: What `all_sum` returned.
+            replicas: How many replicas there are.
+        """
+
+    @abc.abstractmethod
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Concatenates the replicas' tensors along an axis; the result is differentiable.
+
+        All replicas must call it; their tensors may differ in size along the axis only.
+
+        Args:
+            tensor: A tensor of this replica, of at least one dimension.
+            axis: The axis, from 0.
+        """
+
+    def all_stack(self, tensor: Any) -> Any:
+        """Stacks the replicas' tensors along a new first axis; the result is differentiable.
+
+        All replicas must call it. As the shapes are equal, replicas need not exchange them first.
+
+        Args:
+            tensor: A tensor of this replica, of the same shape in all replicas.
+        """
+        return self.all_gather(tensor[None])
+
+    @abc.abstractmethod
+    def apply_gradients(
+        self,
+        apply: Apply,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[Any] | None,
+    ) -> Any:
+        """Sums gradients over the replicas, then updates the variables once, everywhere.
+
+        In `fit` (contract C1), each replica's gradients are multiplied by its share of the batch
+        first. All replicas must call it.
+
+        Args:
+            apply: Keras's own ``apply``; takes an optimizer, gradients and variables.
+            optimizer: A Keras optimizer.
+            gradients: This replica's gradients; None for a variable without a gradient.
+            variables: The gradients' variables; None: all that the optimizer was built for.
+        """

@@ -1,0 +1,300 @@
+"""Checks that workers which all read a whole dataset read the same batches.
+
+Each worker takes its own rows of every batch. If workers shuffle the dataset in different orders,
+some rows are trained on twice and others never. So workers compare the first batch of each
+iteration, at the step that uses it, and checksums of all batches at the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import checksums
+from kerasdist.core.structures import flatten
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.errors import DisagreementError
+from kerasdist.job.comparison import described_difference
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+# How many rows of an array are compared, and how many elements of each.
+ROWS, ELEMENTS = 16, 1024
+
+# How many bytes of an array count for the checksum of a batch. Of a longer one some elements of
+# each row count, in each batch others.
+BYTES = 1 << 16
+
+# How many of an array's first elements a message shows.
+SHOWN = 4
+
+_MEMBERS = ("x", "y", "sample_weight")
+
+
+class Beginning(NamedTuple):
+    """The beginning of an array of a batch, which workers compare.
+
+    Attributes:
+        name: Which array of the batch it is, such as ``y``.
+        digest: A digest of the array's first rows.
+        has_order: Whether these rows differ, so that another order of them has another digest.
+        shown: The array's first elements, as text.
+    """
+
+    name: str
+    digest: str
+    has_order: bool
+    shown: str
+
+
+@final
+class FirstBatches:
+    """What a worker has read of datasets that all workers read, and not compared yet.
+
+    Attributes:
+        drawn_by_threads: Whether threads of the source race for random numbers, such as those of
+            a ``PyDataset``, so that no two workers draw the same.
+    """
+
+    def __init__(self, job: Job | None, *, wanted: bool) -> None:
+        """Starts without a batch."""
+        self.drawn_by_threads = False
+        self._job = job
+        self._wanted = wanted
+        self._waiting: list[Beginning] | None = None
+        # Of the batches with so many arrays, one batch after another, a checksum of each array.
+        self._checksums: dict[int, array[int]] = {}
+        self._names: dict[int, list[str]] = {}
+        # After how many of these batches an iteration began.
+        self._begins: dict[int, list[int]] = {}
+        self._begun = self._begins  # of the checksums that were taken last
+        # The arrays that were found to differ by worker, as augmentation does.
+        self._drawn: set[str] = set()
+
+    def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns the batches of an iteration, each of which is recorded when it is read."""
+        if self._job is None:
+            return batches
+        if not self._wanted:
+            return itertools.chain(self._first_of(batches), batches)
+        return self._noted(batches)
+
+    def _first_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in itertools.islice(batches, 1):
+            self._waiting = []
+            yield batch
+
+    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number == 0:
+                self._waiting = beginnings(batch)
+                named = self.name(batch)
+            self.note([_checksum(leaf, number) for leaf in flatten(batch)[:named]])
+            yield batch
+
+    def name(self, batch: Any) -> int:
+        """Notes that an iteration begins; returns the number of arrays that have a name."""
+        names = names_of(batch)
+        count = len(names)
+        self._names[count] = names
+        before = len(self._checksums.get(count, ())) // max(count, 1)
+        self._begins.setdefault(count, []).append(before)
+        return count
+
+    def note(self, sums: Sequence[int]) -> None:
+        """Keeps the checksums of a batch's arrays."""
+        if self._wanted and sums:
+            self._checksums.setdefault(len(sums), array("Q")).extend(sums)
+
+    def take_checksums(self) -> dict[int, array[int]]:
+        """Returns the checksums since the last call, by the number of arrays of a batch."""
+        taken, self._checksums = self._checksums, {}
+        self._begins, self._begun = {}, self._begins
+        return taken
+
+    def require_equal_checksums(self, taken: dict[int, array[int]], when: str) -> None:
+        """Says which batch differs between workers. All workers must call it, if one does.
+
+        The chief sends its checksums, the others where they have others.
+        """
+        job = self._job
+        assert job is not None
+        told = {str(count): list(sums) for count, sums in taken.items()} if job.is_chief else None
+        [chiefs, *_] = job.all_gather_object(f"the chief's batches before {when}", told)
+        own: dict[str, list[int]] = {}
+        for count, sums in taken.items():
+            theirs = np.array(chiefs.get(str(count), ()), "uint64").reshape(-1, count)
+            own.update(
+                _first_differences(
+                    self._names[count], np.array(sums), theirs, self._begun.get(count, ())
+                )
+            )
+        everyone = job.all_gather_object(f"batches that differ before {when}", own)
+        apart: dict[str, list[int]] = {}
+        for name, (at, _, chiefs_sum) in ((n, v) for one in everyone for n, v in one.items()):
+            if name not in self._drawn and at <= apart.get(name, [at])[0]:
+                apart[name] = [at, chiefs_sum]
+        if not apart:
+            return
+        named = [
+            {
+                f"{name} of batch {at}": f"{theirs[name][1] if name in theirs else chiefs_sum:08x}"
+                for name, (at, chiefs_sum) in sorted(apart.items(), key=lambda one: one[1])
+            }
+            for theirs in everyone
+        ]
+        said = (
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches "
+            f"before {when}, of which each takes its rows. Received: "
+            f"{described_difference(named)}. "
+        )
+        if self.drawn_by_threads:
+            self._drawn |= set(apart)
+            warn_user(f"{said}{_OTHER_VALUES}")
+        else:
+            raise DisagreementError(f"{said}{_OTHER_ORDER}")
+
+    def clear(self) -> None:
+        """Forgets what was recorded, since a new call begins."""
+        self._waiting = None
+        self._checksums.clear()
+        self._begins.clear()
+        self._drawn.clear()
+
+    def compare(self) -> None:
+        """Compares the last iteration's first batch over the workers, if it is new.
+
+        All workers must call it, before a step.
+        """
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self.require_equal(waiting)
+
+    def require_equal(self, beginning: Sequence[Beginning]) -> None:
+        """Makes sure that all workers have read the same batch. All workers must call it."""
+        job = self._job
+        if job is None:
+            return
+        everyone = job.all_gather_object(
+            "first batch of a dataset", beginning if self._wanted else None
+        )
+        if None in everyone or all(one == everyone[0] for one in everyone):
+            return
+        columns = [
+            [Beginning(*one) for one in column]
+            for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
+        ]
+        named = [
+            {one.name: f"{one.shown} (digest {one.digest})" for one in theirs}
+            for theirs in zip(*columns, strict=True)
+        ]
+        said = (
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches, "
+            f"of which each takes its rows. Received as the first batch: "
+            f"{described_difference(named)}. "
+        )
+        if any(_shows_one_order(column) for column in columns):
+            self._drawn |= {column[0].name for column in columns if len(set(column)) > 1}
+            warn_user(f"{said}{_OTHER_VALUES}")
+        else:
+            raise DisagreementError(f"{said}{_OTHER_ORDER}")
+
+
+_OTHER_ORDER = (
+    "Rows would be trained on twice, and others never. Give what shuffles a seed, the same on all "
+    "workers (keras.utils.set_random_seed before the dataset is made, shuffle(n, seed=...), a "
+    "seeded generator). If each worker has data of its own, say so: "
+    "InputOptions(auto_shard_policy=AutoShardPolicy.OFF), or FILE. If only what is drawn for each "
+    "row differs, such as augmentation, KERASDIST_CHECK=off leaves out this comparison."
+)
+
+_OTHER_VALUES = (
+    "The rows come in the same order, but not all of their values are the same. If that is "
+    "augmentation that each worker draws by itself, it does no harm, but a run cannot be repeated: "
+    "give it a seed. KERASDIST_CHECK=off leaves out this comparison."
+)
+
+
+def _shows_one_order(column: Sequence[Beginning]) -> bool:
+    """Whether an array shows that workers read in one order: it is equal, and its rows differ."""
+    return column[0].has_order and all(one == column[0] for one in column)
+
+
+def _first_differences(
+    names: Sequence[str],
+    own: np.ndarray[Any, Any],
+    chiefs: np.ndarray[Any, Any],
+    begins: Sequence[int],
+) -> dict[str, list[int]]:
+    """Returns by array the number of the first batch that differs, its checksum, and the chief's.
+
+    Workers that have read less than the chief have been told so by the sizes of batches.
+    """
+    own = own.reshape(-1, len(names))
+    length = min(len(own), len(chiefs))
+    found = {}
+    for column, name in enumerate(names):
+        [differs] = np.nonzero(own[:length, column] != chiefs[:length, column])
+        if differs.size:
+            at = int(differs[0])
+            begin = max((one for one in begins if one <= at), default=0)
+            found[name] = [at - begin + 1, int(own[at, column]), int(chiefs[at, column])]
+    return found
+
+
+def _checksum(leaf: Any, number: int) -> int:
+    """Returns a checksum of an array of the batch with this number; 0 of what is no dense array."""
+    try:
+        rows = leaf
+        if len(leaf.shape) and math.prod(leaf.shape) * leaf.dtype.itemsize > BYTES:
+            rows = leaf.reshape(leaf.shape[0], -1)
+            length = rows.shape[1]
+            each = max(BYTES // (len(rows) * leaf.dtype.itemsize), 1)
+            begin = number * each % length
+            rows = rows[:, begin : begin + each]
+        return checksums.of_array(keras_compat.ops.convert_to_numpy(rows))
+    except Exception:  # noqa: BLE001  sparse, ragged, of Python's objects
+        return 0
+
+
+def names_of(batch: Any) -> list[str]:
+    """Returns a name for each leaf of a batch, after Keras's arguments, such as ``x``."""
+    is_tuple = isinstance(batch, list | tuple)
+    members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
+    names: list[str] = []
+    for name, member in members:
+        count = len(flatten(member))
+        names += [name] if count == 1 else [f"{name}[{index}]" for index in range(count)]
+    return names
+
+
+def beginnings(batch: Any) -> list[Beginning]:
+    """Returns the `Beginning` of each dense array of a batch."""
+    found: list[Beginning] = []
+    for name, leaf in zip(names_of(batch), flatten(batch), strict=False):
+        if len(getattr(leaf, "shape", ())) == 0:
+            continue
+        try:
+            found.append(_beginning(name, leaf))
+        except Exception:  # noqa: BLE001  sparse, ragged
+            continue
+    return found
+
+
+def _beginning(name: str, leaf: Any) -> Beginning:
+    rows = np.asarray(keras_compat.ops.convert_to_numpy(leaf[:ROWS]))
+    rows = rows.reshape(len(rows), -1)[:, :ELEMENTS] if rows.size else rows.reshape(0, 0)
+    data = repr(rows.tolist()).encode() if rows.dtype == object else rows.tobytes()
+    has_order = bool((rows != rows[:1]).any())
+    shown = ", ".join(
+        f"{one:.6g}" if rows.dtype.kind == "f" else str(one) for one in rows.flat[:SHOWN]
+    )
+    return Beginning(name, hashlib.sha256(data).hexdigest()[:12], has_order, shown)

@@ -1,0 +1,322 @@
+"""The narrow waist: the interfaces through which kerasdist uses a framework.
+
+`Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` is a choice
+of devices, and how `fit` computes on them; its `Runner` runs user functions there, for custom
+loops. `Collectives` are the calls by which the code of one replica reaches the others. `Runner` and
+`Collectives` have files of their own beside this one. All other code reaches a framework through
+these four; code that names a framework is in that framework's folder.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base import checksums
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.first_batches import FirstBatches
+from kerasdist.backends.base.initial_broadcast import InitialBroadcast
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.core.devices import ACCELERATORS, Device
+from kerasdist.errors import UnsupportedError
+from kerasdist.input.batch_forms import BatchHistory
+from kerasdist.keras_compat import ops
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.pieces import HeldPiece
+    from kerasdist.backends.base.profiler import Profiler
+    from kerasdist.backends.base.runner import Runner
+    from kerasdist.backends.base.trial import Trials
+    from kerasdist.job.job import Job
+
+
+class Backend(abc.ABC):
+    """A framework that Keras runs on.
+
+    Attributes:
+        name: The framework's name in Keras.
+        tpu_refusal: The error message if `kerasdist.TPUStrategy` does not run on it, else None.
+    """
+
+    name: str
+    tpu_refusal: str | None = None
+
+    @abc.abstractmethod
+    def devices(self, kind: str) -> tuple[Device, ...]:
+        """Returns this machine's devices of one kind, starting the framework if need be.
+
+        Args:
+            kind: ``"cpu"``, or one of `kerasdist.core.devices.ACCELERATORS`.
+        """
+
+    @abc.abstractmethod
+    def prepare_cpu_devices(self, count: int) -> None:
+        """Makes `count` logical CPU devices, before the framework starts.
+
+        Args:
+            count: How many there should be, at least 1.
+
+        Raises:
+            DeviceError: If the framework has started with fewer.
+        """
+
+    @abc.abstractmethod
+    def uses_gpus(self) -> bool | None:
+        """Returns whether the framework is built for GPUs. Does not start it.
+
+        None: the user has configured which GPUs the framework takes.
+        """
+
+    @abc.abstractmethod
+    def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
+        """Connects the workers' frameworks with each other, before they start.
+
+        All workers must call it.
+
+        Args:
+            job: The job of this process.
+            gpus: The numbers of those that the framework is to use, in order; none, if it is empty.
+                None: all that it sees.
+
+        Returns:
+            Those GPUs, in order, by the names that they have now; without those that the framework
+            does not see. Empty for None.
+
+        Raises:
+            JobError: If the framework has started, or a worker cannot be reached in time.
+        """
+
+    @abc.abstractmethod
+    def replica_set(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> ReplicaSet:
+        """Returns a replica set on these devices and on those of the job's other workers.
+
+        With a job, all workers must call it after `connect`, with equally many devices.
+
+        Args:
+            devices: Devices of this process, none twice.
+            options: How the replicas compute.
+            job: The job of this process; None: there are no other workers.
+            communication: How workers communicate.
+
+        Raises:
+            UnsupportedError: If the framework does not support these devices or options.
+        """
+
+    @abc.abstractmethod
+    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        """Compiles a user function as the framework compiles a training step.
+
+        Args:
+            function: The user function; it may call `Strategy.run` and read and write variables.
+            jit_compile: Whether to use the framework's JIT compiler, where that is not the default.
+        """
+
+    @abc.abstractmethod
+    def value_and_grad(
+        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    ) -> tuple[Any, list[Any]]:
+        """Calls a function and computes the gradients of its value by variables.
+
+        Args:
+            function: Takes no arguments; returns a scalar, with `has_aux` a pair of a scalar and
+                anything.
+            variables: Keras variables.
+            has_aux: Whether the function returns a pair.
+
+        Returns:
+            The function's result, and one gradient per variable, None for a variable that the
+            function did not read.
+        """
+
+    def profiler(self) -> Profiler:
+        """Returns the framework's profiler, which records what the process and its devices do."""
+        raise UnsupportedError(
+            "Expected a backend with a profiler: tensorflow, jax or torch. Received: "
+            f"backend={self.name!r}."
+        )
+
+    def accelerators(self) -> tuple[Device, ...]:
+        """Returns this machine's TPUs; without TPUs, its GPUs; without either, nothing."""
+        return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
+
+
+# How many steps the host starts ahead of an accelerator; meters time so many steps as one.
+_STEPS_AHEAD = 8
+
+
+class ReplicaSet(abc.ABC):
+    """The replicas of a strategy, their devices, and how to compute on them.
+
+    Attributes:
+        devices: The devices of this process, in the order of its replicas.
+        options: How the replicas compute.
+        job: The job whose workers hold the other replicas; None: there are no others.
+        is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
+        batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
+        reads_need_all_workers: Whether reading a variable may be a collective: after a custom loop,
+            on a backend whose steps do not combine what replicas have assigned.
+        reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
+        measures_data: Whether it is known how long training waits for batches.
+        measures_collectives: Whether the host waits for the other workers in each collective, so
+            that it is known how long.
+        steps_ahead: After how many steps the host has waited for a device at least once.
+        trainer_class: The class that is put before a model's own, so that its steps run here.
+        logical_devices: How a replica of several devices divides tensors and variables among them,
+            with the methods of `kerasdist.TPUStrategy`; None: each replica has one device.
+        gradients_travel_as: The type to which gradients are cast between workers; None: not cast.
+        initial_broadcast: The new variables that workers have not compared yet.
+        batch_history: The forms of global batches that workers have not compared yet.
+        first_batches: The first batches of iterations that workers have not compared yet.
+    """
+
+    is_in_call = False
+    batch_logs_matter = True
+    reads_need_all_workers = False
+    reads_ahead = False
+    measures_data = True
+    measures_collectives = False
+    trainer_class: type[Any]
+    logical_devices: Any = None
+    gradients_travel_as: str | None = None
+
+    def __init__(
+        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
+    ) -> None:
+        """Makes the set.
+
+        Args:
+            devices: Devices of this machine, none twice.
+            options: How to compute.
+            job: The job of this process, if other workers hold replicas too.
+        """
+        self.devices = tuple(devices)
+        on_cpu = all(device.kind == "cpu" for device in self.devices)
+        self.steps_ahead = 1 if on_cpu else _STEPS_AHEAD
+        self.options = options
+        self.job = job
+        self.initial_broadcast = InitialBroadcast(self)
+        self.batch_history = BatchHistory()
+        self.first_batches = FirstBatches(job, wanted=options.check != "off")
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are, on all workers."""
+        workers = 1 if self.job is None else self.job.num_workers
+        return workers * self._replicas_here
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether the workers of a job may each hold a part of a variable."""
+        return self.job is not None and self.options.sharding is not None
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process."""
+        first = 0 if self.job is None else self.job.rank * self._replicas_here
+        return range(first, first + self._replicas_here)
+
+    @property
+    def _replicas_here(self) -> int:
+        return len(self.devices) // self.options.devices_per_replica
+
+    def device_of(self, replica: int) -> Device | None:
+        """Returns the first device of a replica, None for a replica of another process.
+
+        Args:
+            replica: The replica's number.
+        """
+        here = self.local_replicas
+        if replica not in here:
+            return None
+        return self.devices[(replica - here.start) * self.options.devices_per_replica]
+
+    def begin_step(self) -> None:
+        """Counts a step that needs all workers, and gives new variables the chief's values.
+
+        Every step of `fit`, `evaluate` and `predict`, and every call of `run`, begins with it. All
+        workers must call it. Without a job it does nothing.
+        """
+        if self.job is not None:
+            self.job.step_started()
+            self.initial_broadcast.ensure()
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the values that they have on the chief.
+
+        All workers must call it, with the same variables.
+
+        Args:
+            variables: Keras variables that have values.
+        """
+        del variables  # without a job there are no other workers
+
+    def pieces(self, variable: Any) -> Sequence[HeldPiece]:
+        """Returns what this worker holds of a variable that the workers divide; else nothing.
+
+        The pieces of all workers cover the variable once. The call needs no other worker.
+
+        Args:
+            variable: A Keras variable that has a value.
+        """
+        del variable  # a worker holds whole ones, unless its backend divides them
+        return ()
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker.
+
+        Args:
+            variables: Keras variables that have values, each whole on every worker.
+        """
+        return [checksums.of_array(ops.convert_to_numpy(variable)) for variable in variables]
+
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step, on one device and on these.
+
+        Args:
+            model: A model with the trainer of `trainer_class`, built.
+
+        Raises:
+            UnsupportedError: If there is one device, so that there is nothing to compare.
+        """
+        raise UnsupportedError(
+            "Expected a strategy of several devices, to compare it with one device. Received: "
+            f"model={model.name!r}, made under one of devices="
+            f"{[str(device) for device in self.devices]}. There is nothing to compare."
+        )
+
+    def free_bytes(self) -> int | None:
+        """Returns how much memory is free on the fullest device here; None if that is unknown."""
+        return None
+
+    @property
+    def variable_devices(self) -> tuple[Device, ...]:
+        """The devices that hold the variables."""
+        home = self.options.parameter_device
+        return self.devices if home is None else (home,)
+
+    @property
+    @abc.abstractmethod
+    def runner(self) -> Runner:
+        """The runner that runs user functions on these devices."""
+
+    @abc.abstractmethod
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns a Keras data adapter that yields global batches as `trainer_class` takes them.
+
+        Args:
+            adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate`,
+                `predict`.
+        """
+
+    @abc.abstractmethod
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a context in which variables are made on the devices that are to hold them."""

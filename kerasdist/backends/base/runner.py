@@ -1,0 +1,154 @@
+"""The interface of runners, which call user functions once per replica, for custom loops."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.input.sharding import split_batch
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+
+
+class Runner(abc.ABC):
+    """Runs user functions once per replica, and moves values in and out of them (contract C2).
+
+    Each method implements one of ``tf.distribute.Strategy``, or of its ``extended``, with the same
+    meaning. All are called in cross-replica context: in a scope, or in the function that
+    `ReplicaContext.merge_call` runs.
+
+    Attributes:
+        places_ahead: Whether to place a batch on the devices while the one before it is used. That
+            does not pay on CPUs: the batch would have left the caches when it is used.
+    """
+
+    places_ahead = True
+
+    @abc.abstractmethod
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function once per replica, each with its component of every distributed value.
+
+        Args:
+            strategy: The strategy, whose scope is open.
+            function: The function; in it, `context.replica()` returns its replica's context.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The function's results as one structure: each leaf is a `PerReplica`, or the leaf itself
+            if all replicas return the same object.
+        """
+
+    @abc.abstractmethod
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Returns the sum or mean over a value's components, and also along an axis of each.
+
+        Args:
+            op: The operation.
+            value: A distributed value, or a tensor that stands for equal components.
+            axis: The axis of each component along which elements are also summed or averaged;
+                None: the sum or mean keeps the components' shape.
+        """
+
+    @abc.abstractmethod
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates the components of a value along an axis.
+
+        Args:
+            value: A distributed value; its components may differ in size along `axis`.
+            axis: The axis.
+        """
+
+    def reduce_to(
+        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        """Returns the sum or mean of each value, as a `Mirrored` or a tensor.
+
+        Args:
+            op: The operation.
+            values: Distributed values.
+            options: How to communicate.
+        """
+        del options
+        return [self.broadcast(self.reduce(op, value, None)) for value in values]
+
+    @abc.abstractmethod
+    def broadcast(self, tensor: Any) -> Any:
+        """Returns a tensor as a value with an equal component on every replica.
+
+        Args:
+            tensor: The tensor.
+        """
+
+    @abc.abstractmethod
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls ``function(variable, *args, **kwargs)`` once for each copy of a variable.
+
+        Args:
+            variable: A variable of the strategy.
+            function: What to do with each copy.
+            args: Positional arguments; of a distributed value, the component of the copy's replica.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            The function's result for each copy.
+        """
+
+    @abc.abstractmethod
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Returns a value with these components, each on its replica's device.
+
+        Args:
+            values: One structure of arrays, or of other objects, per replica.
+        """
+
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Returns a value whose components are consecutive pieces of a global batch.
+
+        Args:
+            batch: Arrays with the examples along axis 0, in any structure.
+            replicas: Into how many pieces to cut it.
+
+        Raises:
+            InputError: If the arrays differ in their number of examples.
+        """
+        return self.per_replica(split_batch(batch, replicas))
+
+    @abc.abstractmethod
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of a distributed value; for any other value, a tuple of it.
+
+        Args:
+            value: A distributed value, a variable, or anything else.
+        """
+
+    @abc.abstractmethod
+    def read(self, variable: Any) -> Any:
+        """Returns the value of a variable as cross-replica code sees it.
+
+        Args:
+            variable: A Keras variable, or the framework's.
+        """
+
+    @abc.abstractmethod
+    def created(self, variable: Any) -> bool:
+        """Returns whether a variable was made in the strategy's scope.
+
+        Args:
+            variable: A Keras variable, or the framework's.
+        """

@@ -1,0 +1,225 @@
+"""A trial takes one training step on copies of the state, which no other thread sees."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.core import context
+from kerasdist.input import sharding
+
+
+class Draws(Protocol):
+    """The random draws of the steps that are compared."""
+
+    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        """Returns the result of a random function.
+
+        Args:
+            name: The function's name.
+            draw: Draws.
+            given: The function's first argument, which stays as it is if the draw would only drop,
+                scale or reorder it.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class TriedBatch:
+    """The batch of a trial.
+
+    Attributes:
+        given: As the trainer's step takes it: a global batch, or this worker's part of one.
+        whole: The global batch, for one device.
+        sizes: How many examples each replica gets of it, on all workers.
+    """
+
+    given: Any
+    whole: Any
+    sizes: Sequence[int]
+
+    @property
+    def examples(self) -> int:
+        """How many examples the global batch has."""
+        return sum(self.sizes)
+
+
+def examples(batch: Any) -> int:
+    """Returns how many examples a global batch has, 0 if it has no array with rows."""
+    sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if sharding.has_rows(leaf)]
+    return int(sizes[0] or 0) if sizes else 0
+
+
+class Trial(keras.StatelessScope, abc.ABC):
+    """One training step of a model: on one device as plain Keras takes it, or on the replicas.
+
+    It is the scope through which the threads that take the step read and write every Keras
+    variable: a variable that they touch is copied, and the copy is dropped with the trial.
+
+    Attributes:
+        sees_inside: Whether gradients and outputs are recorded.
+        draws: The random draws.
+        seed: The seed of draws that are not seeded by Keras.
+        gradients: The gradients, by the number of the optimizer's step and the variable's path.
+        outputs: The outputs of the model's first call, by replica; None stands for one device.
+        layer_losses: What layers added by ``add_loss`` on one device.
+    """
+
+    sees_inside = True
+
+    def __init__(
+        self, model: Any, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0
+    ) -> None:
+        super().__init__(initialize_variables=False)
+        self.draws = draws
+        self.seed = seed
+        self.gradients: dict[str, Any] = {}
+        self.outputs: dict[Any, list[Any]] = {}
+        self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
+        self._model = model
+        self._alone = alone
+        self._wants_outputs = outputs
+        # By the variable's id: the variable, so that its id stays its own, and the copy.
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._applied = 0
+        self._applying: list[Any] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Lets the calling thread read and write the copies in place of the variables."""
+        with keras_compat.in_trial(self):
+            yield
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the copy of a variable, made at its first use; None of one without a value."""
+        known = self._copies.get(id(variable))
+        if known is None:
+            with keras_compat.in_trial(None):
+                keras_compat.initialize_waiting_variable(variable)
+                known = self._copies[id(variable)] = variable, self.copy(variable)
+        return known[1]
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Assigns to the copy of a variable."""
+        self.write(*update)
+
+    @abc.abstractmethod
+    def copy(self, variable: Any) -> Any:
+        """Returns what the step reads in place of a variable's stored value."""
+
+    @abc.abstractmethod
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to the copy of a variable."""
+
+    @abc.abstractmethod
+    def take(self, batch: TriedBatch) -> Any:
+        """Takes the step, with the whole batch or with its parts; returns its logs."""
+
+    @abc.abstractmethod
+    def as_array(self, value: Any) -> Any:
+        """Returns a tensor or a gradient as a NumPy array, sparse ones made dense."""
+
+    def values(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """Returns the values of variables as the step sees them, by path."""
+        return {one.path: self.as_array(one.value) for one in variables}
+
+    def change(self, part: float) -> None:
+        """Multiplies the trainable variables by random factors, ``1 - part`` to ``1 + part``."""
+        numbers = np.random.default_rng(self.seed)
+        for variable in self._model.trainable_variables:
+            if keras.backend.is_float_dtype(variable.dtype):
+                factors = 1.0 + numbers.uniform(-part, part, tuple(variable.shape))
+                variable.assign(
+                    variable * keras_compat.ops.convert_to_tensor(factors, variable.dtype)
+                )
+
+    def stand_in(self, optimizer: Any) -> Any:
+        """Returns what updates the copies of variables in place of an optimizer."""
+        return optimizer
+
+    def apply(
+        self, original: Callable[..., Any], optimizer: Any, gradients: list[Any], variables: Any
+    ) -> Any:
+        """Lets an optimizer update the copies, and records the gradients that it gets."""
+        if optimizer in self._applying:  # one of the hooked functions calls another
+            return original(optimizer, gradients, variables)
+        self._build(optimizer, variables)
+        if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
+            # That calls the inner one, if the gradients are finite.
+            self._record(optimizer, gradients, variables)
+        own = self.stand_in(optimizer)
+        before, self._applying = self._applying, [*self._applying, optimizer, own]
+        try:
+            return original(own, gradients, variables)
+        finally:
+            self._applying = before
+
+    @contextmanager
+    def repeating(self, optimizer: Any) -> Iterator[None]:
+        """Records nothing inside, where an update is repeated for other copies of variables."""
+        before = self._applying
+        self._applying = [*before, optimizer, keras_compat.updating(optimizer)]
+        try:
+            yield
+        finally:
+            self._applying = before
+
+    def _build(self, optimizer: Any, variables: Any) -> None:
+        """Makes the optimizer's variables, as the strategy's first step would."""
+        if optimizer.built or variables is None:
+            return
+        with (
+            keras_compat.in_trial(None),
+            self._model.replica_set.placement(),
+            keras.name_scope(optimizer.name),
+        ):
+            optimizer.build(variables)
+
+    def _record(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+        known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+        self._applied += 1
+        prefix = f"step {self._applied} of the optimizers, " if self._applied > 1 else ""
+        for gradient, variable in zip(gradients, known, strict=False):
+            if gradient is not None:
+                name = prefix + getattr(variable, "path", getattr(variable, "name", "variable"))
+                self.gradients[name] = self.as_array(gradient)
+
+    def record_outputs(self, model: Any, outputs: Any) -> None:
+        """Keeps what the first call of the model returns, on one device or a replica."""
+        replica = context.replica()
+        key = None if replica is None else replica.replica_id_in_sync_group
+        if self._wants_outputs and model is self._model and key not in self.outputs:
+            tensors = [one for one in keras.tree.flatten(outputs) if keras.ops.is_tensor(one)]
+            self.outputs[key] = [self.as_array(one) for one in tensors]
+
+
+class Trials(abc.ABC):
+    """Makes the trials of one model, whose steps are compared."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @abc.abstractmethod
+    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
+        """Returns a trial."""
+
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the examples of all replicas, in their order.
+
+        All workers must call it.
+        """
+        sizes = sharding.piece_sizes(examples(batch), self._model.replica_set.num_replicas)
+        chosen = sharding.spared(sizes) if spares else sizes
+        if chosen != sizes:
+            batch = self.first_rows(batch, sum(chosen))
+        return TriedBatch(batch, batch, chosen)
+
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns the first examples of a batch."""
+        return sharding.rows(batch, 0, count)

@@ -1,0 +1,1 @@
+"""What `fit` does on JAX: batches, steps, donated state."""

@@ -1,0 +1,107 @@
+"""Which variables' arrays a program may consume, so that XLA writes the new values over the old.
+
+A consumed (in JAX's word, donated) array is deleted, for all code that refers to it. So a program
+consumes an array only if a program has returned it for a variable and no code has read the variable
+since, as the hook on reads of Keras variables shows (`keras_compat.install_reads`). In place of any
+other array the program consumes a copy.
+
+The steps of `fit` consume all of a model's arrays, which Keras takes out of the variables for that.
+Code that reads them meanwhile, in a callback or another thread, gets a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+from jax import numpy as jnp
+
+from kerasdist import keras_compat
+from kerasdist.core.variable_table import VariableTable
+
+# One thread at a time launches a step of `fit`, or copies an array that a step may consume: JAX's
+# process ends if a thread copies an array that another's program consumes (seen with 0.10.2).
+launching = threading.RLock()
+
+# A variable's array, if no other code refers to it.
+_unread: VariableTable[Any] = VariableTable()
+
+# A variable whose value steps have taken: a method that copies it, and its arguments.
+_in_steps: VariableTable[tuple[weakref.WeakMethod[Any], str, int]] = VariableTable()
+
+
+@final
+class _Passing:
+    """Which threads pass which variables' values to a program, and store the new ones."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: dict[int, int] = {}
+
+    @contextmanager
+    def __call__(self, keys: Iterable[int]) -> Generator[None]:
+        """Waits until no other thread has these variables, by their ids; other ones may be had."""
+        threads, here = self._threads, threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: all(threads.get(key, here) == here for key in keys))
+            mine = [key for key in keys if key not in threads]
+            threads.update(dict.fromkeys(mine, here))
+        try:
+            yield
+        finally:
+            with self._changed:
+                for key in mine:
+                    del threads[key]
+                self._changed.notify_all()
+
+
+passing = _Passing()
+
+
+def install() -> None:
+    """Installs the hook on reads of Keras variables."""
+    keras_compat.install_reads(_read)
+
+
+def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+    mark_read(variable)
+    while keras_compat.stored_value(variable) is None and keras_compat.stateless_scope() is None:
+        known = _in_steps.get(variable)
+        copied = None if known is None else known[0]()
+        if known is None or copied is None:
+            break  # it was never built
+        copy = copied(*known[1:])
+        if copy is not None:
+            return keras_compat.autocast(variable, copy)
+        time.sleep(0.001)
+    return original(variable)
+
+
+def mark_in_steps(variables: Iterable[Any], copied: Callable[..., Any], name: str) -> None:
+    """Lets variables be read while steps have their values: by ``copied(name, index)``."""
+    method = weakref.WeakMethod(copied)
+    for index, variable in enumerate(variables):
+        _in_steps.put(variable, (method, name, index))
+
+
+def mark_read(variable: Any) -> None:
+    """Keeps programs from donating the variable's array, to which other code may now refer."""
+    _unread.discard(variable)
+
+
+def mark_unread(variables: Iterable[Any], arrays: Iterable[Any]) -> None:
+    """Lets the next program donate the arrays, to which only the variables refer."""
+    for variable, array in zip(variables, arrays, strict=True):
+        _unread.put(variable, array)
+
+
+def consumable(variables: Iterable[Any], arrays: Sequence[Any]) -> list[Any]:
+    """Returns arrays to donate: the variables' own, or copies if other code may refer to them."""
+    return [
+        array if _unread.get(variable) is array else jnp.copy(array)
+        for variable, array in zip(variables, arrays, strict=True)
+    ]

@@ -1,0 +1,222 @@
+"""Runs Keras's JAX trainer on a mesh: replaces its step functions, and places its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import keras
+from jax import numpy as jnp
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import metering
+from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+from kerasdist.backends.jax.mesh import slots
+from kerasdist.errors import UnsupportedError
+from kerasdist.training.metrics import prepare
+from kerasdist.training.trainer import ReplicatedTrainer
+
+if TYPE_CHECKING:
+    from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+    from kerasdist.backends.jax.mesh.placement import Step
+
+_TRAIN_STATE = (
+    "trainable_variables",
+    "non_trainable_variables",
+    "optimizer_variables",
+    "metrics_variables",
+)
+_TEST_STATE = ("trainable_variables", "non_trainable_variables", "metrics_variables")
+_PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
+
+
+@final
+class JaxTrainer(ReplicatedTrainer):
+    """Runs a model's steps as one program on the devices of its strategy."""
+
+    if TYPE_CHECKING:  # attributes of Keras's trainer and of the model's class
+        replica_set: JaxReplicaSet
+        train_step: Step
+        test_step: Step
+        predict_step: Step
+        jit_compile: bool
+        run_eagerly: bool
+        steps_per_execution: int
+        _jax_state: dict[str, Any] | None
+        _jax_state_synced: bool
+        _steps_thread: int
+        name: str
+        _purge_model_variables: Callable[..., None]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
+        here = self.replica_set.arrays.here
+        return super().__call__(*jax.tree.map(here, args), **jax.tree.map(here, kwargs))  # type: ignore[misc]
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the function that `fit` calls."""
+        self._begin()
+        if self.train_function is None or force:
+            self.train_function = _metered(self._function(self.train_step, _TRAIN_STATE))
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes the function that `evaluate` calls."""
+        self._begin()
+        if self.test_function is None or force:
+            self.test_function = self._function(self.test_step, _TEST_STATE)
+
+    def make_predict_function(self, force: bool = False) -> Callable[..., Any]:
+        """Makes the function that `predict` calls, and returns it."""
+
+        def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
+            outputs, non_trainable_variables = self.predict_step(state, batch)
+            return outputs, (state[0], non_trainable_variables)
+
+        self._begin()
+        if self.predict_function is None or force:
+            self.predict_function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
+        return self.predict_function
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        self._begin()
+        super()._symbolic_build(*args, **kwargs)
+
+    def _begin(self) -> None:
+        """Puts values back that the steps of an outer call, in this thread, have taken out."""
+        if not self._jax_state_synced and self._steps_thread != threading.get_ident():
+            raise self._in_use()
+        self.jax_state_sync()
+
+    def _in_use(self) -> UnsupportedError:
+        return UnsupportedError(
+            "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
+            f"take the values out of the variables. Received: model={self.name!r}, whose steps run "
+            "in two threads. Give one thread a model of its own, and that the weights: "
+            "other.set_weights(model.get_weights())."
+        )
+
+    def _function(
+        self, step: Step, names: tuple[str, ...], keeps_outputs: bool = False
+    ) -> Callable[..., Any]:
+        if keras.distribution.distribution() is not None:
+            raise UnsupportedError(
+                "Expected one distribution of a model. Received: the strategy "
+                f"{self.bound_strategy} and keras.distribution.distribution()="
+                f"{keras.distribution.distribution()}. Call "
+                "keras.distribution.set_distribution(None), or make the model outside of the "
+                "strategy's scope."
+            )
+        if self.replica_set.num_replicas > 1:
+            prepare(self, self.bound_strategy)  # its metrics in a custom loop
+        execution = Execution(
+            compiled=self.jit_compile and not self.run_eagerly,
+            steps=self.steps_per_execution,
+            keeps_outputs=keeps_outputs,
+        )
+        run = StepFunction(with_new_losses(self, step), self.replica_set.arrays, execution)
+
+        def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+            try:
+                self.replica_set.begin_step()
+                return run(state, iterator)
+            except BaseException:
+                # Keras has taken the values out of the variables for the time of the step. Whatever
+                # went wrong, they go back, or a variable would start again from its initializer. A
+                # step that failed on the devices, say for a lost worker, has consumed them already.
+                if not any(value.is_deleted() for value in jax.tree.leaves(state)):
+                    self._jax_state = dict(zip(names, state, strict=True))
+                    self.jax_state_sync()
+                raise
+
+        return function
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; those of the steps bypass Keras's tracking, which would search it."""
+        if name in ("_jax_state", "_steps_thread"):
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def jax_state_sync(self) -> None:
+        """Writes the state of the last step into the variables."""
+        state = vars(self).get("_jax_state")  # there is none before the first step
+        if state and not self._jax_state_synced:
+            plain = {name: list(values) for name, values in state.items()}  # plain lists
+            self._jax_state = self.replica_set.arrays.at_rest(plain)
+        super().jax_state_sync()  # type: ignore[misc]
+
+    def _get_jax_state(
+        self, *, purge_model_variables: bool = False, **which: bool
+    ) -> tuple[Any, ...]:
+        # Keras calls this at the start, and when a callback may have changed variables in between.
+        self.replica_set.initial_broadcast.ensure()
+        variables = self._state_variables(which)
+        # Keras's own method reads variables as users do, who get whole values of divided ones.
+        values = tuple(map(keras_compat.stored_values, variables.values()))
+        if any(one is None for several in values for one in several):
+            raise self._in_use()
+        state = self.replica_set.arrays.state(values, tuple(variables.values()))
+        if purge_model_variables:
+            self._jax_state = dict(zip(variables, state, strict=True))
+            self._steps_thread = threading.get_ident()
+            for name, several in variables.items():
+                donation.mark_in_steps(several, self._copy_in_steps, name)
+            self._purge_model_variables(**which)
+        return state
+
+    def _copy_in_steps(self, name: str, index: int) -> Any:
+        """Copies a value that Keras's loop, in any thread, has taken out; None while it cannot."""
+        with donation.launching:
+            state = self._jax_state
+            if state is None or state[name][index].is_deleted():
+                return None
+            return jnp.copy(self.replica_set.arrays.at_rest([state[name][index]])[0])
+
+    def _state_variables(self, which: dict[str, bool]) -> dict[str, list[Any]]:
+        """Returns the variables of the state, in Keras's order."""
+        model: Any = self
+        lists = {
+            "trainable_variables": lambda: model.trainable_variables,
+            "non_trainable_variables": lambda: model.non_trainable_variables,
+            "optimizer_variables": self._optimizer_variables,
+            "metrics_variables": lambda: model.metrics_variables,
+        }
+        return {name: list(variables()) for name, variables in lists.items() if which.get(name)}
+
+    def _optimizer_variables(self) -> Any:
+        model: Any = self
+        slots.note_all(model.optimizer, model.trainable_variables)
+        return model.optimizer.variables
+
+
+def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Tells the meter, if there is one, what a train function has done."""
+
+    def metered(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        meter = metering.running()
+        if meter is None:
+            return function(state, iterator)
+        counting = metering.Counting(iterator)
+        logs, state = function(state, counting)
+        meter.done(counting.count, counting.rows, logs)
+        return logs, state
+
+    return metered
+
+
+def with_new_losses(model: Any, step: Step) -> Step:
+    """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
+
+    Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
+    twice, or not at all.
+    """
+
+    def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
+        for layer in [model, *keras_compat.flat_layers(model)]:
+            keras_compat.loss_ids_on(layer).clear()
+        return step(state, batch)
+
+    return with_new_losses

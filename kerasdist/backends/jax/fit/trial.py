@@ -1,0 +1,104 @@
+"""Tries a training step as a program on one device, and on the mesh, on JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.fit.steps import Execution, StepFunction
+
+# The parts of the state that Keras's step takes and returns, in order.
+STATE = (
+    "trainable_variables",
+    "non_trainable_variables",
+    "optimizer_variables",
+    "metrics_variables",
+)
+
+
+@final
+class JaxTrials(Trials):
+    """Makes the trials of one model."""
+
+    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
+        """Returns a trial."""
+        return JaxTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
+
+
+@final
+class JaxTrial(Trial):
+    """Takes a step that is a function of the state.
+
+    Both programs draw the same numbers. Gradients and outputs are not seen, since they are traced.
+    """
+
+    _is_taken = False
+    _change = 0.0
+
+    def copy(self, variable: Any) -> Any:
+        """Returns the variable's array, which is immutable, and prevents its donation."""
+        donation.mark_read(variable)
+        return keras_compat.held_value(variable)
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to the copy of a variable."""
+        self._copies[id(variable)] = variable, value
+
+    def values(self, variables: Sequence[Any]) -> dict[str, Any]:
+        """Returns the whole values of variables as the step sees them, by path."""
+        values = keras_compat.stored_values(variables)
+        if not self._is_taken:
+            values = self._model.replica_set.arrays.wholly(values)
+        return {
+            one.path: self.as_array(value) for one, value in zip(variables, values, strict=True)
+        }
+
+    def change(self, part: float) -> None:
+        """Lets the step multiply the trainable variables by random factors."""
+        self._change = part
+
+    def _changed(self, value: Any, numbers: np.random.Generator) -> Any:
+        if not self._change or not jnp.issubdtype(value.dtype, jnp.floating):
+            return value
+        factors = 1.0 + numbers.uniform(-self._change, self._change, value.shape)
+        return (value * factors).astype(value.dtype)
+
+    def take(self, batch: TriedBatch) -> Any:
+        """Takes the step as a program on one device, or as `fit` does."""
+        model = self._model
+        arrays = model.replica_set.arrays
+        state = model._get_jax_state(**dict.fromkeys(STATE, True))
+        state = jax.tree.map(jnp.copy, state)
+        with keras_compat.in_trial(None):
+            if self._alone:
+                first = model.replica_set.devices[0]
+                device = jax.local_devices(backend=first.kind)[first.index]
+                trained, *others = jax.tree.map(np.asarray, arrays.wholly(state))
+                numbers = np.random.default_rng(self.seed)
+                trained = [self._changed(value, numbers) for value in trained]
+                placed = jax.device_put(((trained, *others), batch.whole), device)
+                logs, after = jax.jit(model.train_step)(*placed)
+            else:
+                with model.replica_set.placement():
+                    execution = Execution(compiled=True, steps=1)
+                    run = StepFunction(model.train_step, arrays, execution)
+                    logs, after = run(state, iter([batch.given]))
+                    after = arrays.wholly(after)
+        variables = [getattr(model, name) for name in STATE if name != "optimizer_variables"]
+        values = [after[index] for index in (0, 1, 3)]
+        for pair in zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True):
+            self.write(*pair)
+        self._is_taken = True
+        return logs
+
+    def as_array(self, value: Any) -> Any:
+        """Returns an array as a NumPy array."""
+        found = np.asarray(value)
+        return found.astype("float32") if found.dtype == jnp.bfloat16 else found

@@ -1,0 +1,1 @@
+"""Custom loops: `run`, `function`, values of replicas, collectives."""

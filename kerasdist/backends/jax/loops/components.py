@@ -1,0 +1,88 @@
+"""Components of variables that differ between replicas, kept from one run to the next.
+
+The variable's own value is always the aggregate, which users read outside of replicas and Keras
+saves. The components are valid while that value is the array that they were stored with. After an
+assignment to the variable they are invalid, and the next run derives new ones from the value, as
+``tf.distribute`` does on assignment and on restoring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax import numpy as jnp
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.backends.jax.mesh import divided_state
+from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.core.variable_table import VariableTable
+
+
+@dataclass(frozen=True)
+class Components:
+    """Components of one variable.
+
+    Attributes:
+        stack: Array of shape ``(replicas, ...)``, one component per replica.
+        aggregate: The variable's own value when the components were stored.
+    """
+
+    stack: Any
+    aggregate: Any
+
+
+_of_variable: VariableTable[Components] = VariableTable()
+
+
+def remember(variable: Any, components: Components) -> None:
+    """Stores a variable's components."""
+    _of_variable.put(variable, components)
+
+
+def recall(variable: Any) -> Components | None:
+    """Returns a variable's components, None if it has none or was assigned to since."""
+    components = _of_variable.get(variable)
+    if components is None or keras_compat.stored_value(variable) is components.aggregate:
+        return components
+    _of_variable.discard(variable)
+    return None
+
+
+def diverged(keys: Any) -> list[int]:
+    """Selects the ids of variables that have components."""
+    return [key for key in _of_variable.ids() if key in keys]
+
+
+def derived(variable: Any, aggregate: Any, replicas: int) -> Any:
+    """Returns components, stacked along a new first axis, whose aggregate is the given value."""
+    first = each = aggregate
+    if is_sum_on_read(variable):
+        first, each = shares(aggregate, replicas)
+    if first is each:
+        return jnp.broadcast_to(each, (replicas, *each.shape))
+    others = jnp.broadcast_to(each, (replicas - 1, *each.shape))
+    return jnp.concatenate([first[None], others])
+
+
+def shares(total: Any, replicas: int) -> tuple[Any, Any]:
+    """Returns the first replica's share of a sum, and the share of each other replica."""
+    if jnp.issubdtype(total.dtype, jnp.integer):
+        return shares_of_integers(total, replicas)
+    share = divided(total, replicas)
+    return share, share
+
+
+def divided(value: Any, replicas: int) -> Any:
+    """Returns a value divided by the number of replicas, in its own type."""
+    return (value / replicas).astype(value.dtype)
+
+
+def stack_on(variable: Any, place: MeshPlacement) -> Any:
+    """Returns the replicas' components of a variable, stacked, each on its replica's devices."""
+    components = recall(variable)
+    if components is not None and components.stack.sharding == place.pieces:
+        return components.stack
+    value = divided_state.whole(variable, keras_compat.stored_value(variable))
+    return place.spread(derived(variable, value, place.layout.replicas))

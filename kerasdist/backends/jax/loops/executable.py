@@ -1,0 +1,220 @@
+"""One compiled executable of a program: what it takes and returns, and how it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.loops import components, scopes
+from kerasdist.backends.jax.loops.values import (
+    Padded,
+    Stacked,
+    flatten,
+    is_distributed,
+    itself,
+    joined,
+    rebuilt,
+)
+from kerasdist.backends.jax.mesh.arrays import is_array
+from kerasdist.backends.jax.mesh.placement import MeshPlacement, Placement
+
+
+class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
+    """A program turned out to need more variables than it was given.
+
+    Attributes:
+        variables: Those variables, by their ids.
+    """
+
+    def __init__(self, variables: dict[int, Any]) -> None:
+        super().__init__()
+        self.variables = variables
+
+
+@dataclass
+class Executable:
+    """A program, compiled for some arguments.
+
+    It keeps no variable alive: with one of them it is of no use any more.
+
+    Attributes:
+        known: The variables that are its inputs, by their ids.
+        consumed: How many of the known variables it writes; they come first, and it consumes their
+            arrays.
+        held: The ids of the known variables of which replicas hold components.
+        place: Where it runs, None for the default device.
+        compiled: The compiled function.
+        traced: The function that JAX traces, set only during a call: it refers to the user's
+            function and arguments, which this object must not keep alive.
+        written: The ids of the variables whose new values it returns, as tracing found them.
+        written_apart: The ids of the written variables of which it returns components.
+        form: How to rebuild the results from the arrays that it returns.
+    """
+
+    known: dict[int, weakref.ref[Any]]
+    consumed: int
+    held: list[int]
+    place: Placement | None
+    compiled: Callable[..., Any] | None = None
+    traced: Callable[..., Any] | None = None
+    written: list[int] = field(default_factory=list)
+    written_apart: list[int] = field(default_factory=list)
+    form: _Form | None = None
+
+    def variables(self) -> dict[int, Any]:
+        """Returns the known variables, by their ids."""
+        return {key: reference() for key, reference in self.known.items()}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How to rebuild a program's results from the arrays that it returns.
+
+    Attributes:
+        structure: The structure of the results' pytree.
+        constants: The leaves of the pytree, None in place of each array.
+        whole: For each array that is whole on every device: the index of its leaf, and the function
+            that makes the leaf from it.
+        pieces: Likewise for arrays with a piece on each device.
+    """
+
+    structure: Any
+    constants: list[Any]
+    whole: list[tuple[int, Callable[[Any], Any]]]
+    pieces: list[tuple[int, Callable[[Any], Any]]]
+
+    def together(self, whole: Sequence[Any], pieces: Sequence[Any]) -> Any:
+        """Rebuilds the program's results from the arrays that it returned."""
+        leaves = list(self.constants)
+        pairs = zip([*self.whole, *self.pieces], [*whole, *pieces], strict=True)
+        for (index, made), array in pairs:
+            leaves[index] = made(array)
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def launch(
+    executable: Executable, traced: Callable[..., Any], arrays: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Starts an executable, and gives the variables their new values. Returns its outputs."""
+    place = executable.place
+    on_mesh = isinstance(place, MeshPlacement)
+    compiled = executable.compiled or _compile(executable)
+    if place is not None:
+        place.begin_step()
+    variables = executable.variables()
+    arguments = _arguments(executable, variables, arrays)
+    results: list[Any] = []
+    executable.traced = traced
+    try:
+        if executable.compiled is None and isinstance(place, MeshPlacement):
+            place.compare(compiled, *arguments)
+        executable.compiled = compiled
+        with contextlib.nullcontext() if place is None or on_mesh else place.variables():
+            # In one call of C code: Python raises KeyboardInterrupt between its own instructions
+            # only, so not after the old values are consumed and before the new ones are kept.
+            results.extend(map(compiled, *([one] for one in arguments)))
+    finally:
+        executable.traced = None
+        if results:
+            _store(executable, [variables[key] for key in executable.written], results[0][0])
+    for key, stack in zip(executable.written_apart, results[0][1], strict=True):
+        aggregate = keras_compat.stored_value(variables[key])
+        components.remember(variables[key], components.Components(stack, aggregate))
+    return results[0]
+
+
+def finish(executable: Executable, outputs: tuple[Any, ...]) -> Any:
+    """Returns the results of a launched executable; may wait for the devices."""
+    new, _, whole, pieces = outputs
+    if executable.place is not None:
+        executable.place.flow.after_launch((whole, pieces), new)
+    assert executable.form is not None
+    return executable.form.together(whole, pieces)
+
+
+def _arguments(
+    executable: Executable, known: dict[int, Any], arrays: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Returns the arguments of the compiled function."""
+    place, count = executable.place, executable.consumed
+    variables = list(known.values())
+    values = keras_compat.stored_values(variables)
+    if isinstance(place, MeshPlacement):
+        at_rest = place.to_rest(values, variables)
+        if at_rest is not values:  # the variables keep the moved arrays
+            keras_compat.store_values(variables, at_rest)
+            values = at_rest
+    values[:count] = donation.consumable(variables[:count], values[:count])
+    if not isinstance(place, MeshPlacement):
+        return values[:count], values[count:], [], arrays
+    values = place.to_program(values, variables)
+    stacks = [components.stack_on(known[key], place) for key in executable.held]
+    return values[:count], values[count:], stacks, list(map(place.argument, arrays))
+
+
+def _store(executable: Executable, variables: list[Any], new: list[Any]) -> None:
+    """Gives the variables their new values."""
+    if isinstance(executable.place, MeshPlacement):
+        new = executable.place.from_program(new)
+    keras_compat.store_values(variables, new)
+    donation.mark_unread(variables, new)
+
+
+def _compile(executable: Executable) -> Callable[..., Any]:
+    def program(
+        consumed: Sequence[Any], kept: Sequence[Any], stacks: Sequence[Any], arrays: Sequence[Any]
+    ) -> Any:
+        traced, known = executable.traced, executable.variables()
+        assert traced is not None
+        held = dict(zip(executable.held, stacks, strict=False))  # on one device `stacks` is empty
+        scope = scopes.ProgramScope(known, [*consumed, *kept], held)
+        with scope:
+            whole, pieces, executable.form = _leaving(traced(arrays), executable.place)
+        if scope.variables:
+            raise Incomplete(scope.variables)
+        # Every variable whose array is consumed needs a new one, even if this trace writes none.
+        first = dict(itertools.islice(known.items(), executable.consumed))
+        written = {**first, **scope.written}
+        apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
+        executable.written, executable.written_apart = list(written), list(apart)
+        new = [scope.peek(variable) for variable in written.values()]
+        if isinstance(executable.place, MeshPlacement):
+            new = executable.place.constrained(new, list(written.values()))
+        return new, [scope.written_stack(one) for one in apart.values()], whole, pieces
+
+    place = executable.place
+    if not isinstance(place, MeshPlacement):
+        return jax.jit(program, donate_argnums=0)
+    variables = None if place.layout.divides_state else place.whole  # None: as constrained
+    shardings = variables, place.pieces, place.whole, place.pieces
+    return jax.jit(program, donate_argnums=0, out_shardings=shardings)
+
+
+def _leaving(results: Any, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
+    """Splits results into whole arrays, arrays in pieces, and the form to rebuild them."""
+    made = place.result if isinstance(place, MeshPlacement) else itself
+    leaves, structure = flatten(results)
+    whole: list[Any] = []
+    pieces: list[Any] = []
+    form = _Form(structure, leaves, [], [])
+    for index, leaf in enumerate(leaves):
+        if is_array(leaf):
+            whole.append(leaf)
+            form.whole.append((index, made))
+            leaves[index] = None
+        elif is_distributed(leaf) and (source := joined(leaf)) is not None:
+            divided = isinstance(source, Stacked | Padded)
+            (pieces if divided else whole).append(source.array)
+            again = partial(rebuilt, type(leaf), type(source), source.layout)
+            (form.pieces if divided else form.whole).append((index, again))
+            leaves[index] = None
+    return whole, pieces, form

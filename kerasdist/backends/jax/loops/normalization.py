@@ -1,0 +1,159 @@
+"""Mean and variance of a batch that the replicas divide, for BatchNormalization in `fit`.
+
+`fit` is one program over the global batch. Of Keras's mean and variance XLA makes an all-reduce
+each, and two more of their gradient. Here each replica computes the mean and the squared deviations
+of its own rows, and one all-gather brings them together, as in `kerasdist.training.normalization`.
+Their derivative is given by hand: going backward it needs no communication. What is left there are
+Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax.mesh.layout import AXIS
+from kerasdist.core import context
+from kerasdist.training.normalization import added_to_count, combined
+
+if TYPE_CHECKING:
+    from kerasdist.backends.jax.mesh.layout import Layout
+
+
+@final
+class _Tracing(threading.local):
+    """The layout over which the step that this thread traces divides its batch."""
+
+    layout: Layout | None = None
+
+
+_tracing = _Tracing()
+
+
+@contextmanager
+def divided_over(layout: Layout) -> Generator[None]:
+    """Lets layers that are traced inside compute the moments of a batch divided over `layout`."""
+    _install()
+    before, _tracing.layout = _tracing.layout, layout
+    try:
+        yield
+    finally:
+        _tracing.layout = before
+
+
+@cache
+def _install() -> None:
+    keras_compat.install_batch_moments(_moments)
+
+
+def _moments(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    layout, axes = _tracing.layout, layer._reduction_axes
+    replica = context.replica()
+    # In `strategy.run` a replica has its own rows. A batch with fewer rows than replicas is not
+    # divided.
+    in_run = replica is not None and replica.num_replicas_in_sync > 1
+    if layout is None or in_run or 0 not in axes or inputs.shape[0] < layout.replicas:
+        return original(layer, inputs, mask)
+    return moments(layout, inputs, axes, mask)
+
+
+def moments(layout: Layout, inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any]:
+    """Returns the mean and the variance per channel of a batch that is divided over a layout.
+
+    Args:
+        layout: The mesh.
+        inputs: Floating-point values; axis 0, which the replicas divide, has at least one row for
+            each of them.
+        axes: The axes to reduce, 0 among them.
+        mask: None, or which values count, of the shape of the inputs without the last axis.
+    """
+    axes = tuple(axes)
+    weights = None
+    if mask is not None:
+        weights = jnp.broadcast_to(mask.astype(inputs.dtype)[..., None], inputs.shape)
+        weights = jax.lax.stop_gradient(weights)
+    mean, variance = _global_moments(layout, axes, added_to_count(mask))(inputs, weights)
+    return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
+
+
+def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Callable[..., Any]:
+    """Returns a function of inputs and weights; its results keep the reduced axes, of size 1."""
+
+    @jax.custom_jvp
+    def both(inputs: Any, weights: Any) -> tuple[Any, Any]:
+        return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
+
+    @both.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        inputs, weights = primals
+        change = tangents[0]
+        mean, variance = both(inputs, weights)
+        deviation = inputs - mean
+        if weights is None:
+            count = math.prod(inputs.shape[axis] for axis in axes)
+        else:
+            count = weights.sum(axes, keepdims=True)
+            change, deviation = weights * change, weights * deviation
+        divisor = count + epsilon
+        mean_change = change.sum(axes, keepdims=True) / divisor
+        product = 2 * deviation * tangents[0]
+        # The weighted deviations sum to epsilon times the mean, which is 0 without a mask.
+        variance_change = product.sum(axes, keepdims=True) / divisor
+        if epsilon:
+            variance_change -= 2 * epsilon * mean * mean_change / divisor
+        return (mean, variance), (mean_change, variance_change)
+
+    return both
+
+
+def _gathered(layout: Layout, inputs: Any, weights: Any, axes: tuple[int, ...]) -> list[Any]:
+    """Returns counts, means and sums of squared deviations, one row per replica."""
+    replicas, rows = layout.replicas, inputs.shape[0]
+    each = -(-rows // replicas)
+    if rows % replicas and weights is None:
+        # Where the rows of padding are among the last replicas', they weigh nothing.
+        shape = (rows, *[1] * (inputs.ndim - 1))
+        weights = jnp.ones(shape, inputs.dtype)
+    pieces = _pieces(layout, inputs, each)
+    inner = tuple(axis + 1 for axis in axes)
+    if weights is None:
+        count = math.prod(pieces.shape[axis] for axis in inner)
+        mean = pieces.mean(inner, keepdims=True)
+        squares = jnp.square(pieces - mean).sum(inner, keepdims=True)
+        means, squares = _everywhere(layout, mean, squares)
+        return [jnp.full((replicas, *[1] * inputs.ndim), count, inputs.dtype), means, squares]
+    weights = jnp.broadcast_to(_pieces(layout, weights, each), pieces.shape)
+    count = weights.sum(inner, keepdims=True)
+    mean = (weights * pieces).sum(inner, keepdims=True) / jnp.where(count > 0, count, 1)
+    squares = (weights * jnp.square(pieces - mean)).sum(inner, keepdims=True)
+    return _everywhere(layout, count, mean, squares)
+
+
+def _pieces(layout: Layout, array: Any, each: int) -> Any:
+    """Divides rows into one piece per replica, along a new first axis; fills up with zeros."""
+    missing = each * layout.replicas - array.shape[0]
+    if missing:
+        array = jnp.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])
+    return _sharded(layout, array.reshape(layout.replicas, each, *array.shape[1:]), AXIS)
+
+
+def _everywhere(layout: Layout, *parts: Any) -> list[Any]:
+    """Sends every replica's row of some arrays to all replicas, in one all-gather."""
+    together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), AXIS), None)
+    return [together[:, index] for index in range(len(parts))]
+
+
+def _sharded(layout: Layout, array: Any, first: str | None) -> Any:
+    # A replica's logical devices may divide the other axes as XLA likes.
+    free = None if layout.splits.logical_devices == 1 else PartitionSpec.UNCONSTRAINED
+    spec = PartitionSpec(first, *[free] * (array.ndim - 1))
+    return jax.lax.with_sharding_constraint(array, NamedSharding(layout.mesh, spec))

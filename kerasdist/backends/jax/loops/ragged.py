@@ -1,0 +1,281 @@
+"""Replicas whose batches differ in size, as the last batch of an epoch does, in one program.
+
+JAX runs one program on all devices, with one shape for each array. So the code of the replicas is
+traced once per size of batch, with batches cut to that size. Every device computes all traces, and
+selects the result for the size of its own batch. A batch that is divided as evenly as possible has
+at most two sizes.
+
+Replicas exchange values while they compute. So each size is traced up to its next exchange, where
+the trace is abandoned. When all sizes have come that far, their values are exchanged, and each is
+traced again from the beginning, with the result. XLA drops abandoned traces, which are dead code.
+
+The cost: every device computes each size, so a ragged batch of two sizes takes the time of two
+steps. There are as many sizes as different shapes of arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, final
+
+import jax
+from jax import numpy as jnp
+
+from kerasdist.backends.base.checks import check_summable
+from kerasdist.backends.jax.loops import scopes
+from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
+from kerasdist.backends.jax.mesh.arrays import cut, is_array, padded
+from kerasdist.backends.jax.mesh.exchange import ByName, Differentiated, Exchange
+from kerasdist.backends.jax.mesh.layout import AXIS
+from kerasdist.core import context
+from kerasdist.errors import ReplicaError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The code of a replica, traced to its end.
+
+    Attributes:
+        scope: The scope of its variables.
+        results: The leaves of what the code returned.
+        form: The structure of these leaves.
+    """
+
+    scope: ReplicaScope
+    results: list[Any]
+    form: Any
+
+
+# Traces the code of the replicas in a group, given the group's number and an exchange.
+Trace = Callable[[int, Exchange], Traced]
+
+
+class _Pause(BaseException):  # not an Exception: user code must not catch it
+    """A replica has come to an exchange whose result is not there yet."""
+
+    def __init__(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.scope = scope
+        self.brought = list(brought)
+        self.how = how
+
+
+class _Inside(BaseException):
+    """A replica has come to an exchange in a function that is differentiated."""
+
+
+@final
+class _Replay(Exchange):
+    """Returns the results of the exchanges so far, in order; at the next one raises `_Pause`.
+
+    Attributes:
+        base: The scope of the code whose exchanges these are.
+    """
+
+    def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
+        self.base: Any = None
+        self._results = results
+        self._group = group
+        self._position = 0
+        self._derivatives = 0
+
+    def total(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns the sums, or pauses."""
+        for tensor in tensors:
+            check_summable(tensor.dtype.name)
+        return self._next("an all-reduce", None, tensors, None) if tensors else []
+
+    def gather(self, tensor: Any, axis: int) -> Any:
+        """Returns the gathered tensors, or pauses."""
+        return self._next("all_gather", None, [tensor], axis)
+
+    def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
+        """Returns the function's result and repeats its writes to variables, or pauses."""
+        result, written, apart = self._next("merge_call", scope, leaves, call)
+        for variable, value in written:
+            scope.store(variable, value, None)
+        scope.apart.update(apart)
+        return result
+
+    def differentiated(
+        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
+    ) -> Differentiated:
+        """Differentiates this size alone if the function exchanges nothing, else all together."""
+        if scopes.current() is not self.base:
+            return alone()
+        self._derivatives += 1
+        kind = f"value_and_grad number {self._derivatives}"
+        if not any(kind == known for known, _ in self._results):
+            try:
+                return alone()
+            except _Inside:
+                pass
+        return self._next(kind, scope, by, (*joint, context.replica()))
+
+    def _next(self, kind: str, scope: Any, brought: Sequence[Any], how: Any) -> Any:
+        if scopes.current() is not self.base:
+            raise _Inside
+        if self._position == len(self._results):
+            raise _Pause(kind, scope, brought, how)
+        self._position += 1
+        return self._results[self._position - 1][1][self._group]
+
+
+@final
+class Groups:
+    """Replicas, grouped by the shapes of their arguments."""
+
+    def __init__(self, shapes: Sequence[Any]) -> None:
+        self.kinds = list(dict.fromkeys(shapes))
+        self.of = [self.kinds.index(one) for one in shapes]
+
+    def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
+        """Traces the code of all replicas.
+
+        Returns the first group's trace, with each device's own results in it, padded where their
+        shapes differ; the replicas' components of written variables, by the variable's id; and the
+        shapes of the padded results, by their index.
+        """
+        return self._together(self._ends(trace))
+
+    def _ends(self, trace: Callable[[int, Exchange], Any]) -> list[Any]:
+        """Traces code to its end, for each group."""
+        results: list[tuple[str, Sequence[Any]]] = []
+        while True:
+            ends: list[Any] = []
+            pauses: list[_Pause] = []
+            for group in range(len(self.kinds)):
+                try:
+                    ends.append(trace(group, _Replay(results, group)))
+                except _Pause as pause:
+                    pauses.append(pause)
+            if not pauses:
+                return ends
+            if ends or len({(pause.kind, len(pause.brought)) for pause in pauses}) > 1:
+                calls = [p.kind for p in pauses] + ["the end of the function"] * len(ends)
+                self._disagree(f"calls={calls}")
+            results.append((pauses[0].kind, self._exchanged(pauses)))
+
+    def _exchanged(self, pauses: Sequence[_Pause]) -> Sequence[Any]:
+        """Returns the result of an exchange, for each group."""
+        first = pauses[0]
+        columns = list(zip(*(pause.brought for pause in pauses), strict=True))
+        match first.kind:
+            case "an all-reduce":
+                result: Any = ByName().total([self._own(column) for column in columns])
+            case "all_gather":
+                result = self._gathered(columns[0], first.how)
+            case "merge_call":
+                result = self._merged(pauses, columns)
+            case _:
+                return self._derived(pauses, [self._own(column) for column in columns])
+        return [result] * len(self.kinds)
+
+    def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
+        """Calls a function once for all replicas; returns its result and variables' new values."""
+        first = pauses[0]
+        if isinstance(first.scope.exchange.base, scopes.OverlayScope):
+            raise UnsupportedError(
+                "Expected batches of one size on all replicas, where the function that is "
+                "differentiated calls merge_call. Received: arguments of the shapes "
+                f"{self.kinds}. On JAX give batches that can be divided evenly, for example with "
+                "drop_remainder=True."
+            )
+        apart = {key for p in pauses for key in (*p.scope.written_apart(), *p.scope.apart)}
+        states = [pause.scope.state_mapping for pause in pauses]
+        every = {key: value for state in states for key, value in state.items()}
+        values = {k: self._own([s.get(k, value) for s in states]) for k, value in every.items()}
+        scope = first.scope.beside(values, ByName(), apart)
+        with scope, context.replica_scope(None):
+            leaves = [self._own(column) if is_array(column[0]) else column[0] for column in columns]
+            result = first.how(leaves)
+        written = [(one, scope.state_mapping[key]) for key, one in scope.variables.items()]
+        return result, written, scope.apart
+
+    def _derived(self, pauses: Sequence[_Pause], by: list[Any]) -> Sequence[Differentiated]:
+        """Differentiates the code of all groups together, since it exchanges values.
+
+        On each device the value and the derivatives are those of its own group.
+        """
+        notes: list[Any] = []
+
+        def joint(values: list[Any]) -> tuple[Any, Any]:
+            def trace(group: int, exchange: Exchange) -> Any:
+                scope = pauses[group].scope
+                overlay, call, replica = pauses[group].how
+                scope.exchange = exchange
+                inner = overlay(values, scope)
+                exchange.base = inner
+                with scope, context.replica_scope(replica):
+                    return call(inner)
+
+            ends = self._ends(trace)
+            notes.append([note for _, _, note in ends])
+            return self._own([value for value, _, _ in ends]), [
+                (value, parts) for value, parts, _ in ends
+            ]
+
+        (_, parts), gradients = jax.value_and_grad(joint, has_aux=True)(by)
+        return [
+            Differentiated(value, gradients, part, note)
+            for (value, part), note in zip(parts, notes[-1], strict=True)
+        ]
+
+    def _gathered(self, column: Sequence[Any], axis: int) -> Any:
+        shapes = [tuple(column[group].shape) for group in self.of]
+        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
+            self._disagree(f"all_gather along axis {axis} of tensors of shapes={shapes}")
+        everyone = jax.lax.all_gather(self._own(_alike(column)), AXIS)
+        return jnp.concatenate([cut(everyone[i], shape) for i, shape in enumerate(shapes)], axis)
+
+    def _together(
+        self, ends: Sequence[Traced]
+    ) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
+        first = ends[0]
+        if any(end.form != first.form for end in ends):
+            self._disagree(f"results={[str(end.form) for end in ends]}")
+        results = list(first.results)
+        shapes: dict[int, tuple[Any, ...]] = {}
+        for place, column in enumerate(zip(*(end.results for end in ends), strict=True)):
+            if not is_array(column[0]):
+                continue
+            arrays = [jnp.asarray(one) for one in column]
+            if len({one.shape for one in arrays}) > 1:
+                shapes[place] = tuple(arrays[group].shape for group in self.of)
+                arrays = _alike(arrays)
+            results[place] = self._own(arrays)
+        held = {
+            key: self._own([end.scope.peek(variable) for end in ends])
+            for key, variable in first.scope.written_apart().items()
+        }
+        return Traced(first.scope, results, first.form), held, shapes
+
+    def _own(self, column: Sequence[Any]) -> Any:
+        """Selects on each device the array of its replica's group."""
+        first = column[0]
+        if all(one is first for one in column):
+            return first
+        if len({(one.shape, one.dtype) for one in column}) > 1:
+            self._disagree(f"shapes={[tuple(one.shape) for one in column]}")
+        group = jnp.asarray(self.of)[jax.lax.axis_index(AXIS)]
+        chosen = first
+        for index, one in enumerate(column[1:], start=1):
+            chosen = jnp.where(group == index, one, chosen)
+        return chosen
+
+    def _disagree(self, received: str) -> NoReturn:
+        raise ReplicaError(
+            "Expected the same calls, with the same shapes, from all replicas, whatever the size "
+            f"of their batch. Received: {received}, of replicas whose arguments have the shapes "
+            f"{self.kinds}."
+        )
+
+
+def _alike(arrays: Sequence[Any]) -> list[Any]:
+    """Pads arrays to one shape."""
+    if len({one.ndim for one in arrays}) > 1:
+        return list(arrays)  # another check reports this mismatch
+    shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
+    return [padded(one, shape) for one in arrays]

@@ -1,0 +1,153 @@
+"""Devices as replicas of one global program."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+
+from kerasdist import keras_compat
+from kerasdist.agreement import programs
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.pieces import HeldPiece
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
+from kerasdist.backends.jax.fit.batches import placed
+from kerasdist.backends.jax.fit.trainer import JaxTrainer
+from kerasdist.backends.jax.loops import scopes
+from kerasdist.backends.jax.mesh import divided_state, worker_placement
+from kerasdist.backends.jax.mesh.central_placement import CentralPlacement
+from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
+from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.placement import MeshPlacement, OneDevicePlacement, Placement
+from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, is_divided
+from kerasdist.core.devices import Device
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.trial import Trials
+    from kerasdist.job.job import Job
+
+
+@final
+class JaxReplicaSet(ReplicaSet):
+    """Devices that divide each batch of a global program among them.
+
+    Attributes:
+        arrays: The placement of a step's arrays.
+    """
+
+    trainer_class = JaxTrainer
+
+    def __init__(
+        self,
+        jax_devices: Sequence[Any],
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+    ) -> None:
+        self.arrays = _placement(jax_devices, options)
+        super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
+        # On accelerators a batch is moved there while the step before it runs.
+        self.reads_ahead = jax.default_backend() != "cpu"
+        if isinstance(self.arrays, MeshPlacement):
+            self.logical_devices = self.arrays.layout
+            if self.arrays.layout.rule is not None:
+                divided_state.add(self)
+        self.arrays.begin_step = self.begin_step
+        self.arrays.note_batch = self._note_batch
+        if job is not None:
+            self.arrays.compare_program = partial(programs.require_equal, job)
+            if isinstance(self.arrays, MeshPlacement) and self.arrays.layout.rule is not None:
+                self.arrays.together = partial(_together, job)
+                self.reads_need_all_workers = True
+
+    def _note_batch(self, form: Hashable) -> None:
+        self.batch_history.add(form)
+        self.first_batches.compare()
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The runner of user functions on the mesh."""
+        if self.num_replicas == 1:
+            return SoleRunner(self.placement)
+        from kerasdist.backends.jax.loops.runner import JaxRunner
+
+        return JaxRunner(self)
+
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step on the mesh."""
+        if self.num_replicas == 1:
+            return super().trials(model)
+        from kerasdist.backends.jax.fit.trial import JaxTrials  # late, as few programs need it
+
+        return JaxTrials(model)
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns an adapter that places batches ahead of their step, where that saves time."""
+        return placed(adapter, self.arrays, self.first_batches)
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, bit by bit, in one or a few collectives.
+
+        Divided ones are left out: workers have compared what they were made with and assigned.
+        """
+        assert isinstance(self.arrays, MeshPlacement)
+        held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
+        if held:
+            equalize(held, self.arrays)
+
+    def pieces(self, variable: Any) -> list[HeldPiece]:
+        """Returns what this process's devices hold of a divided variable; nothing of another."""
+        return worker_placement.pieces(variable)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker; 0 for a divided one."""
+        values = keras_compat.stored_values(variables)
+        sums = iter(checksums_of([one for one in values if not is_divided(one)]))
+        return [0 if is_divided(one) else next(sums) for one in values]
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a context in which variables are made on the first device.
+
+        The first step copies them to the other devices, in one transfer, and they stay there.
+        """
+        scopes.add_placement(self.arrays)
+        return self.arrays.variables()
+
+
+@contextmanager
+def _together(job: Job, work: str, fact: Callable[[], Any]) -> Generator[bool]:
+    """Waits for all workers before common work; yields whether `fact()` is equal on all."""
+    with job.translating_failures(work):
+        digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
+        yield len(set(job.all_gather_object(work, digest))) == 1
+
+
+def _in_order_of(
+    place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
+) -> list[Device]:
+    """Returns this process's devices in the order of its replicas, which a mesh decides."""
+    if not isinstance(place, MeshPlacement):
+        return list(devices)
+    here = [one for one in jax_devices if one.process_index == jax.process_index()]
+    names = dict(zip(here, devices, strict=True))
+    return [names[one] for one in place.devices if one in names]
+
+
+def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:
+    if len(devices) == 1:
+        return OneDevicePlacement(devices)
+    layout = Layout(devices, options.devices_per_replica, options.sharding)
+    if layout.spans_workers:
+        return WorkerPlacement(layout)
+    home = options.parameter_device
+    if home is None:
+        return MeshPlacement(layout)
+    return CentralPlacement(layout, jax.local_devices(backend=home.kind)[home.index])

@@ -1,0 +1,366 @@
+"""Runs user functions on a mesh: replica code under ``shard_map``, collectives on values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import keras
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+from kerasdist import keras_compat
+from kerasdist.api.collectives import ReduceOp
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+from kerasdist.backends.base.checks import checked_axis
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
+from kerasdist.backends.jax.loops import components, replica_scope, scopes
+from kerasdist.backends.jax.loops.collectives import JaxCollectives
+from kerasdist.backends.jax.loops.function_cache import Programs
+from kerasdist.backends.jax.loops.ragged import Groups, Traced
+from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
+from kerasdist.backends.jax.loops.value_factory import AmongWorkers, InProcess
+from kerasdist.backends.jax.loops.values import (
+    Equal,
+    Own,
+    Padded,
+    Source,
+    Stacked,
+    flatten,
+    gathered,
+    is_distributed,
+    joined,
+    own,
+    reduced,
+    unlike,
+)
+from kerasdist.backends.jax.mesh.arrays import cut, is_array, is_traced
+from kerasdist.backends.jax.mesh.exchange import ByName, Exchange
+from kerasdist.backends.jax.mesh.layout import AXIS
+from kerasdist.backends.jax.mesh.placement import MeshPlacement
+from kerasdist.core import context, ownership
+from kerasdist.errors import ScopeError
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+
+_SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
+
+# Replica code, called with the replica's scope, its arguments and its keyword arguments.
+_Body = Callable[[ReplicaScope, Any, Any], Any]
+
+
+@final
+class JaxRunner(Runner):
+    """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
+
+    def __init__(self, replica_set: JaxReplicaSet) -> None:
+        assert isinstance(replica_set.arrays, MeshPlacement)
+        self._replica_set = replica_set
+        self._place = replica_set.arrays
+        self.places_ahead = self._place.places_ahead
+        self._replicas = replica_set.num_replicas
+        self._runs = Programs()
+        self._updates = Programs()
+        job = replica_set.job
+        self._maker = InProcess(self._place) if job is None else AmongWorkers(self._place, job)
+
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Runs the function per replica, in the program that is being traced or in its own one."""
+        if scopes.program() is None:
+            whole = partial(self._run_in_program, weakref.ref(strategy))
+            args, kwargs = self._maker.entering((args, kwargs))
+            return self._runs.of(function)(whole, function, args, kwargs)
+        return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
+
+    def _run_in_program(
+        self,
+        strategy: weakref.ref[Strategy],
+        function: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
+            owner = strategy()
+            assert owner is not None
+            replica = ReplicaContext(
+                strategy=owner,
+                replica_id_in_sync_group=jax.lax.axis_index(AXIS),
+                num_replicas_in_sync=self._replicas,
+                collectives=JaxCollectives(scope, self._replicas),
+            )
+            with context.replica_scope(replica):
+                return function(*args, **kwargs)
+
+        return self._on_each(body, args, kwargs)
+
+    def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
+        """Runs code on each device, as a part of the program that is being traced."""
+        if replica_scope.current() is not None:
+            raise ScopeError(
+                "Expected strategy.run in the code of a program. Received: a call in merge_call. "
+                "Run the function before, or call it in each replica."
+            )
+        program, outer = scopes.program(), scopes.current()
+        assert program is not None
+        assert outer is not None
+        program.add_placement(self._place)
+        leaves, structure = flatten((args, kwargs))
+        pieces = [self._piece(leaf) for leaf in leaves]
+        divided = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Stacked | Padded)}
+        shared = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Equal)}
+        shared |= {i: x for i, x in enumerate(pieces) if is_array(x)}
+        padded = [x.layout for x in pieces if isinstance(x, Padded)]
+        # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
+        values = [outer.peek(one) for one in program.known.values()]
+        held = [program.stack(one, self._replicas) for one in program.held.values()]
+        found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
+
+        def on_device(divided: Any, shared: Any, known: Any, stacks: Any) -> Any:
+            arrays = shared | {index: one[0] for index, one in divided.items()}
+            values = dict(zip(program.known, known, strict=True))
+            values |= {key: one[0] for key, one in zip(program.held, stacks, strict=True)}
+
+            def traced(shapes: Sequence[Any], exchange: Exchange) -> Traced:
+                scope = ReplicaScope(values, program.held, outer, self._replicas, exchange)
+                exchange.base = scope
+                sizes = iter(shapes)
+                own_leaves = [
+                    cut(arrays[i], next(sizes)) if isinstance(x, Padded) else arrays.get(i, x)
+                    for i, x in enumerate(pieces)
+                ]
+                own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
+                with scope:
+                    results, form = flatten(own(body(scope, own_args, own_kwargs)))
+                return Traced(scope, results, form)
+
+            shapes: dict[int, Any] = {}
+            if padded:
+                groups = Groups(list(zip(*padded, strict=True)))
+                end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
+            else:
+                end = traced((), ByName())
+                apart = {key: end.scope.peek(v) for key, v in end.scope.written_apart().items()}
+            scope = end.scope.beside({}, ByName(), ())
+            written = end.scope.variables
+            aggregates = scope.aggregates([written[key] for key in apart], list(apart.values()))
+            new = {key: end.scope.peek(one) for key, one in written.items() if key not in apart}
+            new |= dict(zip(apart, aggregates, strict=True))
+            results = {i: jnp.asarray(x)[None] for i, x in enumerate(end.results) if is_array(x)}
+            found.append((end, shapes, list(apart), list(new)))
+            return results, [one[None] for one in apart.values()], list(new.values())
+
+        arrays, stacks, new = jax.shard_map(
+            on_device,
+            mesh=self._place.mesh,
+            axis_names={AXIS},
+            in_specs=(_DIVIDED, _SHARED, _SHARED, _DIVIDED),
+            out_specs=(_DIVIDED, _DIVIDED, _SHARED),
+            check_vma=False,
+        )(divided, shared, values, held)
+        end, shapes, apart, written = found[-1]
+        stacks, new = dict(zip(apart, stacks, strict=True)), dict(zip(written, new, strict=True))
+        for variable in end.scope.read.values():
+            outer.get_current_value(variable)
+        for key, variable in end.scope.variables.items():
+            outer.store(variable, new[key], stacks.get(key))
+        program.apart.update(end.scope.apart)
+        wrapped = list(end.results)
+        for index, array in arrays.items():
+            several = index in shapes
+            source = Padded(array, shapes[index]) if several else Stacked(array, self._replicas)
+            wrapped[index] = PerReplica(source)
+        return jax.tree.unflatten(end.form, wrapped)
+
+    def _piece(self, leaf: Any) -> Any:
+        """Returns a distributed value's `Source`; returns any other argument unchanged."""
+        if not is_distributed(leaf):
+            return leaf
+        source = joined(leaf, self._replicas)
+        if source is None:
+            raise unlike(leaf)
+        return source
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
+        """Returns the sum or mean of the components, and along an axis of each if given."""
+        source = self._source(value)
+        if axis is not None:
+            axis = checked_axis(source, axis)
+        return self._launched(reduced, source, op, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the components of a value, concatenated along an axis."""
+        if not is_distributed(value):
+            value = keras_compat.ops.convert_to_tensor(value)
+            checked_axis(value, axis)
+            return value
+        source = self._source(value)
+        return self._launched(gathered, source, checked_axis(source, axis))
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Puts a tensor on every device."""
+        return self._mirrored(tensor)
+
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls the function once, for the copies on all devices together."""
+        scope = replica_scope.current()
+        if scope is not None:
+            with _as_copies(scope, args, kwargs):
+                result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
+            return self.local_results(_per_own(result, self._replicas))
+        if not any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0]):
+            args, kwargs = self._whole(tuple(args)), self._whole(dict(kwargs))
+            return [function(variable, *args, **kwargs)] * self._copies
+        if scopes.program() is None:
+            program = self._updates.of(function)
+            args, kwargs = self._maker.entering((tuple(args), dict(kwargs)))
+            result = program(self._update_in_program, function, (variable, *args), kwargs)
+        else:
+            result = self._update_in_program(function, variable, *args, **kwargs)
+        leaves, form = flatten(result)
+        columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
+        return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
+
+    def _update_in_program(
+        self, function: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
+            with context.replica_scope(None), scope.copy_writes():
+                return function(variable, *args, **kwargs)
+
+        return self._on_each(body, args, kwargs)
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Puts components of equal shape into one array on all devices, in one transfer."""
+        return self._maker.per_replica(values)
+
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Cuts a batch into one piece per replica, on the replicas' devices."""
+        del replicas  # always the number of this strategy's
+        return self._maker.divide(batch)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of a value or variable; anything else as a tuple of one."""
+        if is_distributed(value):
+            return value.values
+        if not isinstance(value, keras.Variable):
+            return (value,)
+        return self._components(value)
+
+    def _components(self, leaf: Any) -> tuple[Any, ...]:
+        if isinstance(leaf, keras.Variable):
+            leaf = self._components_of(leaf)
+        return leaf.values if is_distributed(leaf) else (leaf,) * self._copies
+
+    @property
+    def _copies(self) -> int:
+        """How many components a value has: this worker's, or inside a program all workers'."""
+        if scopes.program() is not None:
+            return self._replicas
+        return len(self._place.layout.local_replicas)
+
+    def _components_of(self, variable: Any) -> DistributedValues:
+        scope, program = replica_scope.current(), scopes.program()
+        if scope is not None:
+            return PerReplica(Own(scope.peek(variable), self._replicas))
+        if program is not None:
+            current = scopes.current()
+            assert current is not None
+            value = current.get_current_value(variable)
+            if is_on_read(variable):
+                program.apart[id(variable)] = variable
+            if id(variable) in program.state_mapping:
+                return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
+            return PerReplica(
+                Stacked(components.derived(variable, value, self._replicas), self._replicas)
+            )
+        return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
+
+    def read(self, variable: Any) -> Any:
+        """Returns the variable's value, which is always the aggregate."""
+        require_aggregate(variable)
+        return keras_compat.ops.convert_to_tensor(variable)
+
+    def created(self, variable: Any) -> bool:
+        """Returns whether a variable was made in the scope of a strategy over these replicas."""
+        strategy = ownership.strategy_of(variable)
+        return strategy is not None and strategy.replica_set is self._replica_set
+
+    def _source(self, value: Any) -> Source:
+        """Returns the components of a value or variable as a `Source`."""
+        if isinstance(value, keras.Variable):
+            value = self._components_of(value)
+        if not is_distributed(value):
+            return Equal(self._everywhere(value), self._replicas)
+        if scopes.program() is None:
+            value = self._maker.entering(value)
+        source = joined(value, self._replicas)
+        if source is None:
+            raise unlike(value)
+        return source
+
+    def _launched(self, function: Callable[..., Any], source: Source, *how: Any) -> Any:
+        """Applies a function to components: inline in a program, else as a small program."""
+        if scopes.program() is not None or is_traced(source.array):
+            return function(source, *how)
+        result = self._small(function, type(source), source.layout, how, source.array)
+        self._place.flow.after_launch(result, None)
+        return self._place.result(result)
+
+    @cached_property
+    def _small(self) -> Callable[..., Any]:
+        def computed(function: Any, kind: Any, layout: Any, how: Any, array: Any) -> Any:
+            return function(kind(array, layout), *how)
+
+        return jax.jit(computed, static_argnums=(0, 1, 2, 3), out_shardings=self._place.whole)
+
+    def _mirrored(self, tensor: Any) -> Any:
+        if isinstance(tensor, DistributedValues):
+            return tensor
+        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
+
+    def _everywhere(self, tensor: Any) -> Any:
+        tensor = keras_compat.ops.convert_to_tensor(tensor)
+        return tensor if is_traced(tensor) else self._place.everywhere(tensor)
+
+    def _whole(self, structure: Any) -> Any:
+        """Replaces every distributed value in a structure by the array of its `Source`."""
+
+        def array(leaf: Any) -> Any:
+            if not is_distributed(leaf):
+                return leaf
+            one = leaf.source.array
+            return one if is_traced(one) else self._place.result(one)
+
+        return jax.tree.map(array, structure, is_leaf=is_distributed)
+
+
+def _as_copies(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
+    differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
+    return scope.copy_writes() if differ else scope.equal_writes()
+
+
+def _per_own(result: Any, replicas: int) -> Any:
+    return jax.tree.map(
+        lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
+        result,
+        is_leaf=is_distributed,
+    )

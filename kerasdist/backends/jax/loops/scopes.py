@@ -1,0 +1,213 @@
+"""Nested scopes that hold the values of Keras variables while JAX traces.
+
+Every read and every write of a Keras variable passes the innermost ``keras.StatelessScope`` of its
+thread. The outermost is a `ProgramScope`, which records the variables that the program needs.
+Replica code has a `ReplicaScope`, which knows the mirrored variables and those with components. A
+function that is differentiated has an `OverlayScope`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, final
+
+import keras
+from jax import numpy as jnp
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax.loops.components import derived
+from kerasdist.backends.jax.mesh.placement import Placement
+from kerasdist.core import ownership
+from kerasdist.errors import ScopeError
+
+
+class Scope(keras.StatelessScope, abc.ABC):
+    """The base of the three scopes: stores the values that are assigned to variables."""
+
+    def __init__(self) -> None:
+        # Variables that are made inside get their initial values after the trace.
+        super().__init__(initialize_variables=False)
+        self.variables: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Stores the value that user code assigns to a variable."""
+        variable, value = update
+        ownership.require_own(variable)
+        self.store(variable, self.combined(variable, value), None)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the value that user code reads from a variable."""
+        return self.peek(variable)
+
+    @abc.abstractmethod
+    def peek(self, variable: Any) -> Any:
+        """Returns a variable's value, without recording a read by user code."""
+
+    @abc.abstractmethod
+    def combined(self, variable: Any, value: Any) -> Any:
+        """Returns the value to store when user code assigns a value."""
+
+    def store(self, variable: Any, value: Any, stack: Any) -> None:
+        """Sets the value of a variable."""
+        del stack
+        self.variables[id(variable)] = variable
+        self.state_mapping[id(variable)] = value
+
+
+@final
+class ProgramScope(Scope):
+    """The variables that a program takes as inputs and returns as outputs.
+
+    Attributes:
+        known: The variables that are its inputs.
+        held: The known variables of which the replicas hold components.
+        variables: Other variables that the program reads or writes.
+        written: Variables that the program writes.
+        apart: Variables of which it uses or makes components.
+        placements: The placements on which it computes.
+    """
+
+    def __init__(
+        self, known: Mapping[int, Any], values: Sequence[Any], stacks: Mapping[int, Any]
+    ) -> None:
+        super().__init__()
+        self.known = known
+        self.state_mapping.update(zip(known, values, strict=True))
+        self.held = {key: known[key] for key in stacks}
+        self.written: dict[int, Any] = {}
+        self.apart: dict[int, Any] = {}
+        self.placements: dict[int, Placement] = {}
+        self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
+
+    def peek(self, variable: Any) -> Any:
+        """Returns the value; zeros of the same shape for a variable that is not known yet."""
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            self.variables[id(variable)] = variable
+            value = jnp.zeros(variable.shape, keras_compat.stored_dtype(variable))
+        return value
+
+    def combined(self, variable: Any, value: Any) -> Any:
+        """Returns the value unchanged."""
+        del variable
+        return value
+
+    def store(self, variable: Any, value: Any, stack: Any) -> None:
+        """Sets the value of a variable."""
+        key = id(variable)
+        if key not in self.known:
+            self.variables[key] = variable
+        self.state_mapping[key] = value
+        self.written[key] = variable
+        if stack is not None:
+            self.apart[key] = variable
+            self._stacks[key] = stack, value
+
+    def written_stack(self, variable: Any) -> Any:
+        """Returns a variable's components after the program, None if it has none."""
+        stack, aggregate = self._stacks.get(id(variable), (None, None))
+        return stack if aggregate is self.state_mapping[id(variable)] else None
+
+    def stack(self, variable: Any, replicas: int) -> Any:
+        """Returns a variable's components, derived from its value if it has none."""
+        value = self.state_mapping[id(variable)]
+        stack, aggregate = self._stacks.get(id(variable), (None, None))
+        if aggregate is value and stack.shape[0] == replicas:
+            return stack
+        return derived(variable, value, replicas)
+
+    def add_placement(self, placement: Placement) -> None:
+        """Records a placement on which the program computes."""
+        self.placements[id(placement)] = placement
+
+
+@final
+class OverlayScope(Scope):
+    """Replaces the values of variables by the inputs of a function that is differentiated.
+
+    Attributes:
+        variables: Variables that are written inside.
+        read: Variables that user code reads.
+        stacks: The replicas' components of variables that are written inside.
+    """
+
+    def __init__(self, values: Mapping[int, Any], outer: Scope | None) -> None:
+        super().__init__()
+        self.state_mapping.update(values)
+        self.read: dict[int, Any] = {}
+        self.stacks: dict[int, Any] = {}
+        self._outer = outer
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the value, and records that user code has read it."""
+        self.read[id(variable)] = variable
+        return self.peek(variable)
+
+    def peek(self, variable: Any) -> Any:
+        """Returns the value in this or the outer scope; None: read the variable itself."""
+        value = self.state_mapping.get(id(variable))
+        return self._outer.peek(variable) if value is None and self._outer is not None else value
+
+    def combined(self, variable: Any, value: Any) -> Any:
+        """Returns the value to store, as the outer scope would."""
+        return value if self._outer is None else self._outer.combined(variable, value)
+
+    def store(self, variable: Any, value: Any, stack: Any) -> None:
+        """Sets the value of a variable in this scope; `value_and_grad` passes it on."""
+        super().store(variable, value, stack)
+        if stack is not None:
+            self.stacks[id(variable)] = stack
+
+
+_Kind = TypeVar("_Kind", bound=Scope)
+
+
+def innermost(kind: type[_Kind]) -> _Kind | None:
+    """Returns the innermost scope of a kind in this thread, None if there is none."""
+    scope = keras_compat.stateless_scope()
+    while scope is not None and not isinstance(scope, kind):
+        scope = scope.original_scope
+    return scope
+
+
+def current() -> Scope | None:
+    """Returns this thread's innermost scope of this module, or None; Keras's own do not count."""
+    return innermost(Scope)
+
+
+def program() -> ProgramScope | None:
+    """Returns the scope of the program that is being traced in this thread, None if none is."""
+    return innermost(ProgramScope)
+
+
+def add_placement(placement: Placement) -> None:
+    """Records a placement in the program that is being traced, if any."""
+    tracing = program()
+    if tracing is not None:
+        tracing.add_placement(placement)
+
+
+def place_of(scope: ProgramScope) -> Placement | None:
+    """Returns the placement on which a program computes, None if it recorded none."""
+    places = list(scope.placements.values())
+    if len({tuple(map(str, place.devices)) for place in places}) > 1:
+        raise ScopeError(
+            "Expected the strategies that a kerasdist.function uses to have the same devices. "
+            f"Received: devices={[list(map(str, place.devices)) for place in places]}. Write a "
+            "function for each."
+        )
+    return places[0] if places else None
+
+
+def read_through(original: Any, scope: Any, variable: Any) -> Any:
+    """Lets a plain stateless scope inside one of these look up variables it has no value for."""
+    value = original(scope, variable)
+    if value is not None or keras_compat.stateless_scope() is not scope or current() is None:
+        return value
+    while value is None and scope is not None:
+        if isinstance(scope, Scope):
+            return scope.get_current_value(variable)
+        value = scope.state_mapping.get(id(variable))
+        scope = scope.original_scope
+    return value

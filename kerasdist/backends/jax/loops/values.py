@@ -1,0 +1,317 @@
+"""Distributed values on JAX: how an array holds their components, and reductions of them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, final, overload
+
+import jax
+import jax.core
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import Sharding
+
+from kerasdist.api.collectives import ReduceOp
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+from kerasdist.backends.base.checks import check_shapes, check_summable
+from kerasdist.backends.jax.loops.components import divided
+from kerasdist.backends.jax.mesh.arrays import (
+    cut,
+    is_array,
+    is_placed,
+    is_traced,
+    largest_of,
+    padded,
+    stack,
+)
+from kerasdist.backends.jax.mesh.layout import AXIS
+from kerasdist.errors import UnsupportedError
+
+
+class Source(Sequence[Any]):
+    """The components of a value in one array, from which a component is read when it is needed.
+
+    On a mesh of several workers the array has the components of all replicas. The elements of this
+    sequence are this worker's components; inside a program, which all workers run, all components.
+
+    Attributes:
+        array: The array.
+        layout: The number of components; if they differ in shape, their shapes.
+        target: Where the array goes when a component is read, None if it stays where it is. A
+            program takes the array from anywhere.
+    """
+
+    def __init__(self, array: Any, layout: Any, target: Sharding | None = None) -> None:
+        self.array = array
+        self.layout = layout
+        self.target = target
+
+    @property
+    def replicas(self) -> int:
+        """How many components there are, on all workers."""
+        return self.layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component; if they differ, the smallest in which all fit."""
+        return tuple(self.array.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._components)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._components[index]
+
+    @cached_property
+    def _components(self) -> tuple[Any, ...]:
+        if is_traced(self.array):
+            return tuple(self._elements())
+        with jax.ensure_compile_time_eval():  # they outlive a program that is being traced
+            if self.target is not None and not is_placed(self.array, self.target):
+                self.array = jax.device_put(self.array, self.target)
+            return tuple(self._fetched() if isinstance(self.array, jax.Array) else self._elements())
+
+    @abc.abstractmethod
+    def stacked(self) -> Any:
+        """Returns the components, stacked along a new first axis."""
+
+    @abc.abstractmethod
+    def _elements(self) -> Sequence[Any]:
+        """Returns all components, from an array that can be indexed, as inside a program."""
+
+    def _fetched(self) -> Sequence[Any]:
+        """Returns the components that are on this process's devices."""
+        return self._elements()
+
+
+@final
+class Stacked(Source):
+    """Components stacked along the first axis of a global array, one per replica."""
+
+    def stacked(self) -> Any:
+        """Returns the array."""
+        return self.array
+
+    def _elements(self) -> Sequence[Any]:
+        return [self.array[index] for index in range(self.replicas)]
+
+    def _fetched(self) -> Sequence[Any]:
+        return [piece for _, piece in _pieces_here(self.array)]
+
+
+@final
+class Padded(Source):
+    """Components of different shapes, padded to one shape and stacked in a global array."""
+
+    @property
+    def replicas(self) -> int:
+        """How many components there are, on all workers."""
+        return len(self.layout)
+
+    def stacked(self) -> Any:
+        """Refuses components of different shapes."""
+        check_shapes(self.layout)
+        return self.array
+
+    def _elements(self) -> Sequence[Any]:
+        return [cut(self.array[index], shape) for index, shape in enumerate(self.layout)]
+
+    def _fetched(self) -> Sequence[Any]:
+        return [cut(piece, self.layout[index]) for index, piece in _pieces_here(self.array)]
+
+
+@final
+class Equal(Source):
+    """Components that are equal: one global array, whole on each device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+        return tuple(self.array.shape)
+
+    def stacked(self) -> Any:
+        """Repeats the array along a new first axis, once per component."""
+        return jnp.broadcast_to(self.array, (self.replicas, *self.shape))
+
+    def _elements(self) -> Sequence[Any]:
+        return [self.array] * self.replicas
+
+    def _fetched(self) -> Sequence[Any]:
+        shards = [shard.data for shard in self.array.addressable_shards]
+        if self.array.is_fully_addressable and len(shards) != self.replicas:
+            return [self.array] * self.replicas
+        return shards[:: self.array.sharding.num_devices // self.replicas]  # one a replica
+
+
+@final
+class Own(Source):
+    """In replica code: this replica's component; an all-gather gives the others'."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a component."""
+        return tuple(self.array.shape)
+
+    def stacked(self) -> Any:
+        """Gathers the components of all replicas."""
+        return jax.lax.all_gather(self.array, AXIS)
+
+    def _elements(self) -> Sequence[Any]:
+        everyone = self.stacked()
+        return [everyone[index] for index in range(self.replicas)]
+
+
+def _pieces_here(array: Any) -> list[tuple[int, Any]]:
+    """Returns an array's elements along axis 0 that are on this process's devices, by number.
+
+    The logical devices of a replica hold the same element, which is returned once.
+    """
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    numbered = [(shard.index[0].start or 0, _without_axis(shard.data)) for shard in shards]
+    return sorted(numbered, key=lambda pair: pair[0])
+
+
+_without_axis = jax.jit(lambda shard: shard[0])
+
+
+def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
+    """Returns the sum or mean of components."""
+    check_summable(source.array.dtype.name)
+    mean = op is ReduceOp.MEAN
+    count = source.replicas
+    if isinstance(source, Own):
+        local = source.array if axis is None else source.array.sum(axis)
+        total = jax.lax.psum(local, AXIS)
+    elif isinstance(source, Equal):
+        total = source.array if axis is None else source.array.sum(axis, dtype=source.array.dtype)
+        if mean and axis is None:
+            return total
+        total = total * count
+    elif isinstance(source, Padded) and axis is not None:
+        # Padding was cut off. If the parts differ along other axes, too, `stacked` raises.
+        sums = [part.sum(axis, dtype=part.dtype) for part in source]
+        if len({one.shape for one in sums}) > 1:
+            source.stacked()
+        total = sum(sums[1:], sums[0])
+        return divided(total, sum(shape[axis] for shape in source.layout)) if mean else total
+    else:
+        every = source.stacked()
+        total = every.sum(0, dtype=every.dtype)
+        total = total if axis is None else total.sum(axis, dtype=every.dtype)
+    if axis is not None:
+        count *= source.shape[axis]
+    return divided(total, count) if mean else total
+
+
+def gathered(source: Source, axis: int) -> Any:
+    """Returns the components, concatenated along an axis."""
+    if isinstance(source, Own):
+        return jax.lax.all_gather(source.array, AXIS, axis=axis, tiled=True)
+    if isinstance(source, Padded):
+        check_shapes(source.layout, axis)
+        return jnp.concatenate(list(source), axis)
+    every = source.stacked()
+    return jnp.concatenate([every[index] for index in range(source.replicas)], axis)
+
+
+def is_distributed(leaf: Any) -> bool:
+    """Returns whether a leaf is a distributed value."""
+    return type(leaf) in (PerReplica, Mirrored)
+
+
+def flatten(structure: Any) -> tuple[list[Any], Any]:
+    """Returns leaves and structure of a pytree; a distributed value is a leaf, None is not."""
+    return jax.tree.flatten(structure, is_leaf=is_distributed)
+
+
+def itself(array: Any) -> Any:
+    """Returns an array unchanged."""
+    return array
+
+
+def rebuilt(value: Callable[[Any], Any], kind: Callable[..., Any], layout: Any, array: Any) -> Any:
+    """Rebuilds a distributed value from its array, and the kind and layout of its `Source`."""
+    return value(kind(array, layout))
+
+
+def own(structure: Any) -> Any:
+    """Replaces the distributed values in a structure by this replica's components of them."""
+
+    def component(leaf: Any) -> Any:
+        if not is_distributed(leaf):
+            return leaf
+        if isinstance(leaf.source, Own | Equal):
+            return leaf.source.array
+        source = joined(leaf)
+        if source is None:
+            raise unlike(leaf)
+        return source.stacked()[jax.lax.axis_index(AXIS)]
+
+    return jax.tree.map(component, structure, is_leaf=is_distributed)
+
+
+def joined(value: DistributedValues, replicas: int | None = None) -> Source | None:
+    """Returns the components of a value in one array; None if their types or ranks differ."""
+    source: Any = value.source
+    count = source.replicas if isinstance(source, Source) else len(source)
+    if replicas is not None and count != replicas:
+        raise ValueError(
+            f"Expected a distributed value of {replicas} components, one a replica. Received: "
+            f"{type(value).__name__} of {count}. Make it with the strategy that it is used with."
+        )
+    if isinstance(source, Source):
+        return source
+    parts = list(source)
+    if not all(is_array(part) or isinstance(part, bool | int | float) for part in parts):
+        return None
+    if len({(np.ndim(part), jnp.result_type(part)) for part in parts}) > 1:
+        return None
+    shapes = tuple(np.shape(part) for part in parts)
+    if len(set(shapes)) == 1:
+        return Stacked(stack(parts), count)
+    largest = largest_of(shapes)
+    return Padded(stack([padded(part, largest) for part in parts]), shapes)
+
+
+def unlike(value: DistributedValues) -> UnsupportedError:
+    """Returns the error for components whose types or shapes differ."""
+    kinds = [
+        f"{part.dtype}{list(part.shape)}" if is_array(part) else repr(part)[:50]
+        for part in value.values
+    ]
+    return UnsupportedError(
+        "Expected arrays of one type and one number of axes as the components of a distributed "
+        f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
+        "alike, or compute the value from the replica's number in the function."
+    )
+
+
+def _register(kind: type[DistributedValues]) -> None:
+    """Makes a kind of value a pytree, whose children are arrays that `jax.jit` takes."""
+
+    def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
+        source = value.source
+        if isinstance(source, Source):
+            return (source.array,), (type(source), source.layout, source.target)
+        return tuple(source), None
+
+    def unflattened(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
+        make: Callable[..., Any] = kind
+        if kept is None:
+            return make(tuple(arrays))
+        source_class, layout, target = kept
+        return make(source_class(arrays[0], layout, target))
+
+    jax.tree_util.register_pytree_node(kind, children, unflattened)
+
+
+_register(PerReplica)
+_register(Mirrored)

@@ -1,0 +1,1 @@
+"""Where values lie on the devices: placement, layout, sharding."""

@@ -1,0 +1,77 @@
+"""Hooks for code inside a program: how Keras makes variables and applies scaled gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, final
+
+import jax
+import jax.core
+import keras
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import is_sum_on_read
+from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.loops import scopes
+from kerasdist.backends.jax.mesh import slots
+from kerasdist.core import context
+
+
+@cache
+def install() -> None:
+    """Puts the hooks into Keras that only JAX needs, once in a process."""
+    keras_compat.install_in_variables(_made)
+    keras_compat.install_scope_reads(scopes.read_through)
+    donation.install()
+    keras_compat.install_scaled_apply(_apply_scaled)
+
+
+def _made(
+    original: Any,
+    variable: Any,
+    initializer: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Allows a value, not only an initializer, for a variable that is made inside a program."""
+    slots.note_new(variable)
+    if (
+        scopes.current() is not None
+        and not callable(initializer)
+        and not isinstance(initializer, str)
+    ):
+        with jax.ensure_compile_time_eval():
+            value: Any = keras.ops.convert_to_tensor(initializer, dtype)
+        if not isinstance(value, jax.core.Tracer):
+            initializer, shape, dtype = _Constant(value), tuple(value.shape), dtype or value.dtype
+    original(variable, initializer, shape, dtype, *args, **kwargs)
+    strategy = context.scoped_strategy()
+    if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
+        return
+    # Each replica's component starts with the initial value, so the variable starts with their sum.
+    value = keras_compat.stored_value(variable)
+    if value is None:
+        keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)
+    elif value.dtype != bool:
+        keras_compat.store_value(variable, value * strategy.num_replicas_in_sync)
+
+
+def _apply_scaled(
+    original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    if scopes.current() is None:
+        return original(optimizer, grads, trainable_variables)
+    return keras_compat.apply_scaled_gradients(optimizer, list(grads), trainable_variables)
+
+
+@final
+class _Constant:
+    """An initializer that returns a given value."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self._value

@@ -1,0 +1,253 @@
+"""State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
+
+Between programs code reads whole values: each read of a divided variable gathers it. With several
+workers all of them must make, read and write it, and they meet for that: a worker that does it
+alone would exchange its parts with another program of the others.
+
+Inside a step of `fit`, XLA's programs hold each device's part. A weight that the replicas divide is
+gathered where a layer reads it; the optimizer updates parts.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast, final
+
+import jax
+import keras
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.base.initial_broadcast import unnumbered
+from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
+from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
+from kerasdist.core import context, ownership
+
+if TYPE_CHECKING:
+    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.backends.jax.mesh.layout import Layout
+    from kerasdist.backends.jax.mesh.placement import MeshPlacement
+
+# Those whose mesh divides state.
+_replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
+    keras.initializers.Zeros: lambda _: 0,
+    keras.initializers.Ones: lambda _: 1,
+    keras.initializers.Constant: lambda initializer: initializer.value,
+}
+
+
+@final
+class _Tracing(threading.local):
+    """The step that this thread traces: its layout, and whether the optimizer's code runs."""
+
+    layout: Layout | None = None
+    updates: bool = False
+
+
+_tracing = _Tracing()
+
+
+def add(replica_set: ReplicaSet) -> None:
+    """Lets the variables of a strategy be divided."""
+    _replica_sets.add(replica_set)
+    install()
+
+
+@cache
+def install() -> None:
+    """Changes how Keras reads, writes and updates variables."""
+    slots.install()
+    keras_compat.install_initial_values(_initialize)
+    keras_compat.install_stored_values(_store)
+    keras_compat.install_reads(_read)
+    keras_compat.install_stateless_apply(_apply)
+
+
+def _place_of(variable: Any) -> MeshPlacement | None:
+    """Returns the placement that divides a variable, None if none does."""
+    weight = slots.weight_of(variable)
+    strategy = (
+        ownership.strategy_of(variable)
+        or ownership.strategy_of(weight)
+        or context.scoped_strategy()
+    )
+    replicas: Any = None if strategy is None else strategy.replica_set
+    if replicas not in _replica_sets:
+        return None
+    place = replicas.arrays
+    return None if place.layout.of_variable(variable) is place.whole else place
+
+
+# Between programs.
+
+
+def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
+    """Has each device draw its part of an initial value, which is nowhere whole."""
+    place = _place_of(variable)
+    if place is None:
+        original(variable, initializer)
+        return
+    shape, dtype = tuple(variable.shape), keras_compat.stored_dtype(variable)
+    sharding = place.layout.of_variable(variable)
+    constant = _CONSTANTS.get(type(initializer))
+    if constant is not None:
+        number = constant(initializer)
+        keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
+        return
+    written: dict[int, Any] = {}
+
+    def drawn() -> tuple[Any, list[Any]]:
+        with _Writes() as scope:
+            value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
+        written.update(scope.written)
+        return value, [scope.state_mapping[key] for key in written]
+
+    program = jax.jit(drawn, out_shardings=(sharding, place.whole))
+    work = _work("initial value", variable)
+    with place.together(work, lambda: text_of(program.lower())) as is_same:
+        if not is_same:  # the seeds differ
+            _take_chiefs(variable, initializer(shape, dtype=dtype), place)
+            return
+        value, states = program()
+    keras_compat.store_value(variable, value)
+    # An initializer may draw by a generator of its own.
+    keras_compat.store_values(list(written.values()), place.from_program(states))
+
+
+def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
+    """Gives each worker its part of the value that the chief has drawn."""
+    keras_compat.store_value(variable, value)
+    equalize([variable], place)
+    value = keras_compat.stored_value(variable)
+    keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))
+
+
+@final
+class _Writes(keras.StatelessScope):
+    """Keeps the variables that the code inside writes."""
+
+    def __init__(self) -> None:
+        # Else its end would initialize the other variables that wait, in the middle of a trace.
+        super().__init__(initialize_variables=False)
+        self.written: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Notes a variable and its new value."""
+        self.written[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+@cache
+def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Callable[..., Any]:
+    return jax.jit(lambda value: jnp.full(shape, value, dtype), out_shardings=sharding)
+
+
+def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    """Divides a value that is assigned between programs, so that no two are whole at a time."""
+    place = None if is_traced(value) else _place_of(variable)
+    sharding = None if place is None else place.layout.of_variable(variable)
+    if place is None or sharding is None or is_placed(value, sharding):
+        original(variable, value)
+        return
+    with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
+        if not is_same:
+            raise differing_assignment(variable)
+        original(variable, place.scattered(value, sharding))
+
+
+def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+    """Returns a variable's whole value."""
+    value = original(variable)
+    if is_traced(value):
+        return _gathered_in_step(variable, value)
+    in_program = keras_compat.stateless_scope() is not None or _tracing.layout is not None
+    return value if in_program else whole(variable, value)
+
+
+def whole(variable: Any, value: Any) -> Any:
+    """Returns a variable's value as a whole array. All workers must call it."""
+    if not isinstance(value, jax.Array) or value.is_fully_replicated:
+        return value
+    for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
+        if getattr(value.sharding, "mesh", None) == place.mesh:
+            with place.together(_work("read", variable), lambda: None):
+                return place.gathered(value)
+    return value
+
+
+def _work(name: str, variable: Any) -> str:
+    return f"{name} of the divided variable {unnumbered(variable.path)!r}"
+
+
+# Inside a step.
+
+
+@contextmanager
+def in_step(layout: Layout) -> Generator[None]:
+    """Lets code that is traced inside use state that a layout divides."""
+    before, _tracing.layout = _tracing.layout, layout if layout.rule is not None else None
+    try:
+        yield
+    finally:
+        _tracing.layout = before
+
+
+def _layout_of_step() -> Layout | None:
+    """Returns the layout of the step that is traced; None in the code of one replica."""
+    replica = context.replica()
+    in_run = replica is not None and replica.num_replicas_in_sync > 1
+    return None if in_run else _tracing.layout
+
+
+def _gathered_in_step(variable: Any, value: Any) -> Any:
+    layout = _layout_of_step()
+    if layout is None or _tracing.updates or layout.rule is None:
+        return value
+    if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
+        return value
+    return jax.lax.with_sharding_constraint(value, layout.gathered)
+
+
+def _apply(
+    original: Callable[..., Any],
+    optimizer: Any,
+    optimizer_variables: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any],
+) -> Any:
+    """Lets each device update its part of the weights, by its part of the gradients."""
+    layout = _layout_of_step()
+    if layout is None or layout.rule is None:
+        return original(optimizer, optimizer_variables, grads, trainable_variables)
+    weights = keras_compat.optimized_variables(optimizer)
+    parts = [layout.of_update(weight) for weight in weights]
+    grads, values = (
+        [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
+        for given in (grads, trainable_variables)
+    )
+    before, _tracing.updates = _tracing.updates, True
+    try:
+        new, own = original(optimizer, optimizer_variables, grads, values)
+    finally:
+        _tracing.updates = before
+    at_rest = layout.of_variables(weights)
+    new = [
+        _constrained(_constrained(value, part), rest)
+        for value, part, rest in zip(new, parts, at_rest, strict=True)
+    ]
+    return new, own
+
+
+def _constrained(value: Any, sharding: NamedSharding) -> Any:
+    if not isinstance(value, jax.Array):
+        return value  # None: a weight without a gradient
+    return jax.lax.with_sharding_constraint(value, sharding)

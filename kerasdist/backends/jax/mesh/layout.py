@@ -1,0 +1,185 @@
+"""How devices form a mesh, and which part of an array each device holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh.state_rules import ByLayoutMap, OverReplicas, StateRule
+from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
+from kerasdist.core.sharding import Sharding
+from kerasdist.errors import DeviceError
+
+AXIS = "replica"
+
+
+@final
+class Layout:
+    """A mesh with an axis of replicas, and axes of a replica's logical devices if it has several.
+
+    Attributes:
+        mesh: The JAX mesh of all devices.
+        replicas: How many replicas there are.
+        local: The devices of this process.
+        local_replicas: The numbers of this process's replicas.
+        spans_workers: Whether there are devices of other processes.
+        splits: Which variables are cut over the logical devices.
+        sharding: The strategy's argument.
+        rule: Which variables it divides; None: it was not given.
+        whole: The sharding of an array that every device holds.
+        gathered: The same, of a weight that a step has gathered from its parts.
+        rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
+    """
+
+    def __init__(
+        self, devices: Sequence[Any], logical_devices: int = 1, sharding: Any = None
+    ) -> None:
+        of_workers = _are_of_workers(devices)
+        self.replicas = len(devices) // logical_devices
+        self.sharding = sharding
+        self._factors = prime_factors(logical_devices)
+        names = [f"logical_{axis}" for axis in range(len(self._factors))]
+        self.rule: StateRule | None = None
+        if isinstance(sharding, Sharding):
+            self.rule = OverReplicas(sharding, self.replicas, AXIS)
+        elif sharding is not None:
+            devices, self._factors, names, self.rule = _mapped(devices, sharding, of_workers)
+        grid = _grid(devices, (self.replicas, *self._factors), keep_order=of_workers)
+        devices = list(grid.flat)
+        here = [i for i, one in enumerate(devices) if one.process_index == jax.process_index()]
+        self.local_replicas = range(here[0] // logical_devices, (here[-1] + 1) // logical_devices)
+        self.spans_workers = len(here) < len(devices)
+        self.local = tuple(devices[i] for i in here)
+        self.splits = Splits(logical_devices)
+        self._logical = tuple(names)
+        self.mesh = Mesh(grid, (AXIS, *self._logical))
+        self.whole = NamedSharding(self.mesh, PartitionSpec())
+        self.gathered = NamedSharding(self.mesh, PartitionSpec())
+        self._shardings = {self.whole.spec: self.whole}
+        self.rows = tuple(
+            NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
+        )
+
+    def by_device(self, parts: Sequence[Any]) -> list[Any]:
+        """Returns, for each device of this process, the part of its replica."""
+        return [part for part in parts for _ in range(self.splits.logical_devices)]
+
+    def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
+        shapes = map(np.shape, leaves)
+        even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
+        return self.rows[axis] if even else self.whole
+
+    def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
+        """Returns the shardings of variables' values; None stands for one that is whole."""
+        if not self.divides_state:
+            return [self.whole] * len(variables)
+        return [self.whole if one is None else self.of_variable(one) for one in variables]
+
+    def of_variable(self, variable: Any) -> NamedSharding:
+        """Returns the sharding of a variable's value."""
+        if self.rule is not None:
+            spec = self.rule.spec(variable)
+        else:
+            owner = slots.weight_of(variable)
+            pieces = self.splits.pieces_of(owner.path, variable.shape)
+            spec = self._spec(pieces, uncut=None)
+        return self._named(spec)
+
+    def of_update(self, weight: Any) -> NamedSharding:
+        """Returns the sharding by which devices divide the update of a weight."""
+        return self.whole if self.rule is None else self._named(self.rule.update_spec(weight))
+
+    def _named(self, spec: PartitionSpec) -> NamedSharding:
+        if spec not in self._shardings:
+            self._shardings[spec] = NamedSharding(self.mesh, spec)
+        return self._shardings[spec]
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether there may be variables that are not whole on every device."""
+        return self.rule is not None or bool(self.splits.rules)
+
+    def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
+        """Adds rules for variables that are cut over logical devices (see `Splits.add`)."""
+        self.splits.add(rules)
+
+    def assign(self, tensor: Any, device: int) -> Any:
+        """Replicates a step's tensor on all logical devices, which include the requested one."""
+        if not 0 <= device < self.splits.logical_devices:
+            raise ValueError(
+                "Expected logical_device_id to be one of the "
+                f"{self.splits.logical_devices} logical devices of a replica, from 0. "
+                f"Received: logical_device_id={device!r}."
+            )
+        return self.replicate(tensor)
+
+    def split(self, tensor: Any, pieces: Sequence[int]) -> Any:
+        """Cuts a tensor of a step over the logical devices of a replica."""
+        check_partition(tensor.shape, pieces, self.splits.logical_devices)
+        return self._constrained(tensor, self._spec(pieces, uncut=PartitionSpec.UNCONSTRAINED))
+
+    def replicate(self, tensor: Any) -> Any:
+        """Replicates a step's tensor on all logical devices of a replica."""
+        rank = len(tensor.shape)
+        # Axis 0, of the examples, stays unconstrained.
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * min(rank, 1), *[None] * (rank - 1))
+        return self._constrained(tensor, spec)
+
+    def _spec(self, pieces: Sequence[int], uncut: Any) -> PartitionSpec:
+        axes = mesh_axes(pieces, self._factors)
+        return PartitionSpec(*(tuple(self._logical[i] for i in own) or uncut for own in axes))
+
+    def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
+        return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
+
+
+def _mapped(
+    devices: Sequence[Any], layout_map: Any, of_workers: bool
+) -> tuple[list[Any], tuple[int, ...], list[str], StateRule]:
+    """Reads a LayoutMap's mesh: the devices in order, a replica's axes, and the rule."""
+    mesh = layout_map.device_mesh
+    wanted = [str(name) for name in np.ravel(mesh.devices)]
+    if of_workers:
+        known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
+        fits = wanted == list(known)  # a replica's devices are neighbours in one process
+    else:
+        known = {f"{one.platform}:{one.id}": one for one in devices}
+        fits = sorted(wanted) == sorted(known)
+    if not fits:
+        raise DeviceError(
+            "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
+            "workers in their order. Received: "
+            f"sharding=LayoutMap over {wanted}, devices={list(known)}. Name the same devices."
+        )
+    data, *others = mesh.axis_names
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    # The user may have given an axis the same name as our axis of replicas.
+    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
+    rule = ByLayoutMap(layout_map, sizes, names)
+    shape = tuple(sizes[one] for one in others)
+    return [known[name] for name in wanted], shape, [names[one] for one in others], rule
+
+
+def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
+    """Arranges devices in a grid of this shape, the logical devices of a replica being neighbours.
+
+    `keep_order` is for several workers: each has whole replicas, and they divide a batch in order.
+    """
+    if len(shape) > 1 and devices[0].platform == "tpu" and not keep_order:
+        # The chips of a TPU slice are connected as a torus, along which they are not numbered.
+        with contextlib.suppress(NotImplementedError, AssertionError):  # no part of a torus
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return np.array(devices).reshape(shape)
+
+
+def _are_of_workers(devices: Sequence[Any]) -> bool:
+    """Returns whether several processes have the devices; no process has those of a plan."""
+    return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1

@@ -1,0 +1,1 @@
+"""How workers of a job find each other."""

@@ -1,0 +1,101 @@
+"""Connects the workers' JAX processes by `jax.distributed`, with kerasdist's time-outs."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from kerasdist import keras_compat
+from kerasdist.backends.jax.workers.coordinator_proxy import Relay
+from kerasdist.errors import JobError
+from kerasdist.job import network, threads
+from kerasdist.job.job import Job
+from kerasdist.job.monitor import GRACE_SECONDS
+
+# JAX's time-out for a lost worker, as a multiple of kerasdist's. So kerasdist notices first, and
+# names the worker; JAX would end all processes without naming it.
+_LATER = 20
+
+# Part of the error message of JAX 0.10 if JAX has started already.
+_TOO_LATE = "must be called before any JAX calls"
+
+
+def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
+    """Starts JAX's coordination between the workers. All workers must call it.
+
+    Args:
+        job: The job of this process.
+        gpus: The numbers of the GPUs that JAX is to use, none of them if it is empty; None: all.
+    """
+    if gpus is not None and not gpus and not jax.config.values["jax_platforms"]:
+        jax.config.update("jax_platforms", "cpu")
+    # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
+    jax.config.update("jax_enable_preemption_service", False)
+    service = job.chief_address
+    way = service
+    interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
+    if job.is_chief:
+        job.own_port()  # holds the port: if it is taken, JAX ends the process without an error
+    else:
+        relay = Relay(service, job.timeouts.join)
+        way = relay.address
+        job.at_leave(relay.close)  # after JAX has disconnected through the relay
+    try:
+        jax.distributed.initialize(
+            coordinator_address=way,
+            num_processes=job.num_workers,
+            process_id=job.rank,
+            local_device_ids=gpus or None,
+            cluster_detection_method="deactivate",  # kerasdist has found the workers
+            coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
+            initialization_timeout=math.ceil(job.timeouts.join),
+            heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
+            # Longer than a failed worker takes to end by itself, since JAX then aborts it.
+            shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
+        )
+    except RuntimeError as error:
+        who = f"[worker {job.rank}/{job.num_workers}]"
+        if _TOO_LATE in str(error):
+            # JAX's own traceback would come first, and says no more than this.
+            raise JobError(
+                f"{who} Expected the job's strategy before JAX starts. Received: JAX has made an "
+                "array, or has looked for its devices, already. Make the strategy at the top of "
+                "the script, before arrays, models and random seeds."
+            ) from None
+        raise JobError(
+            f"{who} Expected to connect JAX with the chief at {service}. Received: "
+            f"{str(error).rstrip('.')}. Let the chief's port be reached."
+        ) from error
+    job.at_leave(jax.distributed.shutdown)
+    with threads.waiting_their_turn():
+        jax.local_devices()  # starts JAX, and with it Gloo
+    keras_compat.install_to_numpy(_to_numpy)
+
+
+def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
+    """Waits for a JAX array before NumPy does, since NumPy drops a Ctrl-C while it waits for JAX.
+
+    Seen with NumPy 2.4 and JAX 0.10: the loop of ``fit`` waits here for most of each step, and
+    continued after Ctrl-C.
+    """
+    if isinstance(array, jax.Array) and not isinstance(array, Tracer):
+        array.block_until_ready()
+    return original(array)
+
+
+def check_way_back(job: Job) -> None:
+    """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
+    address = network.misleads(job.other_addresses)
+    if address is not None:
+        name = socket.gethostname()
+        raise JobError(
+            f"[worker {job.rank}/{job.num_workers}] Expected the name of this machine to be an "
+            "address at which other machines reach it: JAX sums there, on CPUs. Received: "
+            f"{name!r}, which is {socket.gethostbyname(name)}. Write {address} behind the name, in "
+            "/etc/hosts."
+        )

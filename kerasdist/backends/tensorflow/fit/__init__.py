@@ -1,0 +1,1 @@
+"""What `fit` does on TensorFlow: batches, steps, gradients."""

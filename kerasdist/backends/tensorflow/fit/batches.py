@@ -1,0 +1,380 @@
+"""The division of global batches into the replicas' pieces, inside the compiled step.
+
+In `fit`, `evaluate` and `predict` an empty replica gets one stand-in row: a copy of a real row, if
+there is one. Layers then never run on 0 rows, for which TensorFlow's convolutions on the CPU return
+a wrong shape (seen with 2.21, oneDNN). The replica's share of the batch stays 0, so nothing that it
+computes counts (ADR 12).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from kerasdist.api.replica_context import BatchShare
+from kerasdist.backends.base.first_batches import BYTES, ELEMENTS, ROWS, names_of
+from kerasdist.errors import InputError
+
+# Where batches are divided, and where results for code outside of the replicas go.
+HOST = "/device:CPU:0"
+
+# The name of the operation that divides a batch, by which its errors are recognised.
+_DIVISION = "kerasdist_division_of_the_global_batch"
+# How TensorFlow names the operation that failed. In ``[[name/_30]]`` it lists others, which waited.
+_FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One replica's part of a global batch.
+
+    Attributes:
+        data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
+        share: The replica's share of the batch, in which a stand-in row does not count.
+    """
+
+    data: Any
+    share: BatchShare
+
+
+def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
+    """Divides a global batch into consecutive pieces, the longer ones first.
+
+    Returns one piece per replica. In a graph, where a piece may have fewer than two rows, or the
+    size is known in the step only, shares are tensors, and the static size of a piece is unknown.
+    """
+    batched = _batched(batch)
+    size = _known_size(batched)
+    # Eagerly every size is known. In a graph, no piece may have the static size 0, since Keras does
+    # not treat a loss of the static shape (0,) as that of a batch, nor 1: see `is_known`.
+    if size is None or not (is_known(size, replicas) or tf.executing_eagerly()):
+        size = _size_in_step(batched)
+    return _pieces(batch, size, size, size, replicas, stand_ins=stand_ins)
+
+
+class Compared(NamedTuple):
+    """What workers compare of a global batch.
+
+    Attributes:
+        first_rows: The first rows of each array of an iteration's first batch; no rows of others.
+        checksums: A checksum of each array, an int32 vector.
+    """
+
+    first_rows: Any
+    checksums: tf.Tensor
+
+
+class OwnRows(NamedTuple):
+    """One worker's part of a global batch.
+
+    Attributes:
+        rows: The rows of the worker's replicas, in the structure of the batch; a stand-in row if
+            there are none.
+        size: How many of the rows count, an int32 scalar tensor.
+        total: Number of examples in the global batch, an int32 scalar tensor.
+        compared: The result of `compared_in`; empty if workers do not compare batches.
+    """
+
+    rows: Any
+    size: tf.Tensor
+    total: tf.Tensor
+    compared: Any = ()
+
+
+class PlacedBatch(NamedTuple):
+    """A batch of which each device of this process holds the rows of its replica.
+
+    Attributes:
+        parts: For each device, its replica's part.
+        total: Number of examples in the global batch, if it is known while a step is traced.
+    """
+
+    parts: tuple[OwnRows, ...]
+    total: int | None
+
+
+def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
+    """Takes a worker's rows out of a global batch."""
+    batched = _batched(batch)
+    total = _known_size(batched)
+    if total is None:
+        total = _size_in_step(batched)
+    begin, end = _begins(total, replicas, (own.start, own.stop))
+    [own_part] = _cut(batch, [_with_stand_in(begin, end, total)], total)
+    return OwnRows(own_part, tf.convert_to_tensor(end - begin), tf.convert_to_tensor(total))
+
+
+def compared_in(number: tf.Tensor, batch: Any) -> Compared:
+    """Returns what workers compare of the batch with this number in an iteration.
+
+    Only the worker's pipeline sees the global batch; a step gets the worker's own rows. So the
+    pipeline adds this to its batches, and the step returns it for the comparison.
+    """
+
+    def beginning(leaf: Any) -> tf.Tensor:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+            return tf.constant(0)  # leaves without rows are not compared
+        return _lines(leaf[: tf.where(number == 0, ROWS, 0)])[:, :ELEMENTS]
+
+    def checksum(leaf: Any) -> tf.Tensor:
+        if not isinstance(leaf, tf.Tensor):
+            return tf.constant(0)
+        lines = _lines(leaf) if leaf.shape.rank else tf.reshape(leaf, [1, 1])
+        count, length = tf.unstack(tf.shape(lines, tf.int64))
+        each = tf.maximum(BYTES // (tf.maximum(count, 1) * max(leaf.dtype.size, 1)), 1)
+        some = tf.reshape(lines[:, number * each % tf.maximum(length, 1) :][:, :each], [1, -1])
+        fingerprint = tf.raw_ops.Fingerprint(data=some, method="farmhash64")
+        return tf.bitcast(fingerprint[0, :4], tf.int32)
+
+    leaves = keras.tree.flatten(batch)[: len(names_of(batch))]
+    return Compared(
+        keras.tree.map_structure(beginning, batch), tf.stack([checksum(leaf) for leaf in leaves])
+    )
+
+
+def _lines(rows: tf.Tensor) -> tf.Tensor:
+    count = tf.shape(rows)[0]
+    return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])
+
+
+def compared_of(batch: Any) -> Compared | None:
+    """Returns what workers compare of a batch, if there is something."""
+    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
+    return (batch.compared or None) if isinstance(batch, OwnRows) else None
+
+
+def first_rows(batch: Any, count: int) -> Any:
+    """Returns the first rows of a batch."""
+    return _cut(batch, [(0, count)], count)[0]
+
+
+def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[Piece]:
+    """Divides a worker's rows into the pieces of its replicas."""
+    held = _size_in_step(_batched(batch.rows))
+    return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
+
+
+def parts_of(pieces: Iterable[Piece], compared: Any) -> list[OwnRows]:
+    """Returns the pieces of a batch in the form of a `PlacedBatch`'s parts."""
+    return [
+        OwnRows(
+            piece.data,
+            tf.convert_to_tensor(piece.share.size),
+            tf.convert_to_tensor(piece.share.total),
+            compared,
+        )
+        for piece in pieces
+    ]
+
+
+def pieces_of_placed(
+    batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
+) -> list[Piece]:
+    """Returns the pieces that the devices hold, the same as those of the global batch."""
+    total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
+    pieces = []
+    for replica, part, device in zip(own, batch.parts, devices, strict=True):
+        rows = keras.tree.map_structure(none_for_optional, part.rows)
+        if is_known(total, replicas):
+            begin, end = _begins(total, replicas, (replica, replica + 1))
+            rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), rows)
+            pieces.append(Piece(rows, BatchShare(end - begin, total, (end - begin) / total)))
+            continue
+        with tf.device(device):
+            [weight] = _weights([part.size], part.total)
+        pieces.append(Piece(rows, BatchShare(part.size, part.total, weight)))
+    return pieces
+
+
+def on_host(batch: PlacedBatch) -> OwnRows:
+    """Puts the parts of a batch together again; not in a graph."""
+    sizes = [int(part.size) for part in batch.parts]
+    counted = [part.rows for part, size in zip(batch.parts, sizes, strict=True) if size]
+
+    def whole(*leaves: Any) -> Any:
+        is_one = leaves[0] is None or leaves[0].shape.rank == 0
+        return leaves[0] if is_one else tf.concat(leaves, 0)
+
+    with tf.device(HOST):
+        rows = keras.tree.map_structure(whole, *(counted or [batch.parts[0].rows]))
+        first = batch.parts[0]
+        return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.compared)
+
+
+def counted_rows(value: Any, share: BatchShare) -> Any:
+    """Returns the rows of a replica's tensor, without a stand-in row."""
+    if isinstance(share.weight, float):
+        return value
+    if isinstance(value, tf.SparseTensor):
+        end = tf.where(share.size > 0, value.dense_shape[0], 0)
+        return _sparse_rows(value, 0, end)
+    return value[: tf.where(share.size > 0, _row_count(value), 0)]
+
+
+def none_for_optional(leaf: Any) -> Any:
+    """Returns None for an empty ``tf.experimental.Optional``, a dataset's form of None."""
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
+@contextmanager
+def division_errors() -> Iterator[None]:
+    """Translates TensorFlow's error of a batch that could not be divided, notes why others fail."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if not _FAILED_DIVISION.search(error.message):
+            BatchShare(None, None, None).note_in(error)
+            raise
+        # Keras raises the error again ``from None``, so the message quotes the cause.
+        raise InputError(
+            "Expected tensors with the same number of examples in a batch. Received: another "
+            "number than in the first tensor. Let the data source yield as many targets and "
+            f"weights as inputs. TensorFlow's message: {error.message}"
+        ) from error
+
+
+def _pieces(
+    batch: Any, size: Any, total: Any, held: Any, replicas: int, *, stand_ins: bool
+) -> list[Piece]:
+    """Divides the first `size` of `held` rows of a global batch of `total` rows."""
+    begins = _begins(size, replicas, range(replicas + 1))
+    bounds = list(itertools.pairwise(begins))
+    sizes = [end - begin for begin, end in bounds]
+    if isinstance(size, int) and size >= replicas:
+        weights = [one / total for one in sizes]
+    else:
+        weights = _weights(sizes, total)
+        if stand_ins:
+            bounds = [_with_stand_in(*one, held) for one in bounds]
+    batch = keras.tree.map_structure(none_for_optional, batch)
+    return [
+        Piece(data, BatchShare(own, total, weight))
+        for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
+    ]
+
+
+def is_known(total: Any, replicas: int) -> bool:
+    """Returns whether code may know how many rows of a batch each replica has, while it is traced.
+
+    `Lookups` cannot tell by the indices whether they are repeated for each of one row.
+    """
+    least = 1 if tf.executing_eagerly() else 2
+    return isinstance(total, int) and total >= least * replicas
+
+
+def _weights(sizes: Sequence[Any], total: Any) -> list[tf.Tensor]:
+    # float32 would spoil the last digits of a float64 model.
+    dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+    parts = tf.cast(tf.stack(sizes), dtype)
+    return tf.unstack(tf.math.divide_no_nan(parts, tf.cast(total, dtype)))
+
+
+def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
+    """Returns where replicas' pieces begin, like `sharding.piece_bounds`; also on tensors."""
+    share, rest = total // replicas, total % replicas
+    least = min if isinstance(total, int) else tf.minimum
+
+    def begin(replica: int) -> Any:
+        if replica in (0, replicas):
+            return total if replica else 0
+        return replica * share + least(replica, rest)
+
+    return [begin(replica) for replica in of]
+
+
+def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:
+    """Returns a piece's bounds; for an empty piece, those of the last row, its stand-in."""
+    least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
+    begin = least(begin, most(held - 1, 0))
+    return begin, most(end, begin + 1)
+
+
+def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
+    """Slices a batch at the bounds; each slice also gets all leaves that have no rows."""
+
+    def parts(leaf: Any) -> list[Any]:
+        if none_for_optional(leaf) is None or leaf.shape.rank == 0:
+            return [leaf] * len(bounds)
+        leaf = _checked(leaf, held)
+        if isinstance(leaf, tf.SparseTensor):
+            return [_sparse_rows(leaf, *one) for one in bounds]
+        return [leaf[begin:end] for begin, end in bounds]
+
+    columns = [parts(leaf) for leaf in keras.tree.flatten(batch)]
+    return [keras.tree.pack_sequence_as(batch, row) for row in zip(*columns, strict=True)]
+
+
+def _checked(leaf: Any, rows: Any) -> Any:
+    """Returns a tensor that fails in the step if it has another number of rows."""
+    if isinstance(rows, int) or not isinstance(leaf, tf.Tensor):
+        return leaf  # `_batched` has compared static sizes
+    # `split` checks the size without a copy. TensorFlow would remove a split into one part.
+    same, _ = tf.split(leaf, tf.stack([rows, 0]), num=2, name=_DIVISION)
+    return same
+
+
+def _of_known_size(leaf: Any, rows: int) -> Any:
+    if leaf is not None and leaf.shape.rank not in (None, 0):
+        leaf.set_shape([rows, *leaf.shape[1:]])
+    return leaf
+
+
+def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTensor:
+    width = tf.shape(tensor, out_type=tf.int64)[1:]
+    start = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(width)], 0)
+    size = tf.concat([[tf.cast(end - begin, tf.int64)], width], 0)
+    rows = tf.sparse.slice(tensor, start, size)
+    rows.set_shape([None, *tensor.shape[1:]])
+    return rows
+
+
+def _batched(batch: Any) -> list[Any]:
+    """The tensors of a batch that have rows."""
+    leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
+    batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
+    if not batched:
+        raise InputError(
+            "Expected a batch with at least one tensor that has a batch dimension. Received: "
+            f"batch={leaves}. Let the data source yield batches of examples."
+        )
+    if len(_static_sizes(batched) - {None}) > 1:
+        raise InputError(
+            "Expected tensors with the same number of examples in a batch. Received: "
+            f"shapes={[tuple(leaf.shape) for leaf in batched]}. Let the data source yield as many "
+            "targets and weights as inputs."
+        )
+    return batched
+
+
+def _static_sizes(batched: list[Any]) -> set[int | None]:
+    return {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
+
+
+def known_size(spec: Any) -> int | None:
+    """Returns the number of rows of batches with these types and shapes, if all have as many."""
+    leaves = keras.tree.flatten(spec)
+    return _known_size([leaf for leaf in leaves if leaf.shape.rank != 0])
+
+
+def _known_size(batched: list[Any]) -> int | None:
+    static = _static_sizes(batched)
+    return static.pop() if len(static) == 1 else None
+
+
+def _size_in_step(batched: list[Any]) -> tf.Tensor:
+    """Returns the number of rows as a tensor that TensorFlow cannot infer while tracing."""
+    return tf.raw_ops.PlaceholderWithDefault(input=_row_count(batched[0]), shape=[])
+
+
+def _row_count(leaf: Any) -> tf.Tensor:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows(out_type=tf.int32)
+    return tf.shape(leaf, out_type=tf.int32)[0]

@@ -1,0 +1,335 @@
+"""The step functions that Keras's loops call: each is one graph with all replicas in it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import BatchShare
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.first_batches import beginnings
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.trial import examples
+from kerasdist.backends.tensorflow.fit.batches import (
+    OwnRows,
+    PlacedBatch,
+    compared_of,
+    counted_rows,
+    division_errors,
+)
+from kerasdist.backends.tensorflow.fit.prefetching import PlacedIterator, in_a_row, untuned
+from kerasdist.backends.tensorflow.replica.values import concat
+from kerasdist.backends.tensorflow.workers.group import Group
+from kerasdist.check.first_batch import FirstBatchCheck
+
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
+
+
+# Gets a function that reads from an iterator in a graph. Returns the batch that it read, and
+# numbers that the steps of a call add up.
+_Take = Callable[[Callable[[], Any]], tuple[Any, list[Any]]]
+
+
+def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
+    """Compiles a function to a graph, which other batch sizes do not retrace."""
+    if eagerly:
+        return function
+    # AutoGraph does not convert user code in Keras's own step either.
+    function = tf.autograph.experimental.do_not_convert(function)
+    return tf.function(function, reduce_retracing=True)
+
+
+@final
+class StepsOnIterator:
+    """``train_function`` or ``test_function``: does one step, or several, and returns the logs.
+
+    Attributes:
+        count: How many steps a call does, at most.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any, list[Any]], Any],
+        replica_set: TensorFlowReplicaSet,
+        steps: int,
+        *,
+        eagerly: bool,
+        trains: bool = False,
+    ) -> None:
+        """Prepares the function; TensorFlow traces it at its first call.
+
+        `step` takes a batch, and a list to fill with the variables that it reads. It returns the
+        batch's first rows, its number of examples and checksums, the logs, and the values of the
+        variables. With
+        `trains`, the function tells a meter of its steps, if there is one.
+        """
+        self.count = steps
+        self._replica_set = replica_set
+        # The variables that a step reads: set while it is traced, used after every step.
+        self._read: list[Any] = []
+        self._last: Callable[[], Any] = lambda: None
+
+        def on_batch(batch: Any) -> Any:
+            return step(batch, self._read)
+
+        self._on_batch = compiled(on_batch, eagerly=eagerly)
+        self._trains = trains
+        self._on_iterator = self._metered = None
+        if not eagerly:
+            inside = self._once if steps == 1 else self._in_a_loop
+            self._on_iterator = compiled(partial(inside, lambda read: (read(), [])), eagerly=False)
+            # Traced only if there is a meter.
+            self._metered = compiled(partial(_measured, inside), eagerly=False)
+
+    def __call__(self, iterator: Any) -> Any:
+        """Does the steps. Returns the logs of the last step."""
+        self._replica_set.begin_step()
+        meter = metering.running() if self._trains else None
+        with division_errors():
+            if meter is None:
+                first, totals, logs, values = self._done(iterator)
+            else:
+                first, totals, logs, values = self._done_and_measured(iterator, meter)
+            if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
+                self._last = weakref.ref(iterator)
+                _require_equal_beginnings(self._replica_set, first)
+            self._replica_set.group.remember(self._read, values)
+            if self._replica_set.job is not None:
+                self._note(totals)
+            return logs
+
+    def _note(self, totals: Sequence[Any]) -> None:
+        """Notes numbers of examples, and vectors of checksums, for the comparison with others."""
+        for total in totals:
+            if total.shape.rank:
+                sums = total.numpy().view("uint32").tolist()
+                self._replica_set.first_batches.note(sums)
+            else:
+                self._replica_set.batch_history.add(f"{int(total)} examples")
+
+    def _done_and_measured(self, iterator: Any, meter: metering.Meter) -> Any:
+        if self._metered is not None and isinstance(iterator, tf.data.Iterator):
+            done, measured = self._metered(iterator)
+            meter.done(self.count, 0, done[2], measured)
+            return done
+        counting = metering.Counting(_batches(iterator), _total)
+        done = self._done(counting)
+        meter.done(counting.count, counting.rows, done[2])
+        return done
+
+    def _done(self, iterator: Any) -> Any:
+        if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
+            return self._on_iterator(iterator)
+        done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]
+        if not done:
+            raise tf.errors.OutOfRangeError(None, None, "End of the data")
+        totals = [total for _, totals, *_ in done for total in totals]
+        return (done[0][0], totals, *done[-1][2:])
+
+    def _once(self, take: _Take, iterator: Any) -> Any:
+        batch, told = take(iterator.get_next)
+        first, totals, *done = self._on_batch(batch)
+        return first, [*totals, *told], *done
+
+    def _in_a_loop(self, take: _Take, iterator: Any) -> Any:
+        """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
+        first, totals, *done = self._once(take, iterator)
+
+        def body(count: Any, _: Any, totals: Any, done: Any) -> Any:
+            batch, told = take(iterator.get_next_as_optional)
+            has_value = batch.has_value()
+
+            def another() -> Any:
+                _, more, *done = self._on_batch(batch.get_value())
+                return [one + own for one, own in zip(totals, [*more, *told], strict=True)], done
+
+            done = tf.cond(has_value, another, lambda: (totals, done))
+            return count + 1, has_value & (count + 1 < self.count), *done
+
+        *_, totals, done = tf.while_loop(
+            lambda _, more, *__: more, body, (tf.constant(1), tf.constant(True), totals, done)
+        )
+        return (first, totals, *done)
+
+
+def _measured(inside: Callable[..., Any], iterator: Any) -> Any:
+    """Does the steps; returns also a vector of their samples, their number, and their waits."""
+    first, totals, *done = inside(_timed, iterator)
+    *own, count, seconds = totals
+    measured = [tf.cast(own[0], tf.float64), count, seconds]
+    return (first, own, *done), tf.stack(measured)
+
+
+def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """Reads a batch in a graph. Returns it with the count 1, and the seconds that reading took."""
+    begin = tf.timestamp()
+    with tf.control_dependencies([begin]):
+        batch = read()
+        ready = [batch.has_value()] if hasattr(batch, "has_value") else _tensors(batch)
+    with tf.control_dependencies(ready):
+        seconds = tf.timestamp() - begin
+    return batch, [tf.ones([], tf.float64), seconds]
+
+
+def _tensors(batch: Any) -> list[tf.Tensor]:
+    flat = keras.tree.flatten(batch.parts if isinstance(batch, PlacedBatch) else batch)
+    return [one for leaf in flat for one in tf.nest.flatten(leaf, expand_composites=True)]
+
+
+def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
+    """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
+    if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
+        replica_set.first_batches.name(first)
+        replica_set.first_batches.require_equal(beginnings(first))
+
+
+@final
+class FirstStepChecked:
+    """``train_function`` until its steps are checked; then `steps` replaces it on the model.
+
+    The graph of a step takes its batches from Keras's iterator. The first call of all, and the last
+    one of the first epoch, whose batch may have another size, read their batches here, and pass
+    them on in an iterator of the same type, which needs no other graph.
+
+    Attributes:
+        batches: How many batches an epoch has; None if that is unknown.
+    """
+
+    def __init__(self, model: Any, steps: StepsOnIterator) -> None:
+        self.batches: int | None = None
+        self._model = model
+        self._steps = steps
+        self._check = FirstBatchCheck(model)
+        self._has_begun = False
+        self._iterator: Callable[[], Any] = lambda: None
+        self._calls = 0  # in this epoch
+
+    def __call__(self, iterator: Any) -> Any:
+        """Does the steps, as `StepsOnIterator` does."""
+        is_placed = isinstance(iterator, PlacedIterator | tf.data.Iterator)
+        is_last = is_placed and self._ends_epoch(iterator)
+        if not self._has_begun and not keras_compat.is_complete(self._model):
+            # This call of a user-defined step builds the rest of the model: the next is checked.
+            self._has_begun = True
+            return self._steps(iterator)
+        if is_placed and not is_last and not self._check.wants_any:
+            return self._steps(iterator)
+        batches = list(itertools.islice(_batches(iterator), self._steps.count))
+        if not batches:
+            return self._steps(iterator)  # raises at the end of the data
+        for batch in map(self._model.replica_set.group.on_host, batches):
+            if self._check.wants(_total(batch)):
+                self._check.look(batch, _total(batch))
+        if self._check.is_done or (is_last and not self._check.wants_any):
+            self._hand_over()
+        if isinstance(iterator, PlacedIterator):
+            return self._steps(iterator.over(batches))
+        if isinstance(iterator, tf.data.Iterator):
+            return self._steps(iter(untuned(in_a_row(batches, iterator.element_spec))))
+        return self._steps(iter(batches))
+
+    def _ends_epoch(self, iterator: Any) -> bool:
+        """Counts a call; returns whether it is known to be the last one of an epoch."""
+        if iterator is not self._iterator():
+            if self._calls and self.batches is None:
+                self.batches = self._calls * self._steps.count
+            self._iterator, self._calls = weakref.ref(iterator), 0
+        self._calls += 1
+        return self._calls * self._steps.count >= (self.batches or math.inf)
+
+    def _hand_over(self) -> None:
+        if self._model.train_function is self:
+            self._model.train_function = self._steps
+
+
+def _total(batch: Any) -> int:
+    batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
+    return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
+
+
+def _batches(iterator: Any) -> Iterator[Any]:
+    if not isinstance(iterator, tf.data.Iterator):
+        yield from map(as_tensors, iterator)
+        return
+    while True:
+        batch = iterator.get_next_as_optional()
+        if not batch.has_value():
+            return
+        yield batch.get_value()
+
+
+@final
+class PredictionOnBatches:
+    """``predict_function``: predicts a list of global batches and concatenates the outputs."""
+
+    def __init__(
+        self,
+        build: Callable[[Any], None],
+        step: Callable[[Any], Any],
+        replica_set: TensorFlowReplicaSet,
+        *,
+        eagerly: bool,
+    ) -> None:
+        """Prepares the function; TensorFlow traces it at its first call."""
+        self._build = build
+        self._is_built = False
+        self._replica_set = replica_set
+        self._step = compiled(step, eagerly=eagerly)
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Returns the outputs for all batches, concatenated."""
+        if not self._is_built:
+            self._build(batches[0])
+            self._is_built = True
+        self._replica_set.begin_step()
+        compared = compared_of(batches[0])
+        if compared is not None:
+            _require_equal_beginnings(self._replica_set, compared.first_rows)
+        with division_errors():
+            outputs = [self._step(as_tensors(batch)) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return keras.tree.map_structure(_in_a_row, *outputs)
+
+
+def as_tensors(batch: Any) -> Any:
+    """Converts a batch's arrays to tensors, so that a new batch size does not retrace the step."""
+
+    def tensor(leaf: Any) -> Any:
+        if leaf is None or tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        return tf.convert_to_tensor(leaf)
+
+    return keras.tree.map_structure(tensor, batch)
+
+
+def _in_a_row(*parts: Any) -> Any:
+    """Concatenates the outputs for several batches; stacks scalars."""
+    if parts[0] is None:
+        return None
+    return tf.stack(parts) if parts[0].shape.rank == 0 else concat(parts, 0)
+
+
+def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[BatchShare]) -> Any:
+    """Combines the replicas' predictions for a global batch.
+
+    Returns the rows of all replicas; for a scalar, the mean over the examples.
+    """
+
+    def together(*parts: Any) -> Any:
+        if parts[0] is None:
+            return None
+        if parts[0].shape.rank != 0:
+            return group.concatenation(list(map(counted_rows, parts, shares)), 0)[0]
+        return group.mean_over_rows(parts, [share.weight for share in shares])
+
+    return keras.tree.map_structure(together, *outputs)

@@ -1,0 +1,282 @@
+"""The trainer that kerasdist puts before a model's own class on TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import metering
+from kerasdist.backends.tensorflow.fit.batches import (
+    OwnRows,
+    PlacedBatch,
+    compared_of,
+    none_for_optional,
+)
+from kerasdist.backends.tensorflow.fit.steps import (
+    FirstStepChecked,
+    PredictionOnBatches,
+    StepsOnIterator,
+    outputs_of_replicas,
+)
+from kerasdist.backends.tensorflow.replica.adoption import take_on
+from kerasdist.backends.tensorflow.replica.collectives import collectives_here
+from kerasdist.backends.tensorflow.replica.variables import (
+    averaged,
+    check_mirrored,
+    statistics_of,
+)
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.training.metrics import metrics_of, prepare
+from kerasdist.training.trainer import ReplicatedTrainer
+
+if TYPE_CHECKING:
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
+    from kerasdist.backends.tensorflow.workers.group import Group
+
+
+@final
+class PlacedTrainer(ReplicatedTrainer):
+    """Keras's own trainer on one device, on which the hooks place `fit`, `evaluate`, `predict`."""
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes Keras's own function, and has it tell the meter, if there is one, of its steps."""
+        if self.train_function is not None and not force:
+            return self.train_function
+        super().make_train_function(force)  # type: ignore[misc]
+        function: Any = self.train_function
+
+        def metered(iterator: Any) -> Any:
+            logs = function(iterator)
+            meter = metering.running()
+            if meter is not None:
+                meter.done(self.steps_per_execution, None, logs)  # type: ignore[attr-defined]
+            return logs
+
+        self.train_function: Any = metered
+        return metered
+
+
+@final
+class TensorFlowTrainer(ReplicatedTrainer):
+    """Divides each batch over the replicas and runs the model's own step on every piece."""
+
+    if TYPE_CHECKING:  # attributes of the model's own class
+        replica_set: TensorFlowReplicaSet
+        name: str
+        variables: list[Any]
+        non_trainable_variables: list[Any]
+        metrics: list[Any]
+        compiled: bool
+        optimizer: Any
+        train_step: Callable[[Any], Any]
+        test_step: Callable[[Any], Any]
+        predict_step: Callable[[Any], Any]
+        jit_compile: bool
+        run_eagerly: bool
+        steps_per_execution: int
+        _flatten_layers: Callable[[], Iterable[Any]]
+
+    # How many batches the data of the last call had; None if that is unknown.
+    _batches_of_call: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; a trial keeps what it returns."""
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        trial = keras_compat.trial()
+        if trial is not None:
+            trial.record_outputs(self, outputs)
+        return outputs
+
+    @staticmethod
+    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
+        """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
+        take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
+        optimizer = model.optimizer if model.compiled else None
+        if optimizer is not None and not optimizer.built and model.built:
+            optimizer.build(model.trainable_variables)  # not while Keras traces a step
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that `fit` calls for each step."""
+        self._leave_loops()
+        if self.train_function is None or force:
+            self.train_function = FirstStepChecked(
+                self, self._step_function(self.train_step, trains=True)
+            )
+        if isinstance(self.train_function, FirstStepChecked):
+            self.train_function.batches = self._batches_of_call
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function that `evaluate` calls for each step."""
+        self._leave_loops()
+        if self.test_function is None or force:
+            self.test_function = self._step_function(self.test_step)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function that `predict` calls for each step."""
+        self._leave_loops()
+        if self.predict_function is None or force:
+            self.predict_function = PredictionOnBatches(
+                self._build_for_prediction,
+                self._predict_batch,
+                self.replica_set,
+                eagerly=self.run_eagerly,
+            )
+        return self.predict_function
+
+    @property
+    def _group(self) -> Group:
+        return self.replica_set.group
+
+    def _leave_loops(self) -> None:
+        if self._group.runs_loops:
+            self._group.average(averaged(self.non_trainable_variables))
+
+    def _step_function(
+        self, step: Callable[[Any], Any], *, trains: bool = False
+    ) -> StepsOnIterator:
+        self._prepare()
+        return StepsOnIterator(
+            lambda batch, read: self._step_on_batch(step, batch, read),
+            self.replica_set,
+            self.steps_per_execution,
+            eagerly=self.run_eagerly,
+            trains=trains,
+        )
+
+    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any, read: list[Any]) -> Any:
+        """Runs a step, see `StepsOnIterator`."""
+        own = self.runs_builtin_steps
+
+        def replica_step(data: Any) -> Any:
+            logs = step(data)
+            if not own:  # a user-defined step may have built layers
+                self._group.mark_equal(statistics_of(self._flatten_layers()))
+            read[:] = self._costly()
+            return logs, collectives_here().end_step(read)
+
+        # In Keras's own step, no code after the optimizer's update reads the updated variables.
+        # Where a sum is a collective, one at the end is enough. An optimizer with an `apply` of its
+        # own may apply more than once.
+        is_direct = self.optimizer is None or keras_compat.applies_directly(self.optimizer)
+        waits = own and is_direct and self._group.has_collectives
+        done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
+        first, (_, values) = done[0]
+        totals, compared = [tf.convert_to_tensor(first.share.total)], compared_of(batch)
+        rows: Any = ()
+        if compared is not None:
+            rows = compared.first_rows
+            totals.append(compared.checksums)
+        if own:
+            return rows, totals, self._results(read, values), values
+        logs = self._group.mean_over_rows(
+            [logs for _, (logs, _) in done], [piece.share.weight for piece, _ in done]
+        )
+        return rows, totals, logs, values
+
+    def _results(self, read: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """Returns the metrics' results, by values that a collective has brought."""
+        if keras_compat.trial() is not None:  # its scope must stay open
+            self._group.remember(read, values)
+            return self.get_metrics_result()
+        with _known(read, values):
+            return self.get_metrics_result()
+
+    def prepare_step(self, batch: Any) -> None:
+        """Mirrors the variables, builds the model and makes the train function."""
+        self._take_on()
+        self._build_from(batch)
+        self.make_train_function()
+
+    def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Takes a step on the replicas, eagerly, and returns its logs."""
+        read: list[Any] = []
+        _, _, logs, _ = self._step_on_batch(step, batch, read)
+        return logs
+
+    def _costly(self) -> list[Any]:
+        """Returns the variables whose components must be summed over the workers to be read."""
+        if self.replica_set.job is None:
+            return []
+        known = [v for metric in metrics_of(self) for v in metric.variables]
+        every = {id(variable): variable for variable in [*known, *self.variables]}
+        return self._group.costly(every.values())
+
+    def _predict_batch(self, batch: Any) -> Any:
+        done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
+        return outputs_of_replicas(
+            self._group, [outputs for _, outputs in done], [piece.share for piece, _ in done]
+        )
+
+    def _build_for_prediction(self, batch: Any) -> None:
+        batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
+        batch = batch.rows if isinstance(batch, OwnRows) else batch
+        if self.has_builtin("predict_step"):
+            x, _, _ = keras_compat.unpack_x_y_sample_weight(batch)
+            self.ensure_built(keras.tree.map_structure(none_for_optional, x))
+        self._prepare()
+
+    def _take_on(self) -> None:
+        """Mirrors the layers, optimizer and metrics that were made outside of the scope."""
+        take_on(self, self._group.native_strategy, self.bound_strategy.options.batch_norm)
+
+    def _prepare(self) -> None:
+        native_strategy = self._group.native_strategy
+        self._take_on()
+        check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
+        prepare(self, self.bound_strategy)
+        self._group.mark_equal(statistics_of(self._flatten_layers()))
+        if self.jit_compile and not self.run_eagerly:
+            warn_user(
+                f"The model {self.name!r} is compiled with jit_compile=True, but its steps run "
+                "without XLA, with the same results: replicas wait for each other in the middle of "
+                "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
+                "compiled can neither wait for another device nor read its variables. Pass "
+                "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
+                "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
+                "compiles that of each replica."
+            )
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds the model from a batch's types and shapes, if it has Keras's own `train_step`.
+
+        Keras would take a batch from the iterator, which a generator would lose, and which would
+        change the state of a shuffle. A user-defined step may do anything with its data, and its
+        model may have no `call`; tracing such a step builds what is missing.
+        """
+        self._take_on()
+        count = None if iterator is None else iterator.num_batches
+        object.__setattr__(self, "_batches_of_call", count)  # bypasses Keras's tracking
+        if iterator is not None:
+            data_batch = iterator._get_iterator().element_spec
+        if self.has_builtin("train_step"):
+            self._build_from(data_batch)
+        elif keras_compat.has_built_layers(self):
+            # Builds metrics, losses and optimizer; fails if `call` does not fit the data.
+            with suppress(Exception):
+                self._build_from(data_batch)
+
+    def _build_from(self, batch: Any) -> None:
+        self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
+
+
+def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Returns a context in which reading the variables returns the given values."""
+    pairs = list(zip(variables, values, strict=True))
+    return keras.StatelessScope(pairs) if pairs else nullcontext()
+
+
+# `tf.NoneTensorSpec`, a name that TensorFlow has from 2.21 on.
+_NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
+
+
+def _description(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (tf.OptionalSpec, _NoneTensorSpec)):
+        return None
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

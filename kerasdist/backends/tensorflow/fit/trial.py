@@ -1,0 +1,145 @@
+"""Tries a training step on one device and on the replicas, both eagerly, on TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.base.variable_rules import is_sum_on_read
+from kerasdist.backends.tensorflow.fit.batches import (
+    HOST,
+    OwnRows,
+    counted_rows,
+    first_rows,
+    none_for_optional,
+)
+from kerasdist.backends.tensorflow.private.scopes import outside_strategies
+from kerasdist.backends.tensorflow.private.trials import plain_copy, replicated_copy
+from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
+from kerasdist.backends.tensorflow.replica.variables import copies
+from kerasdist.core import context
+from kerasdist.errors import ShapeError
+from kerasdist.input import sharding
+
+
+@final
+class TensorFlowTrials(Trials):
+    """Makes the trials of one model."""
+
+    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
+        """Returns a trial."""
+        return TensorFlowTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
+
+    def first_rows(self, batch: Any, count: int) -> Any:
+        """Returns slices of the tensors, sparse and ragged ones too."""
+        return first_rows(batch, count)
+
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        replicas = self._model.replica_set
+        job, group = replicas.job, replicas.group
+        if job is None or not isinstance(batch, OwnRows):
+            return super().gathered(batch, spares=spares)
+        own = [int(piece.share.size) for piece in group.pieces(batch)], _form(batch.rows)
+        everyone = job.all_gather_object("rows of the first batch", own)
+        sizes = tuple(size for theirs, _ in everyone for size in theirs)
+        forms = [form for _, form in everyone]
+        if any(form != forms[0] for form in forms):
+            # A collective of tensors of different sizes would wait forever.
+            raise ShapeError(
+                "Expected batches on all workers that differ in their number of rows alone, to put "
+                f"them together. Received: {forms}, by worker. Pad them to one shape."
+            )
+        if spares and sharding.spared(sizes) != sizes:
+            sizes = sharding.spared(sizes)
+            here = sum(sizes[group.local.start : group.local.stop])
+            rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
+            batch = OwnRows(rows, tf.constant(here), tf.constant(sum(sizes)))
+        pieces = group.pieces(batch)
+
+        def whole(*parts: Any) -> Any:
+            if parts[0] is None or parts[0].shape.rank == 0:
+                return parts[0]
+            counted = [
+                counted_rows(part, piece.share) for part, piece in zip(parts, pieces, strict=True)
+            ]
+            return group.concatenation(counted, 0)[0]
+
+        with replicas.placement(), tf.device(HOST):
+            rows = keras.tree.map_structure(whole, *(piece.data for piece in pieces))
+        return TriedBatch(batch, rows, sizes)
+
+
+@final
+class TensorFlowTrial(Trial):
+    """Gives the step plain variables on one device, and such as the strategy's on the replicas."""
+
+    def copy(self, variable: Any) -> Any:
+        """Returns a native variable with the values of the variable's own."""
+        own = keras_compat.stored_value(variable)
+        if own is None:
+            return None
+        with tf.init_scope(), outside_strategies():
+            if not self._alone:
+                return replicated_copy(own)
+            return plain_copy(copies(own)[0], _whole(variable, own))
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to the copy of a variable, as code of a replica does where this is one's."""
+        replica = context.replica()
+        if replica is None:
+            self._assign(variable, value)
+        else:
+            replica.collectives.assign(variable, value, self._assign)
+
+    def _assign(self, variable: Any, value: Any) -> None:
+        own = self.get_current_value(variable)
+        own.assign(tf.cast(value, own.dtype))
+
+    def stand_in(self, optimizer: Any) -> Any:
+        """Returns a copy of the optimizer that updates plain variables on one device."""
+        if not self._alone:
+            return optimizer
+        return keras_compat.copy_of_optimizer(optimizer, tf.distribute.get_strategy())
+
+    def take(self, batch: TriedBatch) -> Any:
+        """Takes the step on the first device, or on the replicas as with ``run_eagerly=True``."""
+        model = self._model
+        replicas = model.replica_set
+        if not self._alone:
+            with replicas.placement():
+                return model.step_on_replicas(model.train_step, batch.given)
+        device = replicas.group.native_strategy.extended.worker_devices[0]
+        with outside_strategies(), tf.device(device):
+            return model.train_step(keras.tree.map_structure(none_for_optional, batch.whole))
+
+    def as_array(self, value: Any) -> Any:
+        """Returns a tensor as a NumPy array; an empty one for a tensor of an inner graph."""
+        value = copies(value)[0]
+        if isinstance(value, tf.RaggedTensor):
+            value = value.to_tensor()
+        if isinstance(value, tf.SparseTensor):
+            value = tf.sparse.to_dense(value)
+        value = tf.convert_to_tensor(value)
+        if tf.is_symbolic_tensor(value):
+            return np.empty(0)
+        return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+
+
+def _whole(variable: Any, own: Any) -> Any:
+    """Returns a variable's value, as one device has it."""
+    parts = [one.read_value() for one in copies(own)]
+    if isinstance(own, SharedSum) and not own.is_whole_here and own.known is not None:
+        return own.known
+    return tf.add_n(parts) if is_sum_on_read(variable) and len(parts) > 1 else parts[0]
+
+
+def _form(rows: Any) -> list[str]:
+    """The types and shapes of a batch, without its number of rows."""
+    leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
+    return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]

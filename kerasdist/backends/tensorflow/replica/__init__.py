@@ -1,0 +1,1 @@
+"""Replicas of `tf.distribute`: how they run, merge and exchange tensors."""

@@ -1,0 +1,186 @@
+"""All-reduce sums between devices without shared memory, and between workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import tensorflow as tf
+
+from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.errors import UnsupportedError
+
+# One value: a tensor per lane. A lane is a participant of a collective: a device of this process,
+# or the whole process if its devices share memory.
+Column = Sequence[tf.Tensor]
+
+# Between GPUs a sum goes in packs of so many bytes at most, so that those of the last layers are on
+# their way while the backward pass works on the first ones. PyTorch takes 25 MiB.
+GPU_PACK_BYTES = 32 * 2**20
+
+# Types that TensorFlow's collectives take.
+_TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+@final
+class AllReduce:
+    """Sums values over the lanes of all workers.
+
+    Attributes:
+        devices: The names of the devices that are lanes in this process.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        workers: int,
+        key: int,
+        seconds_to_wait: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Prepares sums over `workers` processes with equally many lanes, as one group, `key`."""
+        self.devices = devices
+        self._lanes = workers * len(devices)
+        self._key = key
+        self._seconds_to_wait = seconds_to_wait
+        self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
+        self._one_at_a_time = threading.Lock()
+        self._in_one_call = tf.function(self._in_graph, reduce_retracing=True, autograph=False)
+
+    def sums(self, columns: Sequence[Column], options: CommunicationOptions) -> list[Column]:
+        """Returns the sum of each of several values over the lanes of all workers."""
+        results: list[Column] = [[]] * len(columns)
+        bytes_per_pack = options.bytes_per_pack or (GPU_PACK_BYTES if _on_gpus(self.devices) else 0)
+        for pack in _packs(columns, bytes_per_pack):
+            for index, column in zip(
+                pack, self._sums_of_pack([columns[one] for one in pack], options), strict=True
+            ):
+                results[index] = column
+        return results
+
+    def _sums_of_pack(
+        self, columns: Sequence[Column], options: CommunicationOptions
+    ) -> list[Column]:
+        """Sums values of one type, packed into one vector."""
+        dtype = columns[0][0].dtype
+        travelling = _travelling(dtype)
+        by_lane = [list(lane) for lane in zip(*columns, strict=True)]
+
+        def vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            flat = [tf.reshape(one, [-1]) for one in tensors]
+            return tf.cast(flat[0] if len(flat) == 1 else tf.concat(flat, 0), travelling)
+
+        def taken_apart(total: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            total = tf.cast(total, dtype)
+            sizes = [one.shape.num_elements() or tf.size(one) for one in tensors]
+            flat = [total] if len(tensors) == 1 else tf.split(total, sizes)
+            return [
+                tf.ensure_shape(tf.reshape(part, _shape(one)), one.shape)
+                for part, one in zip(flat, tensors, strict=True)
+            ]
+
+        totals = self._total(self._on_lanes(vector, by_lane), options)
+        return list(zip(*self._on_lanes(taken_apart, totals, by_lane), strict=True))
+
+    def _on_lanes(self, function: Callable[..., Any], *per_lane: Sequence[Any]) -> list[Any]:
+        results = []
+        for device, *args in zip(self.devices, *per_lane, strict=True):
+            with tf.device(device):
+                results.append(function(*args))
+        return results
+
+    def _total(
+        self, vectors: Sequence[tf.Tensor], options: CommunicationOptions
+    ) -> list[tf.Tensor]:
+        """Returns the sum of all workers' vectors, on each lane."""
+        hint = communication_hint(options, self.devices)
+        seconds = options.timeout_seconds or self._seconds_to_wait()
+        placed = self._on_lanes(tf.identity, vectors)
+        if len(placed) > 1 and tf.executing_eagerly():
+            # Eagerly, the first lane would wait for the second, which has not started. A graph runs
+            # both. A concrete function stays a graph under `tf.config.run_functions_eagerly`.
+            together = self._in_one_call.get_concrete_function(placed, hint, seconds)
+            with self._one_at_a_time:  # the devices would mix up two threads' sums
+                return together(placed, hint, seconds)
+        return self._in_graph(placed, hint, seconds)
+
+    def _in_graph(self, vectors: Sequence[tf.Tensor], hint: str, seconds: float) -> list[tf.Tensor]:
+        """Runs one collective, in which each lane takes part once.
+
+        ``tf.distribute`` asks the chief for a new instance key for each call. That takes a
+        millisecond, and fails with ``steps_per_execution``, since functions in loops get no such
+        keys. Here the ordering token runs the collectives one after another, so that a key can be
+        reused. A key depends on type and size alone, so that it is equal on all workers, even if
+        only some of them retrace.
+        """
+
+        def collective(vector: tf.Tensor, order: tf.Variable) -> tf.Tensor:
+            size = tf.size(vector, tf.int64)
+            key = size * len(_TRAVELLING) + _TRAVELLING.index(vector.dtype)
+            return tf.raw_ops.CollectiveReduceV2(
+                input=vector,
+                group_size=self._lanes,
+                group_key=self._key,
+                instance_key=tf.cast(key % tf.int32.max, tf.int32),
+                ordering_token=[order.handle],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint=hint,
+                timeout_seconds=seconds,
+            )
+
+        return self._on_lanes(collective, vectors, self._orders)
+
+
+def communication_hint(options: CommunicationOptions, devices: Sequence[str]) -> str:
+    """Returns the name of an implementation in TensorFlow's runtime.
+
+    The runtime knows lower-case names only. For any other name, and for ``auto``, it uses a ring
+    through the host's memory.
+    """
+    chosen = CommunicationImplementation(options.implementation).name.lower()
+    if not _on_gpus(devices):
+        return "ring" if chosen == "nccl" else chosen
+    # NCCL refuses several virtual devices on one GPU.
+    apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
+    return "nccl" if chosen == "auto" and apart else chosen
+
+
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return all(tf.DeviceSpec.from_string(one).device_type == "GPU" for one in devices)
+
+
+def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
+    """Returns packs of the values' indices: one type per pack, up to `bytes_per_pack` (0: any).
+
+    A larger value is a pack of its own. The last values come first: the collectives run in the
+    order of the packs, and the backward pass computes the gradients of the last layers first.
+    """
+    packs: list[list[int]] = []
+    open_packs: dict[tf.DType, tuple[list[int], int]] = {}
+    for index, column in reversed(list(enumerate(columns))):
+        dtype = column[0].dtype
+        own = (column[0].shape.num_elements() or 0) * dtype.size
+        pack, size = open_packs.get(dtype, ([], 0))
+        if not pack or (bytes_per_pack and size + own > bytes_per_pack):
+            pack, size = [], 0
+            packs.append(pack)
+        pack.append(index)
+        open_packs[dtype] = pack, size + own
+    return packs
+
+
+def _travelling(dtype: tf.DType) -> tf.DType:
+    if dtype in _TRAVELLING:
+        return dtype
+    if dtype.is_integer:
+        return tf.int64
+    raise UnsupportedError(
+        "Expected numbers that travel between workers: integers, or floats of 16 bits or more. "
+        f"Received: dtype={dtype.name}. Cast them first, with keras.ops.cast."
+    )
+
+
+def _shape(tensor: tf.Tensor) -> Any:
+    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)

@@ -1,0 +1,425 @@
+"""The collectives that one replica's code calls, on TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.replica_context import BatchShare
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
+from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
+from kerasdist.backends.tensorflow.fit.batch_norm import moments
+from kerasdist.backends.tensorflow.fit.batches import counted_rows
+from kerasdist.backends.tensorflow.private.compiled import converted_as_here
+from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms
+from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
+from kerasdist.backends.tensorflow.replica.adoption import adopt_all, is_foreign
+from kerasdist.backends.tensorflow.replica.outside_replicas import apply_everywhere
+from kerasdist.backends.tensorflow.replica.values import check_alike, regrouped, to_native
+from kerasdist.backends.tensorflow.replica.variables import copies, gradient_replaces
+from kerasdist.core import context
+from kerasdist.core.structures import map_leaves
+from kerasdist.errors import UnsupportedError
+from kerasdist.training import numerics
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.tensorflow.replica.merge import Exchange
+
+
+# For each value of a call, its components on the replicas of this process.
+Columns = list[tuple[Any, ...]]
+
+# Keras's own assignment: takes a variable and a value.
+Write = Callable[[Any, Any], Any]
+
+# The key of an optimizer's step in `TensorFlowCollectives._deferred`.
+_UPDATE = "update"
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An optimizer's step or an assignment, deferred until all replicas' tensors are summed.
+
+    Attributes:
+        call: The name of the call, for error messages.
+        given: This replica's tensors, weighted.
+        finish: Called with the sums.
+    """
+
+    call: str
+    given: Sequence[Any]
+    finish: Callable[[list[Any]], Any]
+
+
+@final
+class TensorFlowCollectives(Collectives):
+    """The collectives of one replica, in a graph or eagerly."""
+
+    weights_scaled_losses = True
+    own_moments = staticmethod(moments)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        replica: int,
+        share: BatchShare | None,
+        lookups: Lookups | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        self._exchange = exchange
+        self._replica = replica
+        self._share = share
+        self._lookups = lookups
+        self._loss_is_weighted = False
+        self._writes_equal = False
+        self._group = exchange.group
+        self._native_strategy = exchange.group.native_strategy
+        self._waits = waits
+        # Keys: the id of an assigned variable, or `_UPDATE`.
+        self._deferred: dict[int | str, Deferred] = {}
+
+    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+        """Returns the loss; differentiating it records whether it has been weighted."""
+        del optimizer
+
+        @tf.custom_gradient
+        def marked(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                self._loss_is_weighted = is_weighted
+                return upstream
+
+            return tf.identity(given), gradient
+
+        return marked(loss)
+
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function once, in the native strategy's thread for cross-replica code."""
+        native_strategy = self._native_strategy
+        function = converted_as_here(function)
+
+        def merged(parts: Columns) -> Any:
+            all_args, all_kwargs = (regrouped(native_strategy, part) for part in parts)
+            # As in cross-replica code elsewhere, TensorFlow chooses the device.
+            with context.replica_scope(None), tf.device(None):
+                return to_native(native_strategy, function(strategy, *all_args, **all_kwargs))
+
+        return _own(self._combine("merge_call", [tuple(args), dict(kwargs)], merged))
+
+    def mean_of_sum(self, total: Any, replicas: int) -> Any:
+        """Returns a sum divided by the number of replicas, in its type."""
+
+        def mean(values: Any) -> Any:
+            return tf.cast(values / tf.cast(replicas, values.dtype), values.dtype)
+
+        return gradient_sums.on_values(mean, total)
+
+    def all_sum(
+        self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[Any]:
+        """Returns each tensor summed over the replicas; the sums are differentiable.
+
+        ``tf.IndexedSlices`` are concatenated, without a gradient. In `fit`, an empty replica adds
+        nothing.
+        """
+        tensors = [self._counted(tensor) for tensor in tensors]
+        sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
+        if any(sparse):
+            slices = [one for one, is_sparse in zip(tensors, sparse, strict=True) if is_sparse]
+            all_slices = iter(self._combine("all_reduce of slices", slices, self._group.sums))
+            dense = [one for one, is_sparse in zip(tensors, sparse, strict=True) if not is_sparse]
+            sums = iter(self.all_sum(dense, options) if dense else [])
+            return [next(all_slices if is_sparse else sums) for is_sparse in sparse]
+
+        @tf.custom_gradient
+        def with_gradient(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            return self._sums(given, options), self._gradients_of_sums
+
+        return list(with_gradient(*[tf.convert_to_tensor(tensor) for tensor in tensors]))
+
+    def all_gather(self, tensor: Any, axis: int = 0) -> Any:
+        """Concatenates the replicas' tensors along an axis; the result is differentiable.
+
+        In `fit`, an empty replica adds no rows along axis 0.
+        """
+        if self._share is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
+            tensor = counted_rows(tensor, self._share)
+        return self._gathered(tensor, axis)
+
+    def all_stack(self, tensor: Any) -> Any:
+        """Stacks the replicas' tensors; the result is differentiable.
+
+        In `fit`, an empty replica adds zeros.
+        """
+        return self._gathered(self._counted(tensor)[tf.newaxis], 0)
+
+    def _gathered(self, tensor: Any, axis: int) -> Any:
+        if isinstance(tensor, tf.IndexedSlices):
+            raise UnsupportedError(
+                "Expected a dense tensor. Received: value of type tf.IndexedSlices. Convert it "
+                "with tf.convert_to_tensor, or gather its values and its indices."
+            )
+
+        def together(parts: Columns) -> Any:
+            return self._concatenation(parts, axis)[0]
+
+        is_dense = not isinstance(tensor, tf.SparseTensor | tf.RaggedTensor)
+        tensor = tf.convert_to_tensor(tensor) if is_dense else tensor
+        if not (is_dense and tensor.dtype.is_floating):
+            return _own(self._combine("all_gather", [tensor], together))
+
+        @tf.custom_gradient
+        def gathered(given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            size = tf.shape(given)[axis]
+            whole, sizes = self._combine(
+                "all_gather", [given], lambda parts: self._concatenation(parts, axis)
+            )
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                begin = tf.add_n(sizes[: self._replica]) if self._replica else 0
+                [total] = self._gradients_of_sums(upstream)
+                own = total[(slice(None),) * axis + (slice(begin, begin + size),)]
+                return tf.ensure_shape(own, given.shape)
+
+            return whole, gradient
+
+        return gathered(tensor)
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> None:
+        """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
+        known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+        replaced = [gradient_replaces(variable) for variable in known]
+        weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
+        self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
+
+        def own_part(gradient: Any, is_replaced: bool) -> Any:
+            if gradient is None or weight is None:
+                return gradient
+            count = self._counted if is_replaced else partial(gradient_sums.weighted, weight=weight)
+            return count(gradient)
+
+        given = [own_part(*pair) for pair in zip(gradients, replaced, strict=True)]
+        new_scales = self._largest(list(itertools.compress(given, replaced)))
+
+        added = [None if of_scale else one for one, of_scale in zip(given, replaced, strict=True)]
+        terms = [
+            Terms((one,)) if self._lookups is None else self._lookups.terms(one) for one in added
+        ]
+
+        def update(sums: list[Any]) -> None:
+            scales, parts = iter(new_scales), iter(sums)
+            totals = [one.gradient([next(parts) for _ in one.added]) for one in terms]
+            every = [
+                next(scales) if of_scale else total
+                for total, of_scale in zip(totals, replaced, strict=True)
+            ]
+            apply_everywhere(self._native_strategy, optimizer, every, variables)
+
+        if _UPDATE in self._deferred:
+            raise UnsupportedError(
+                "Expected one optimizer step in a training step of Keras's own. Received: a "
+                f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
+            )
+        tensors = [tensor for one in terms for tensor in one.added]
+        self._sum_then(_UPDATE, Deferred("apply", tensors, update))
+
+    def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Finishes deferred work and reads variables in one collective; all replicas must call it.
+
+        The variables are those that the step's logs need.
+
+        Returns the variables' values, aggregated over all replicas.
+        """
+        waiting, self._deferred = list(self._deferred.values()), {}
+        if not waiting and not variables:
+            return []
+        own = [tf.convert_to_tensor(variable.value) for variable in variables]
+
+        def update(parts: Columns) -> list[tf.Tensor]:
+            sums = iter(self._group.sums(parts, here=False))
+            for one in waiting:
+                one.finish(list(itertools.islice(sums, len(one.given))))
+            return self._group.wholes(variables, list(sums))
+
+        given = [tensor for one in waiting for tensor in one.given]
+        return self._combine("a metric's result or the end of the step", [*given, *own], update)
+
+    def summed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns the sums over the replicas of variables that are sums."""
+        if keeps_one_copy(self._native_strategy):
+            return [tf.convert_to_tensor(variable.value) for variable in variables]
+        return self.end_step(variables)
+
+    def before_read(self, variable: Any) -> None:
+        """Finishes a deferred assignment to the variable, so that the new value is read.
+
+        In a custom loop, a variable that was made outside of the scope gets a copy on every device
+        before it is first read.
+        """
+        waiting = self._deferred.pop(id(variable), None)
+        if waiting is not None:
+            self._finish(waiting)
+        elif self._share is None and is_foreign(variable, self._native_strategy):
+
+            def mirrored(parts: Columns) -> None:
+                with tf.init_scope():
+                    adopt_all(parts[0], self._native_strategy)
+
+            self._combine("the first use of a variable from outside", [variable], mirrored)
+
+    def assign(self, variable: Any, value: Any, write: Write) -> Any:
+        """Assigns to a variable; in `fit`, as one device would for the global batch.
+
+        There, the replicas' changes are combined. ``tf.distribute`` combines the assigned values:
+        a sum would count the old value once per replica, and a mean would ignore how many rows
+        each replica has. Custom loops keep that behaviour, which users expect.
+        """
+        is_combined = counts_all_replicas(variable)
+        if keeps_one_copy(self._native_strategy):
+            changes = is_combined and not self._writes_equal
+            return (self._assign_changes if changes else self._assign_once)(variable, value, write)
+        if self._share is None:
+            self.before_read(variable)
+            return write(variable, value)
+        if is_sum_on_read(variable):
+            return write(variable, self._own_part(variable, value))
+        if is_on_read(variable) or not is_combined:
+            return write(variable, value)
+        return self._assign_changes(variable, value, write)
+
+    def _own_part(self, variable: Any, value: Any) -> Any:
+        """Returns this replica's new part of a sum; an empty replica keeps its old part."""
+        weight = self._share.weight  # type: ignore[union-attr]
+        if isinstance(weight, float) or self._writes_equal:
+            return value
+        before = tf.convert_to_tensor(variable.value)
+        return tf.where(weight > 0, tf.cast(value, before.dtype), before)
+
+    @contextmanager
+    def equal_writes(self) -> Iterator[None]:
+        """Returns a context in which an empty replica assigns what the others do."""
+        outer, self._writes_equal = self._writes_equal, True
+        try:
+            yield
+        finally:
+            self._writes_equal = outer
+
+    def _assign_once(self, variable: Any, value: Any, write: Write) -> None:
+        """Assigns a value that is equal on all replicas to a variable with a single copy."""
+
+        def update(parts: Columns) -> None:
+            write(variable, parts[0][0])
+
+        self._combine("assign", [tf.convert_to_tensor(value)], update)
+
+    def _assign_changes(self, variable: Any, value: Any, write: Write) -> None:
+        before = tf.convert_to_tensor(variable.value)
+        change = tf.cast(value, before.dtype) - before
+        if variable.aggregation == "mean":
+            replicas = self._native_strategy.num_replicas_in_sync
+            change = (
+                change / replicas
+                if self._share is None
+                else gradient_sums.weighted(change, self._share.weight)
+            )
+        else:
+            change = self._counted(change)
+
+        def finish(sums: list[Any]) -> None:
+            write(variable, before + copies(sums[0])[0])
+
+        self._sum_then(id(variable), Deferred("assign", [change], finish))
+
+    def _sum_then(self, key: int | str, what: Deferred) -> None:
+        if self._waits:
+            self._deferred[key] = what
+        else:
+            self._finish(what)
+
+    def _finish(self, what: Deferred) -> None:
+        def finish(parts: Columns) -> None:
+            what.finish(self._group.sums(parts, here=False))
+
+        self._combine(what.call, what.given, finish)
+
+    def _largest(self, given: list[Any]) -> list[Any]:
+        def largest(parts: Columns) -> list[Any]:
+            return [self._group.largest(part) for part in parts]
+
+        return self._combine("largest", given, largest) if given else []
+
+    def _concatenation(self, parts: Columns, axis: int) -> tuple[Any, list[Any]]:
+        # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
+        known = self._share is not None and not tf.executing_eagerly()
+        equal_sizes = known and parts[0][0].shape[axis] is not None
+        return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
+
+    def _combine(self, call: str, given: Sequence[Any], function: Callable[[Columns], Any]) -> Any:
+        return self._exchange.combine(self._replica, call, given, function)
+
+    def _sums(
+        self, given: Sequence[tf.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
+    ) -> list[tf.Tensor]:
+        def sums(parts: Columns) -> list[Any]:
+            for part in parts:
+                check_alike(part)
+            return self._group.sums(parts, options, here=False)
+
+        return self._combine("all_reduce", given, sums)
+
+    def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the gradients of sums over the replicas, by this replica's terms.
+
+        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
+        mean, weighted by the replicas' shares, and so is its gradient by a sum. `apply_gradients`
+        multiplies this replica's gradients by its weight again, so they are divided by it here. A
+        loss that was weighted before it was differentiated passes its weight on to `upstream`.
+        """
+        if self._share is None:
+            return self.all_sum(upstream)
+        weight = self._share.weight
+        if self._loss_is_weighted:
+            weight = numerics.presence(weight)
+        sums = self._sums([gradient_sums.weighted(gradient, weight) for gradient in upstream])
+        return [numerics.per_weight(total, weight) for total in sums]
+
+    def _counted(self, value: Any) -> Any:
+        """Returns the value; on an empty replica in `fit`, zeros."""
+        return value if self._share is None else gradient_sums.counted(value, self._share.weight)
+
+
+def collectives_here() -> TensorFlowCollectives:
+    """Returns the collectives of the replica whose code the calling thread runs."""
+    replica = context.replica()
+    assert replica is not None
+    assert isinstance(replica.collectives, TensorFlowCollectives)
+    return replica.collectives
+
+
+def _own(structure: Any) -> Any:
+    """Copies tensors, since `regrouped` would not wrap an object that all replicas share."""
+
+    def own(leaf: Any) -> Any:
+        if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):
+            return leaf
+        return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)
+
+    return map_leaves(own, structure)

@@ -1,0 +1,158 @@
+"""Runs code once per replica; at a collective all replicas wait while one thread computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.backends.tensorflow.fit.batches import Piece
+from kerasdist.backends.tensorflow.private.compiled import error_with_own_type
+from kerasdist.backends.tensorflow.private.lookups import Lookups
+from kerasdist.backends.tensorflow.replica.collectives import TensorFlowCollectives
+from kerasdist.backends.tensorflow.replica.variables import reads_preceded
+from kerasdist.backends.tensorflow.workers.group import Group
+from kerasdist.core import context
+from kerasdist.errors import ReplicaError
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+
+Result = TypeVar("Result")
+
+# Parts of TensorFlow's error messages, and what kerasdist's errors say in their place.
+_MISFITS = {
+    "made a different number of replica_context().merge_call() calls": (
+        "Expected the same collectives and assignments in every replica, and as many. Received: "
+        "replicas of which some ended while others waited for them. Call them in the same order in "
+        "all replicas, never under a condition that differs."
+    ),
+    "`merge_call` called while defining a new graph": (
+        "Expected collectives, optimizer.apply and assignments that are combined directly in the "
+        "function that strategy.run runs. Received: a call in a compiled function, a loop or a "
+        "branch inside of it, where replicas cannot meet. Compile the function itself, or the "
+        "function around strategy.run, and move the call out of loops and branches on tensors."
+    ),
+}
+
+
+@final
+class Exchange:
+    """The rendezvous of this process's replicas, for one run.
+
+    Attributes:
+        group: All replicas.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        # One entry per replica of this process: the name of its call, and its tensors.
+        self._given: list[tuple[str, Sequence[Any]] | None] = [None for _ in group.local]
+
+    def combine(
+        self,
+        replica: int,
+        call: str,
+        given: Sequence[Any],
+        function: Callable[[list[tuple[Any, ...]]], Result],
+    ) -> Result:
+        """Calls a function once with all replicas' tensors; all replicas must call it.
+
+        Returns the function's result; of a distributed value, the replica's component.
+        """
+        # merge_call could group the arguments by itself, but it does not group values that are
+        # one Python object in all replicas.
+        self._given[replica - self.group.local.start] = call, given
+
+        def merged(native_strategy: tf.distribute.Strategy) -> Result:
+            columns = self._collected()
+            # Without a device, operations would go to the first GPU of the machine.
+            with tf.device(native_strategy.extended.worker_devices[0]):
+                return function(columns)
+
+        replica_context = tf.distribute.get_replica_context()
+        return replica_context.merge_call(tf.autograph.experimental.do_not_convert(merged))
+
+    def _collected(self) -> list[tuple[Any, ...]]:
+        laid_down = list(self._given)
+        self._given[:] = [None] * len(laid_down)
+        calls = ["another call" if one is None else one[0] for one in laid_down]
+        rows = [() if one is None else one[1] for one in laid_down]
+        if len(set(calls)) > 1 or len({len(row) for row in rows}) > 1:
+            said = [f"{call} of {len(row)}" for call, row in zip(calls, rows, strict=True)]
+            raise ReplicaError(
+                "Expected the same call from every replica, with as many tensors. Received: "
+                f"calls={said}, replica 0's first. Call collectives in the same order in all of "
+                "them, never under a condition that differs."
+            )
+        return list(zip(*rows, strict=True))
+
+
+def in_replicas(
+    strategy: Strategy,
+    group: Group,
+    code: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    pieces: Sequence[Piece] | None = None,
+    waits: bool = False,
+) -> list[Any]:
+    """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
+
+    Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
+    piece of the batch. Returns one result per replica.
+    """
+    native_strategy, first = group.native_strategy, group.local.start
+    exchange = Exchange(group)
+    results: list[Any] = [None] * len(group.local)
+    thread_state, trial = keras_compat.copy_thread_state(), keras_compat.trial()
+    # A distributed value: each replica's number, a Python integer.
+    ids = native_strategy.experimental_distribute_values_from_function(
+        lambda replica: replica.replica_id_in_sync_group
+    )
+
+    def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
+        keras_compat.paste_thread_state(thread_state)
+        index = replica - first
+        piece = None if pieces is None else pieces[index]
+        share, replicas = piece and piece.share, native_strategy.num_replicas_in_sync
+        lookups = piece and Lookups(piece.data, piece.share.total, replicas)
+        collectives = TensorFlowCollectives(exchange, replica, share, lookups, waits=waits)
+        here = ReplicaContext(
+            strategy=strategy,
+            replica_id_in_sync_group=replica,
+            num_replicas_in_sync=replicas,
+            collectives=collectives,
+            share=share,
+        )
+        recorded = lookups.recorded() if lookups else nullcontext()
+        with (
+            keras_compat.in_trial(trial),
+            context.replica_scope(here),
+            reads_preceded(collectives.before_read),
+            recorded,
+        ):
+            results[index] = code(index, *args, **kwargs)
+
+    try:
+        native_strategy.run(
+            tf.autograph.experimental.do_not_convert(replica_code),
+            args=(ids, tuple(args), dict(kwargs or {})),
+        )
+    except RuntimeError as error:
+        for sign, meaning in _MISFITS.items():
+            if sign in str(error):
+                raise ReplicaError(meaning) from error
+        raise
+    except Exception as error:
+        own = error_with_own_type(error)
+        if own is error:
+            raise
+        raise own from own.__cause__
+    return results

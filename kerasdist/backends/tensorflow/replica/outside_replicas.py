@@ -1,0 +1,174 @@
+"""Lets Keras's losses and optimizers compute in a scope, outside of replicas, as on one device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.backends.tensorflow.private.scopes import (
+    NativeScope,
+    cross_replica_code_without_merge_call,
+    on_one_copy,
+)
+from kerasdist.backends.tensorflow.replica.adoption import adopt, with_inner
+from kerasdist.backends.tensorflow.replica.variables import check_mirrored, copies, native
+from kerasdist.core import context
+
+# The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.
+_native_strategies: WeakSet[tf.distribute.Strategy] = WeakSet()
+
+
+class _Here(threading.local):
+    """Whether the calling thread is inside of `apply_everywhere`."""
+
+    is_applying = False
+
+
+_here = _Here()
+
+
+def serve(native_strategy: tf.distribute.Strategy) -> None:
+    """Lets losses and optimizers work outside of replicas in this strategy's scope."""
+    _install()
+    _native_strategies.add(native_strategy)
+
+
+@cache
+def _install() -> None:
+    keras_compat.install_outside_replicas(
+        scale_loss=_scale_loss, apply=_apply, build=_build, make_state=_make_state
+    )
+
+
+def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
+    """Does not scale a loss outside of replicas, where it covers the whole batch.
+
+    Keras divides it by the number of replicas wherever a strategy's scope is open.
+    """
+    if context.replica() is None and tf.distribute.get_strategy() in _native_strategies:
+        return value
+    return original(value)
+
+
+def _apply(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """Gives all copies of the variables the same update, from one set of gradients.
+
+    Keras's own ``apply`` calls ``merge_call``, which only replicas can call.
+    """
+    if context.replica() is not None or _here.is_applying:
+        return original(optimizer, grads, trainable_variables)
+    grads = list(grads)
+    variables = None if trainable_variables is None else list(trainable_variables)
+    known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+    native_strategy = _native_strategy_of([*known, *optimizer.variables[:1]])
+    if native_strategy is None or not grads:
+        return original(optimizer, grads, variables)
+    with _scope_of(native_strategy):
+        return apply_everywhere(native_strategy, optimizer, grads, variables)
+
+
+def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Mirrors variables from outside of the scope before an optimizer indexes them."""
+    variables = list(variables)
+    native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
+    if native_strategy is not None:
+        with tf.init_scope(), _scope_of(native_strategy):
+            adopt(optimizer, native_strategy, variables)
+    return original(optimizer, variables)
+
+
+def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager[Any]:
+    """Opens a native strategy's scope, if it is not open."""
+    is_open = tf.distribute.get_strategy() is native_strategy
+    return nullcontext() if is_open else NativeScope(native_strategy)
+
+
+def apply_everywhere(
+    native_strategy: tf.distribute.Strategy, optimizer: Any, gradients: list[Any], variables: Any
+) -> Any:
+    """Updates every copy of the variables by gradients that are summed over all replicas.
+
+    Of gradients with a sum on each device, each device updates its own copy: it clips, scales and
+    accumulates by itself. A single gradient is changed once, and the result is copied.
+    """
+    known = keras_compat.optimized_variables(optimizer) if variables is None else variables
+    with tf.init_scope():
+        adopt(optimizer, native_strategy, known)
+        if not optimizer.built and known:
+            optimizer.build(known)
+    check_mirrored(optimizer.variables, native_strategy, "the optimizer")
+    # Keras's own ``apply`` does the rest, for the inner optimizer of a LossScaleOptimizer too.
+    before, _here.is_applying = _here.is_applying, True
+    try:
+        with cross_replica_code_without_merge_call():
+            if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
+                return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+            for index, device in enumerate(native_strategy.extended.worker_devices):
+                own = [held[index % len(held)] for held in map(copies, gradients)]
+                trial = keras_compat.trial()
+                with (
+                    trial.repeating(optimizer) if trial and index else nullcontext(),
+                    tf.device(device),
+                    on_one_copy(index) as it,
+                    _moved(optimizer, it),
+                ):
+                    keras_compat.apply_combined_gradients(optimizer, own, variables)
+            return None
+    finally:
+        _here.is_applying = before
+
+
+@contextmanager
+def _moved(optimizer: Any, strategy: Any) -> Iterator[None]:
+    """Makes the optimizer update variables of another strategy, in the block."""
+    before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
+    try:
+        yield
+    finally:
+        for one, its_own in before:
+            keras_compat.move_optimizer(one, its_own)
+
+
+def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes an optimizer's variable in the scope of its strategy, or of the model's strategy.
+
+    So users need not call ``optimizer.build`` in the scope.
+    """
+    if tf.distribute.has_strategy():
+        return original(optimizer, *args, **kwargs)
+    reference = kwargs.get("reference_variable", args[0] if args else None)
+    held = [reference] if isinstance(reference, keras.Variable) else []
+    native_strategy = _native_strategy_of([*held, *optimizer.variables[:1]])
+    if native_strategy is None:
+        return original(optimizer, *args, **kwargs)
+    with NativeScope(native_strategy):
+        if not keras_compat.belongs_to(optimizer, native_strategy):
+            keras_compat.adopt_optimizer(optimizer, native_strategy)
+        return original(optimizer, *args, **kwargs)
+
+
+def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
+    """Returns the strategy whose scope is open, else the variables'; None for plain Keras."""
+    here = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy():
+        is_ours = here in _native_strategies and tf.distribute.in_cross_replica_context()
+        return here if is_ours else None
+    natives = [native(variable) for variable in variables]
+    return next(
+        (
+            native_strategy
+            for native_strategy in list(_native_strategies)
+            if any(native_strategy.extended.variable_created_in_scope(one) for one in natives)
+        ),
+        None,
+    )

@@ -1,0 +1,221 @@
+"""TensorFlow's replica sets: one device with plain Keras, or several under ``tf.distribute``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.backends.base.checks import check_no_compression
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.tensorflow.fit import vector_losses
+from kerasdist.backends.tensorflow.fit.batches import Piece
+from kerasdist.backends.tensorflow.fit.trainer import (
+    PlacedTrainer,
+    TensorFlowTrainer,
+)
+from kerasdist.backends.tensorflow.private.scopes import NativeScope
+from kerasdist.backends.tensorflow.private.strategies import (
+    central_storage_strategy,
+    group_key,
+    mirrored_strategy,
+)
+from kerasdist.backends.tensorflow.private.worker_strategy import WorkersStrategy
+from kerasdist.backends.tensorflow.replica import outside_replicas
+from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
+from kerasdist.backends.tensorflow.replica.merge import in_replicas
+from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner
+from kerasdist.backends.tensorflow.workers.datasets import GroupAdapter, TensorFlowAdapter
+from kerasdist.backends.tensorflow.workers.group import Group
+from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
+from kerasdist.core.devices import Device
+from kerasdist.core.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.base.trial import Trials
+    from kerasdist.job.job import Job
+
+
+@final
+class SoleDevice(ReplicaSet):
+    """Plain Keras on a given device."""
+
+    trainer_class = PlacedTrainer
+    measures_data = False  # Keras's graph reads the batches
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The runner that runs user functions on the device."""
+        return SoleRunner(self.placement)
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns an adapter that yields the same batches."""
+        return TensorFlowAdapter(adapter)
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a scope in which TensorFlow works on this device."""
+        return tf.device(_tensorflow_name(self.devices[0]))
+
+
+@final
+class TensorFlowReplicaSet(ReplicaSet):
+    """Several devices, of this process or of many workers, with a copy of every variable on each.
+
+    Attributes:
+        group: The replicas and their native strategy.
+    """
+
+    trainer_class = TensorFlowTrainer
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        group: Group,
+        job: Job | None = None,
+    ) -> None:
+        super().__init__(devices, options, job)
+        self.group = group
+        outside_replicas.serve(group.native_strategy)
+        vector_losses.install()
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The runner that runs user functions on the devices."""
+        return TensorFlowRunner(self)
+
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's step on one device and on the replicas."""
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrials  # few programs need it
+
+        return TensorFlowTrials(model)
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns an adapter whose global batches Keras does not divide by itself."""
+        return GroupAdapter(adapter, self.group)
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a scope in which a Keras variable gets a copy on every device."""
+        return NativeScope(self.group.native_strategy)
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, eagerly even while a function is traced."""
+        with tf.init_scope(), self.placement():
+            self.group.equalize(variables)
+
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[[Any], Any],
+        batch: Any,
+        *,
+        updates_wait: bool = False,
+    ) -> list[tuple[Piece, Any]]:
+        """Calls a function once per replica, in a graph or eagerly.
+
+        Returns for each replica of this process the rows it got, and what the function returned.
+        """
+        divided = self.group.pieces(batch)
+
+        def on_piece(index: int) -> Any:
+            data = divided[index].data
+            try:
+                with _after(data):
+                    return function(data)
+            except Exception as error:
+                divided[index].share.note_in(error)
+                raise
+
+        results = in_replicas(strategy, self.group, on_piece, pieces=divided, waits=updates_wait)
+        return list(zip(divided, results, strict=True))
+
+
+def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> TensorFlowReplicaSet:
+    """Returns replicas on devices of this process."""
+    names = [_tensorflow_name(device) for device in devices]
+    home = options.parameter_device
+    shares_memory = _share_memory(devices)
+    if home is not None:
+        native_strategy = central_storage_strategy(names, _tensorflow_name(home))
+    else:
+        native_strategy = mirrored_strategy(names, share_memory=shares_memory)
+    # On CPUs, and where variables have one copy, gradients are summed on one device.
+    one_place = shares_memory or len(devices) == 1 or home is not None
+    own = native_strategy.extended.worker_devices
+    all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
+    return TensorFlowReplicaSet(
+        devices, options, Group(native_strategy, all_reduce, shares_memory=shares_memory)
+    )
+
+
+def worker_replicas(
+    devices: Sequence[Device],
+    options: ReplicaOptions,
+    job: Job,
+    communication: CommunicationOptions,
+) -> TensorFlowReplicaSet:
+    """Returns replicas on devices of each worker."""
+    _check_communication(communication, devices)
+    seconds = communication.timeout_seconds or job.timeouts.meeting
+    communication = replace(communication, timeout_seconds=seconds)
+    native_strategy = WorkersStrategy(
+        job.gather_addresses(),
+        job.rank,
+        [_tensorflow_name(device) for device in devices],
+        communication,
+    )
+    group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
+    replicas = TensorFlowReplicaSet(devices, options, group, job)
+    group.is_in_call = lambda: replicas.is_in_call
+    return replicas
+
+
+def group_of(strategy: Strategy) -> Group | None:
+    """Returns a strategy's group of replicas; None if it is plain Keras on one device."""
+    replicas = strategy.replica_set
+    return replicas.group if isinstance(replicas, TensorFlowReplicaSet) else None
+
+
+def _check_communication(options: CommunicationOptions, devices: Sequence[Device]) -> None:
+    check_no_compression(options.compression, "TensorFlow")
+    kinds = {device.kind for device in devices}
+    if options.implementation is CommunicationImplementation.NCCL and kinds != {"gpu"}:
+        warn_user(
+            "Expected GPUs, for CommunicationImplementation.NCCL. Received: devices="
+            f"{[str(device) for device in devices]}. Sums go by RING instead; use AUTO, which is "
+            "NCCL where there are GPUs."
+        )
+
+
+def _share_memory(devices: Sequence[Device]) -> bool:
+    return all(device.kind == "cpu" for device in devices)
+
+
+@contextmanager
+def _after(data: Any) -> Iterator[None]:
+    """Makes the operations inside wait for the data.
+
+    At the end of the data, a step fails when it asks for the next batch. Operations that do not use
+    the batch, such as the increment of the optimizer's counter, must not run before that. (In plain
+    Keras they do: with an unknown number of batches, the optimizer counts one step too many.)
+    """
+    leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
+    components = tf.nest.flatten(leaf, expand_composites=True)
+    with tf.control_dependencies(components[:1]):
+        arrived = tf.no_op()
+    with tf.control_dependencies([arrived] if arrived is not None else []):
+        yield
+
+
+def _tensorflow_name(device: Device) -> str:
+    return f"/device:{device.kind.upper()}:{device.index}"

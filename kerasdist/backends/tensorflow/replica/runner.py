@@ -1,0 +1,252 @@
+"""Runs user functions on the replicas, and moves values in and out of them (contract C2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.backends.base.checks import check_shapes, checked_axis
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
+from kerasdist.backends.tensorflow.fit.batches import HOST
+from kerasdist.backends.tensorflow.private.compiled import (
+    compiled_likewise,
+    compiles_with_xla,
+    converted_as_here,
+)
+from kerasdist.backends.tensorflow.replica.merge import in_replicas
+from kerasdist.backends.tensorflow.replica.values import (
+    mirrored_on,
+    regrouped,
+    shape_of,
+    tensor_of_array,
+    to_native,
+    wrapped,
+)
+from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.input.sharding import split_batch
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
+
+
+@final
+class TensorFlowRunner(Runner):
+    """Runs functions by ``tf.distribute``, in a graph or eagerly, on its distributed values."""
+
+    def __init__(self, replica_set: TensorFlowReplicaSet) -> None:
+        self._replica_set = replica_set
+        self._group = replica_set.group
+        self._native_strategy = replica_set.group.native_strategy
+        self._shares_memory = replica_set.group.shares_memory
+        self.places_ahead = not self._shares_memory
+        # For each user `tf.function`, the function that runs its code on all replicas in one graph.
+        self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def run(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function once per replica, each in a thread of ``tf.distribute``."""
+        self._group.runs_loops = self._replica_set.reads_need_all_workers = True
+        args, kwargs = (
+            to_native(self._native_strategy, tuple(args)),
+            to_native(self._native_strategy, dict(kwargs)),
+        )
+        if isinstance(function, tf.types.experimental.PolymorphicFunction):
+            # Replicas cannot call collectives from separate graphs: compile one graph for all.
+            return self._compiled_around(strategy, function)(*args, **kwargs)
+        _refuse_xla()
+        self._replica_set.begin_step()
+        converted = converted_as_here(function)
+
+        def code(_: int, /, *args: Any, **kwargs: Any) -> Any:
+            return converted(*args, **kwargs)
+
+        return regrouped(
+            self._native_strategy, in_replicas(strategy, self._group, code, args, kwargs)
+        )
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Returns the sum or mean, on the host; the mean of integers is a float64."""
+        parts = self._tensors(value)
+        if axis is None:
+            # Sparse gradients are concatenated, so their sizes may differ.
+            dense = not any(isinstance(part, tf.IndexedSlices) for part in parts)
+            columns = [self._fitting(parts) if dense else parts]
+        else:
+            axes = [checked_axis(parts[0], one) for one in _as_list(axis)]
+            reduced = [self._at_home(tf.reduce_sum, i, p, axes) for i, p in enumerate(parts)]
+            with tf.device(HOST):
+                columns = [self._fitting(reduced), [_elements(part, axes) for part in parts]]
+        with tf.device(HOST):
+            total, *counted = self._group.sums(columns)
+            count = counted[0] if counted else self._native_strategy.num_replicas_in_sync
+            return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenates the components, on the host."""
+        parts = self._tensors(value)
+        if isinstance(parts[0], tf.IndexedSlices):
+            raise UnsupportedError(
+                "Expected dense components. Received: value of tf.IndexedSlices. Convert them in "
+                "the replicas with tf.convert_to_tensor, or gather their values and indices."
+            )
+        axis = checked_axis(parts[0], axis)
+        with tf.device(HOST):
+            return self._group.concatenation(self._fitting(parts, axis), axis)[0]
+
+    def reduce_to(
+        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
+    ) -> list[Any]:
+        """Returns the sum or mean of each value, with a copy on every device."""
+        parts = [self._fitting(self._tensors(value)) for value in values]
+        sums = self._group.sums(parts, options, here=False)
+        if op is ReduceOp.MEAN:
+            count = self._native_strategy.num_replicas_in_sync
+            sums = [gradient_sums.divided(one, count) for one in sums]
+        return [self.broadcast(one) for one in sums]
+
+    def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
+        """Checks that components have equal shapes, eagerly on all workers, and returns them.
+
+        Collectives of different sizes would wait for each other. Scalars are not compared over the
+        workers: that takes a fifth of a millisecond, and a loop reduces one scalar per step.
+        """
+        here = [shape_of(part) for part in parts]
+        check_shapes(here, axis)
+        job = self._replica_set.job
+        if job is not None and tf.executing_eagerly() and parts[0].shape.rank != 0:
+            everyone = job.all_gather_object("shapes of components", here)
+            check_shapes([shape for theirs in everyone for shape in theirs], axis)
+        return parts
+
+    def broadcast(self, tensor: Any) -> Any:
+        """Returns a value with an equal component on every device."""
+        if isinstance(tensor, tf.distribute.DistributedValues):
+            return tensor
+        return mirrored_on(self._native_strategy, tensor)
+
+    def update(
+        self,
+        variable: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[Any]:
+        """Calls the function once per copy of a variable; each call sees that copy alone.
+
+        The function gets the copy of a ``tf.Variable``. It gets a Keras variable itself, which
+        stands for the copy during the call.
+        """
+        if not self.created(variable):
+            raise ScopeError(
+                "Expected a variable that was made in this strategy's scope. Received: "
+                f"var={variable!r:.200}. Make it in `with strategy.scope():`."
+            )
+        converted = converted_as_here(function)
+        is_native = native(variable) is variable
+        results = []
+
+        def update(copy: Any, *args: Any, **kwargs: Any) -> None:
+            results.append(converted(copy if is_native else variable, *args, **kwargs))
+
+        self._native_strategy.extended.update(
+            native(variable),
+            tf.autograph.experimental.do_not_convert(update),
+            args=to_native(self._native_strategy, tuple(args)),
+            kwargs=to_native(self._native_strategy, dict(kwargs)),
+        )
+        return results
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """Returns a value with these components; arrays become tensors on their devices."""
+
+        def placed(index: int, structure: Any) -> Any:
+            return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
+
+        def merged(parts: Sequence[Any]) -> Any:
+            return None if parts[0] is None else wrapped(self._native_strategy, parts)
+
+        return transpose([placed(index, one) for index, one in enumerate(values)], merged)
+
+    def divide(self, batch: Any, replicas: int) -> Any:
+        """Divides a batch, and puts the pieces of this process's replicas on their devices."""
+        here = self._replica_set.local_replicas
+        return self.per_replica(split_batch(batch, replicas)[here.start : here.stop])
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components."""
+        value = to_native(self._native_strategy, native(value))
+        return tuple(self._native_strategy.experimental_local_results(value))
+
+    def read(self, variable: Any) -> Any:
+        """Returns the variable's value; the aggregate, if the variable is sync-on-read."""
+        variable = native(variable)
+        if isinstance(variable, tf.distribute.DistributedValues):
+            variable = self._native_strategy.extended.read_var(variable)
+        return tf.convert_to_tensor(variable)
+
+    def created(self, variable: Any) -> bool:
+        """Returns whether the variable was made in the native strategy's scope."""
+        variable = native(variable)
+        return isinstance(variable, tf.Variable) and (
+            self._native_strategy.extended.variable_created_in_scope(variable)
+        )
+
+    def _compiled_around(self, strategy: Strategy, function: Any) -> Any:
+        if function not in self._around:
+            inner = function.python_function
+
+            def around(*args: Any, **kwargs: Any) -> Any:
+                return self.run(strategy, inner, args, kwargs)
+
+            self._around[function] = compiled_likewise(function, around)
+        return self._around[function]
+
+    def _tensors(self, value: Any) -> list[Any]:
+        parts = copies(to_native(self._native_strategy, native(value)))
+        if len(parts) == 1:  # one value for all replicas
+            parts = [parts[0]] * len(self._group.local)
+        return [
+            part if isinstance(part, _COMPOSITE) else tf.convert_to_tensor(part) for part in parts
+        ]
+
+    def _tensor_here(self, leaf: Any) -> Any:
+        moves = tf.is_tensor(leaf) and not self._shares_memory
+        return tf.identity(leaf) if moves else tensor_of_array(leaf)
+
+    def _at_home(self, function: Callable[..., Any], index: int, *args: Any) -> Any:
+        with tf.device(self._native_strategy.extended.worker_devices[index]):
+            return function(*args)
+
+
+_COMPOSITE = (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)
+
+
+def _refuse_xla() -> None:
+    if not tf.executing_eagerly() and compiles_with_xla():
+        raise UnsupportedError(
+            "Expected a function that is compiled without XLA, which on TensorFlow cannot compile "
+            "code for several devices. Received: strategy.run in a function with jit_compile=True. "
+            "Leave jit_compile out, or use KERAS_BACKEND=jax."
+        )
+
+
+def _as_list(axis: int | Sequence[int]) -> list[int]:
+    return [axis] if isinstance(axis, int) else list(axis)
+
+
+def _elements(tensor: Any, axes: Sequence[int]) -> Any:
+    sizes = tf.shape(tensor, out_type=tf.int64)
+    return tf.reduce_prod(tf.gather(sizes, axes))

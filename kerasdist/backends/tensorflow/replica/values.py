@@ -1,0 +1,109 @@
+"""Distributed values on TensorFlow, which are ``tf.distribute``'s own, and their components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kerasdist.api import values
+from kerasdist.backends.base.checks import check_shapes
+from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.errors import ReplicaError
+from kerasdist.input.distributed import DistributedDataset
+
+
+def register() -> None:
+    """Registers ``tf.distribute``'s values and datasets as subclasses of kerasdist's."""
+    DistributedDataset.register(tf.distribute.DistributedDataset)
+    values.DistributedValues.register(tf.distribute.DistributedValues)
+    values.PerReplica.register(tf.types.experimental.distributed.PerReplica)
+    values.Mirrored.register(tf.types.experimental.distributed.Mirrored)
+
+
+def wrapped(native_strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> Any:
+    """Returns a ``tf.distribute`` value with these components."""
+    # TensorFlow calls the function once per replica of this worker, in their order.
+    remaining = iter(parts)
+    return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
+
+
+def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: Any) -> Any:
+    """Returns a ``tf.distribute`` value with a copy of a tensor on each device."""
+    copies = []
+    for device in native_strategy.extended.worker_devices:
+        with tf.device(device):
+            copies.append(tf.nest.map_structure(tf.identity, tensor, expand_composites=True))
+    return mirrored(copies)
+
+
+def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
+    """Merges one structure per replica into one structure of distributed values.
+
+    A leaf that is the same object in all replicas is kept as it is.
+    """
+
+    def merged(parts: Sequence[Any]) -> Any:
+        first = parts[0]
+        return first if all(part is first for part in parts) else wrapped(native_strategy, parts)
+
+    return transpose(structures, merged)
+
+
+def to_native(native_strategy: tf.distribute.Strategy, structure: Any) -> Any:
+    """Converts kerasdist's own distributed values in a structure to ``tf.distribute``'s."""
+    replicas = len(native_strategy.extended.worker_devices)
+
+    def converted(leaf: Any) -> Any:
+        if not isinstance(leaf, values.DistributedValues):
+            return leaf
+        if len(leaf.values) != replicas:
+            raise ValueError(
+                f"Expected distributed values of the {replicas} replicas here. Received: a "
+                f"value of {len(leaf.values)}: {leaf!r:.300}. Make it with this strategy."
+            )
+        if isinstance(leaf, tf.distribute.DistributedValues):
+            return leaf
+        if isinstance(leaf, values.Mirrored):
+            return mirrored_on(native_strategy, leaf.values[0])
+        return wrapped(native_strategy, [tensor_of_array(part) for part in leaf.values])
+
+    return map_leaves(converted, structure)
+
+
+def tensor_of_array(leaf: Any) -> Any:
+    """Converts a NumPy array to a tensor; returns anything else unchanged."""
+    is_array = isinstance(leaf, np.ndarray | np.generic)
+    return tf.convert_to_tensor(np.asarray(leaf)) if is_array else leaf
+
+
+def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
+    """Refuses tensors of the replicas that cannot be combined, as far as their shapes are known."""
+    if len({part.dtype for part in parts}) > 1:
+        raise ReplicaError(
+            "Expected tensors of one type from all replicas. Received: "
+            f"dtypes={[part.dtype.name for part in parts]}. Cast them first."
+        )
+    check_shapes([shape_of(part) for part in parts], axis)
+
+
+def concat(parts: Sequence[Any], axis: int) -> Any:
+    """Concatenates tensors along an axis, sparse ones too."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis, parts)
+    return tf.concat(parts, axis)
+
+
+def shape_of(part: Any) -> list[int | None] | None:
+    """Returns a tensor's static shape; None if its rank is unknown."""
+    return part.shape.as_list() if part.shape.rank is not None else None
+
+
+def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
+    """Pads a tensor with zeros, so that the replicas' tensors add up to their concatenation."""
+    around = [[0, 0]] * part.shape.rank
+    around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
+    return tf.pad(part, around)

@@ -1,0 +1,1 @@
+"""Workers of a job: groups of `tf.distribute`, datasets of workers."""

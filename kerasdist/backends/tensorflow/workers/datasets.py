@@ -1,0 +1,219 @@
+"""Datasets of global batches for Keras's loops, and of per-replica batches for custom loops."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist.backends.tensorflow.fit.batches import OwnRows, Piece
+from kerasdist.backends.tensorflow.fit.batches import pieces as divided_in_graph
+from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
+from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
+from kerasdist.backends.tensorflow.replica.values import tensor_of_array
+from kerasdist.input.adapter import WrappedAdapter
+from kerasdist.input.distributed import (
+    DistributedDataset,
+    DividedDataset,
+    GatheredDataset,
+    ShardedDataset,
+    equivalent,
+    register_native,
+)
+from kerasdist.input.options import InputOptions
+from kerasdist.input.worker_batches import WorkerBatches
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.tensorflow.workers.group import Group
+
+
+@final
+class GlobalBatchDataset(tf.distribute.DistributedDataset):
+    """A dataset of global batches that Keras treats as distributed already.
+
+    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
+    unequal steps (TRAPS, 2), shards it by file, and warns about that.
+    """
+
+    def __init__(
+        self,
+        iterate: Callable[[], Iterator[Any]],
+        spec: Any,
+        prefetched: Callable[[], Iterator[Any]] | None = None,
+    ) -> None:
+        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
+
+        `prefetched` makes an iterator whose batches wait on the devices. Its state
+        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
+        """
+        self._iterate = iterate
+        self._prefetched = prefetched or iterate
+        self._spec = spec
+        self._begin: Callable[[Callable[[], Any]], Any] | None = None
+
+    @classmethod
+    def of(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
+        """Wraps a dataset."""
+        return cls(partial(iter, dataset), spec)
+
+    @classmethod
+    def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns the dataset with iterators that `begin` makes."""
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = cls.of(dataset, dataset.element_spec)
+        if isinstance(dataset, cls):
+            dataset._begin = begin
+        return dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._prefetched() if self._begin is None else self._begin(self._iterate)
+
+    @property
+    def element_spec(self) -> Any:
+        """The types and shapes of a global batch, as TensorFlow describes them."""
+        return self._spec
+
+
+class TensorFlowAdapter(WrappedAdapter):
+    """A Keras data adapter for TensorFlow; this class yields the same batches as Keras's own."""
+
+    def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
+        """Returns the dataset over which Keras's loop iterates.
+
+        If given, `begin` makes each iterator; it gets the function that would make it otherwise.
+        """
+        dataset = self._batches()
+        return dataset if begin is None else GlobalBatchDataset.followed(dataset, begin)
+
+    def _batches(self) -> Any:
+        return self._inner.get_tf_dataset()
+
+
+@final
+class GroupAdapter(TensorFlowAdapter):
+    """A Keras data adapter whose batches a group divides among its replicas."""
+
+    def __init__(self, inner: Any, group: Group) -> None:
+        super().__init__(inner)
+        self._group = group
+
+    def _batches(self) -> Any:
+        return self._group.batches(self._inner)
+
+
+def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
+    """Returns a dataset of this worker's rows, where each worker reads a shard of its own."""
+
+    def iterate() -> Iterator[OwnRows]:
+        for own in batches:
+            rows = keras.tree.map_structure(tensor_of_array, own.rows if own.size else own.like)
+            yield OwnRows(rows, tf.constant(own.size), tf.constant(own.total))
+
+    return GlobalBatchDataset(iterate, _spec(batches))
+
+
+def _spec(batches: WorkerBatches) -> Any:
+    """Returns the types and shapes of a batch, as an ``element_spec``."""
+    dataset = batches.source.dataset
+    if isinstance(dataset, tf.data.Dataset):
+        return dataset.element_spec
+    return keras.tree.map_structure(_spec_of, batches.form())
+
+
+def _spec_of(leaf: Any) -> Any:
+    leaf = tensor_of_array(leaf)
+    if leaf is None or leaf.shape.rank == 0:
+        return leaf
+    return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+def register(group_of: Callable[[Strategy], Group | None]) -> None:
+    """Makes kerasdist use ``tf.distribute``'s own distributed datasets for ``tf.data`` sources."""
+    DistributedDataset.register(tf.distribute.DistributedDataset)
+
+    def native(ours: DistributedDataset) -> Any | None:
+        group = group_of(ours.strategy)
+        return None if group is None else _native(group, ours)
+
+    register_native(native)
+
+
+def _native(group: Group, ours: DistributedDataset) -> Any | None:
+    """Returns the equivalent ``tf.distribute`` dataset; None if the source is not ``tf.data``."""
+    match ours:
+        case DividedDataset(source=tf.data.Dataset() as dataset):
+            return _with_length(group.distributed(dataset, _native_options(ours.options)))
+        case ShardedDataset(source=WorkerBatches(source=own)):
+            if isinstance(own.dataset, tf.data.Dataset):
+                count = own.steps_a_batch * len(group.local)
+                pipeline = in_pieces(
+                    own.dataset,
+                    lambda batch: rows_of(divided_in_graph(batch, count, stand_ins=False)),
+                )
+                return _of_pipelines(group.native_strategy, [pipeline], ours.options)
+        case GatheredDataset(source=pipelines):
+            if all(isinstance(one, tf.data.Dataset) for one in pipelines):
+                return _of_pipelines(group.native_strategy, pipelines, ours.options)
+    return None
+
+
+def _of_pipelines(
+    native_strategy: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
+) -> Any:
+    """Returns a distributed dataset of pipelines of per-replica batches."""
+    # TensorFlow calls the function once per pipeline of this worker, in their order.
+    remaining = iter(pipelines)
+    with keeping_input_devices(native_strategy):
+        dataset = native_strategy.distribute_datasets_from_function(
+            lambda _: next(remaining), _native_options(options)
+        )
+    return _with_length(dataset)
+
+
+def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> tf.data.Dataset:
+    """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
+    # tf.data passes the members of a tuple as arguments, and any other element as one argument.
+    is_tuple = type(dataset.element_spec) is tuple
+
+    def pieces_of(*batch: Any) -> tf.data.Dataset:
+        return in_a_row(cut(batch if is_tuple else batch[0]))
+
+    return dataset.flat_map(pieces_of)
+
+
+def rows_of(pieces: Iterable[Piece]) -> list[Any]:
+    """Returns the rows of each piece."""
+    return [piece.data for piece in pieces]
+
+
+def _with_length(dataset: Any) -> Any:
+    """Adds ``len`` to a ``tf.distribute`` dataset.
+
+    It changes the object's class to a subclass: a change of the class itself would also affect the
+    datasets that users get from ``tf.distribute`` directly.
+    """
+    dataset.__class__ = _sized_class(type(dataset))
+    return dataset
+
+
+@cache
+def _sized_class(own: type[Any]) -> type[Any]:
+    def describe(body: dict[str, Any]) -> None:
+        body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
+        body["__len__"] = lambda dataset: len(equivalent(dataset))
+        body["__bool__"] = lambda _: True  # like a `tf.data.Dataset`, even an empty one
+
+    return types.new_class(own.__name__, (own,), exec_body=describe)
+
+
+def _native_options(options: InputOptions) -> tf.distribute.InputOptions:
+    """Converts kerasdist's input options to ``tf.distribute``'s."""
+    fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
+    mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
+    # With PER_REPLICA, TensorFlow refuses to both fetch to the device and place the dataset there.
+    return tf.distribute.InputOptions(**fields | {"experimental_replication_mode": mode})

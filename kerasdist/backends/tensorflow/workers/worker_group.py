@@ -1,0 +1,272 @@
+"""Replicas on many workers: all-reduce is the only collective by which they exchange tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import tensorflow as tf
+
+from kerasdist import keras_compat
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.tensorflow.fit.batches import (
+    OwnRows,
+    Piece,
+    PlacedBatch,
+    compared_in,
+    on_host,
+    own_rows,
+    pieces_of_own,
+)
+from kerasdist.backends.tensorflow.fit.gradients import slices_of_all, summed
+from kerasdist.backends.tensorflow.fit.prefetching import untuned
+from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum, WorkersStrategy
+from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
+from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alike
+from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.backends.tensorflow.workers.datasets import (
+    dataset_of_shards,
+    in_pieces,
+    rows_of,
+)
+from kerasdist.backends.tensorflow.workers.group import Group, Parts
+from kerasdist.input.worker_batches import ShardedAdapter
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
+
+
+@final
+class WorkerGroup(Group):
+    """The replicas of all workers, equally many on each.
+
+    Attributes:
+        is_in_call: Returns whether all workers are in a call of `fit`, `evaluate` or `predict`.
+    """
+
+    native_strategy: WorkersStrategy
+
+    def __init__(
+        self,
+        native_strategy: WorkersStrategy,
+        job: Job,
+        communication: CommunicationOptions,
+        *,
+        shares_memory: bool,
+    ) -> None:
+        own = native_strategy.extended.worker_devices
+        timeout = communication.timeout_seconds or 0.0
+        self._communication = replace(communication, timeout_seconds=None)
+
+        def seconds_to_wait() -> float:
+            """Returns a collective's time-out: 0 (none) in calls for which the job has its own.
+
+            For each collective with a time-out, TensorFlow starts two threads that sleep until
+            the time-out is over, even if the collective is done. 50 steps a second with 10 minutes
+            each make 60,000 threads, which kill the process (seen with 2.21,
+            base_collective_executor.cc).
+            """
+            return 0.0 if job.is_watched else timeout
+
+        all_reduce = AllReduce(
+            own[:1] if shares_memory else own,
+            workers=native_strategy.num_workers,
+            key=native_strategy.group_key,
+            seconds_to_wait=seconds_to_wait,
+        )
+        super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
+        self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
+        self._replicas = native_strategy.num_replicas_in_sync
+        self.is_in_call: Callable[[], bool] = lambda: False
+        native_strategy.replicas_are_known = lambda: self.is_in_call() or not self.runs_loops
+
+    def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of this worker's rows; no other rows are read from arrays."""
+        if isinstance(adapter, ShardedAdapter):
+            return dataset_of_shards(adapter.batches)
+        is_array = keras_compat.is_array_adapter(adapter)
+        if is_array:
+            own = keras_compat.tensorflow_rows(
+                adapter,
+                lambda numbers: self._own_rows(numbers).rows,
+                lambda rows, numbers: self._own_rows(numbers)._replace(rows=rows),
+            ).prefetch(tf.data.AUTOTUNE)
+        else:
+            # What is read ahead are whole batches: a backup keeps them for all workers.
+            whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+            own = whole.enumerate().map(self._rows_and_compared)
+        return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
+
+    def _own_rows(self, batch: Any) -> OwnRows:
+        return own_rows(batch, self._replicas, self.local)
+
+    def _rows_and_compared(self, number: tf.Tensor, batch: Any) -> OwnRows:
+        return self._own_rows(batch)._replace(compared=compared_in(number, batch))
+
+    def distributed(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
+    ) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of this worker's pieces of the global batches, divided as by `fit`.
+
+        ``tf.distribute`` would shard the files or examples over the workers before it batches
+        them, which makes other batches than on one device.
+        """
+
+        def cut(batch: Any) -> list[Any]:
+            own = self._own_rows(batch)
+            return rows_of(pieces_of_own(own, len(self.local), stand_ins=False))
+
+        pieces = in_pieces(dataset, cut)
+        return self.native_strategy.distribute_datasets_from_function(lambda _: pieces, options)
+
+    def on_host(self, batch: Any) -> Any:
+        """Returns a batch, or this worker's rows, as the pipeline made them."""
+        return on_host(batch) if isinstance(batch, PlacedBatch) else batch
+
+    def _cut(self, batch: Any) -> list[Piece]:
+        """Divides this worker's rows of a batch among its replicas."""
+        own = batch if isinstance(batch, OwnRows) else self._own_rows(batch)
+        return pieces_of_own(own, len(self.local), stand_ins=True)
+
+    def sums(
+        self,
+        columns: Sequence[Parts],
+        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+        *,
+        here: bool = True,
+    ) -> list[Any]:
+        """Sums all values of one type in one collective, or in packs of `bytes_per_pack`."""
+        if options is DEFAULT_COMMUNICATION:
+            options = self._communication
+        return super().sums(columns, options, here=here)
+
+    def _travels(self, parts: Parts, here: bool) -> bool:
+        del here  # other workers hold parts, so only a collective can sum them
+        has_slices = all(isinstance(part, tf.IndexedSlices) for part in parts)
+        return parts[0] is not None and not has_slices
+
+    def _column(self, parts: Parts) -> Column:
+        tensors = [tf.convert_to_tensor(part) for part in parts]
+        check_alike(tensors)
+        if not self.shares_memory:
+            return tensors
+        with tf.device(self.native_strategy.extended.worker_devices[0]):
+            return [summed(tensors)]
+
+    def _put_together(self, parts: Parts) -> Any:
+        """Concatenates the sparse gradients of all workers; returns None if there are none."""
+        if parts[0] is None:
+            return None
+        values, _ = self.concatenation([part.values for part in parts], 0)
+        indices, _ = self.concatenation([part.indices for part in parts], 0)
+        return slices_of_all(parts, values, indices)
+
+    def concatenation(
+        self, parts: Parts, axis: int, *, equal_sizes: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Concatenates by all-reduce: each tensor is padded with zeros to the total size."""
+        first = parts[0]
+        if isinstance(first, tf.RaggedTensor):
+            return self._ragged(parts), []
+        if isinstance(first, tf.SparseTensor):
+            return self._sparse(parts), []
+        check_alike(parts, axis)
+        own = [tf.shape(part)[axis] for part in parts]
+        if not equal_sizes:
+            sizes = self.from_all_replicas(own)
+        else:
+            sizes = [own[0] if first.shape[axis] is None else first.shape[axis]] * self._replicas
+        begins = [tf.add_n(sizes[:replica]) if replica else 0 for replica in self.local]
+        total = tf.add_n(sizes)
+        is_bool = first.dtype == tf.bool
+        placed = [
+            among_zeros(tf.cast(part, tf.int32) if is_bool else part, axis, begin, total)
+            for part, begin in zip(parts, begins, strict=True)
+        ]
+        [whole] = self.sums([placed])
+        return tf.cast(whole, tf.bool) if is_bool else whole, sizes
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Averages all variables: a worker cannot tell whether other workers' values differ."""
+        parts = [[part.read_value() for part in copies(variable)] for variable in variables]
+        for variable, value in zip(
+            variables, self.wholes(variables, self.sums(parts)), strict=True
+        ):
+            variable.assign(value)
+
+    def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
+        """Gathers one structure per replica from all workers, by one collective per type."""
+        columns = list(zip(*(keras.tree.flatten(one) for one in structures), strict=True))
+        there = [index for index, parts in enumerate(columns) if parts[0] is not None]
+        rows: list[Sequence[Any]] = [[None] * self._replicas] * len(columns)
+        sums = self.sums([self._rows_of_parts(columns[index]) for index in there])
+        for index, total in zip(there, sums, strict=True):
+            rows[index] = tf.unstack(total)
+        return [
+            keras.tree.pack_sequence_as(structures[0], [row[replica] for row in rows])
+            for replica in range(self._replicas)
+        ]
+
+    def _rows_of_parts(self, parts: Parts) -> Parts:
+        """Makes each part its replica's row among rows of zeros, so that a sum gathers all rows."""
+        return [
+            among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
+            for part, replica in zip(parts, self.local, strict=True)
+        ]
+
+    def costly(self, variables: Iterable[Any]) -> list[Any]:
+        """Returns the variables whose components must be summed over the workers to be read."""
+        # Not `native`: that is a read, before which deferred assignments are finished one by one.
+        held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
+        return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
+
+    def remember(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+        """Caches the variables' values, so that this worker can read them without a collective."""
+        for variable, value in zip(variables, values, strict=True):
+            native(variable).remember(value)
+
+    def mark_equal(self, variables: Sequence[Any]) -> None:
+        """Lets this worker read the variables without a collective until a custom loop has run."""
+        for variable in variables:
+            native(variable).mark_equal()
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, by one collective per type."""
+        natives = [native(one) for one in variables]
+        held = [copies(one) for one in natives]
+        given = [
+            tuple(
+                # Replica 0's part serves all, even for a sum: `assign` divides its value equally.
+                part.read_value() if replica == 0 else tf.zeros_like(part)
+                for part, replica in zip(parts, self.local, strict=True)
+            )
+            for parts in held
+        ]
+        sums = self.sums(given)
+        for own, parts, value in zip(natives, held, sums, strict=True):
+            for part in parts:
+                part.assign(value)
+            if isinstance(own, SharedSum):
+                own.remember_first()
+
+    def _ragged(self, parts: Parts) -> tf.RaggedTensor:
+        flat, _ = self.concatenation([part.flat_values for part in parts], 0)
+        levels = zip(*(part.nested_row_lengths() for part in parts), strict=True)
+        lengths = [self.concatenation(level, 0)[0] for level in levels]
+        ragged: Any = tf.RaggedTensor
+        return ragged.from_nested_row_lengths(flat, lengths)
+
+    def _sparse(self, parts: Parts) -> tf.SparseTensor:
+        rows = self.from_all_replicas([part.dense_shape[0] for part in parts])
+        begins = [tf.add_n([*rows[:replica], tf.zeros_like(rows[0])]) for replica in self.local]
+        moved = []
+        for part, begin in zip(parts, begins, strict=True):
+            others = tf.zeros_like(part.dense_shape[1:])
+            moved.append(part.indices + tf.concat([[begin], others], 0))
+        values, _ = self.concatenation([part.values for part in parts], 0)
+        indices, _ = self.concatenation(moved, 0)
+        shape = tf.concat([[tf.add_n(rows)], parts[0].dense_shape[1:]], 0)
+        return tf.SparseTensor(indices, values, shape)

@@ -1,0 +1,1 @@
+"""What `fit` does on PyTorch: batches, steps, logs."""

@@ -1,0 +1,110 @@
+"""Code of Keras or the user that runs in the backward pass, in the replica of its forward pass.
+
+On a GPU torch runs the backward pass in a thread of the device, which knows nothing of Keras's
+scopes and of the replica. Two things of Keras call Python code there: `keras.remat` and
+`keras.RematScope`, which compute a layer once more, and `keras.ops.custom_gradient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, final
+
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.core import context
+
+
+@cache
+def install() -> None:
+    """Puts the hooks into Keras, once in a process."""
+    keras_compat.install_backward_code(_rematerialized, _with_custom_gradient)
+
+
+@final
+class _Place:
+    """A replica, and Keras's scopes, at one point of its step."""
+
+    def __init__(self, replica: ReplicaContext) -> None:
+        self._replica = replica
+        self._keras_state = keras_compat.copy_thread_state()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Returns a context in which the calling thread has this replica and these scopes."""
+        if context.replica() is self._replica:
+            yield
+            return
+        before = keras_compat.copy_thread_state()
+        keras_compat.paste_thread_state(self._keras_state)
+        try:
+            with context.replica_scope(self._replica):
+                yield
+        finally:
+            keras_compat.paste_thread_state(before)
+
+
+def _replica() -> ReplicaContext | None:
+    replica = context.replica()
+    return replica if replica and isinstance(replica.collectives, TorchCollectives) else None
+
+
+def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """Keras's ``remat``: the function's result is computed once more in the backward pass."""
+    outside = original(function)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        replica = _replica()
+        if replica is None:
+            return outside(*args, **kwargs)
+        return original(_Repeated(function, replica))(*args, **kwargs)
+
+    return wrapped
+
+
+@final
+class _Repeated:
+    """A function that repeats its first call's random draws, as torch.utils.checkpoint does."""
+
+    def __init__(self, function: Callable[..., Any], replica: ReplicaContext) -> None:
+        self._function = function
+        self._place = _Place(replica)
+        self._draws: Any = replica.collectives.draws  # type: ignore[attr-defined]
+        self._rank = replica.replica_id_in_sync_group
+        self._begins_at: Any = None
+        self._is_first = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_first:
+            self._is_first = False
+            self._begins_at = self._draws.state(self._rank)
+            return self._function(*args, **kwargs)
+        with self._place.entered(), self._draws.again(self._rank, self._begins_at):
+            return self._function(*args, **kwargs)
+
+
+def _with_custom_gradient(
+    original: Callable[..., Any], decorated: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The call of a function that brings its own gradient."""
+    replica = _replica()
+    if replica is None:
+        return original(decorated, *args, **kwargs)
+    forward, place = decorated.forward_fn, _Place(replica)
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        result = forward(*args, **kwargs)
+        if not isinstance(result, tuple):  # Keras lets a function have no gradient
+            return result
+        output, gradient = result
+
+        def placed_gradient(*args: Any, **kwargs: Any) -> Any:
+            with place.entered():
+                return gradient(*args, **kwargs)
+
+        return output, placed_gradient
+
+    return original(type(decorated)(placed), *args, **kwargs)

@@ -1,0 +1,226 @@
+"""Batch normalization by torch's fused kernels: on GPUs those of ``torch.nn.SyncBatchNorm``.
+
+Keras composes it of elementary operations, and torch differentiates each of them: some twenty
+passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
+but here these may also come from the global batch. So computing statistics (`_Moments`) and
+normalizing by them (`_Normalized`) are separate functions. Rows that are normalized by their own
+statistics, as on one device, use torch's one backward kernel for both (`_NormalizedByOwn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.core import context
+
+# The attribute of a mean or variance that refers to the tensor it was computed from.
+_OF = "_kerasdist_moments_of"
+
+
+@cache
+def install() -> None:
+    """Puts the hooks into Keras, once in a process."""
+    keras_compat.install_in_torch_nn("moments", _moments)
+    keras_compat.install_in_torch_nn("batch_normalization", _normalized)
+
+
+def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns mean and variance of each channel, None if torch's kernel does not apply."""
+    if not _serves(inputs) or sorted(axes) != list(range(inputs.ndim - 1)):
+        return None
+    mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
+    return mean, variance
+
+
+def _moments(
+    original: Callable[..., Any],
+    x: Any,
+    axes: Sequence[int],
+    keepdims: bool = False,
+    synchronized: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    found = None if keepdims or synchronized else moments(x, axes)
+    if found is None:
+        return original(x, axes, keepdims, synchronized)
+    for one in found:
+        setattr(one, _OF, x)
+    return found
+
+
+def _normalized(  # noqa: PLR0917  Keras's parameters
+    original: Callable[..., torch.Tensor],
+    x: Any,
+    mean: Any,
+    variance: Any,
+    axis: int,
+    offset: Any = None,
+    scale: Any = None,
+    epsilon: float = 1e-3,
+) -> torch.Tensor:
+    channels = [mean, variance, *(one for one in (offset, scale) if one is not None)]
+    if not _serves(x) or axis not in (-1, x.ndim - 1) or not all(map(_is_plain, channels)):
+        return original(x, mean, variance, axis, offset, scale, epsilon)
+    offset = torch.zeros_like(mean) if offset is None else offset
+    scale = torch.ones_like(mean) if scale is None else scale
+    rows = x.reshape(-1, x.shape[-1])
+    if all(getattr(one, _OF, None) is x for one in (mean, variance)):
+        mean, variance = mean.detach(), variance.detach()
+        result = _NormalizedByOwn.apply(rows, epsilon, mean, variance, scale, offset)
+    else:
+        result = _Normalized.apply(rows, epsilon, mean, variance, scale, offset)
+    return result.view_as(x)
+
+
+def _serves(inputs: Any) -> bool:
+    """Whether torch's kernels apply: in a replica, to contiguous float32 rows."""
+    return (
+        context.replica() is not None
+        and _is_plain(inputs)
+        and inputs.ndim > 1
+        and inputs.numel() > 0
+        and inputs.is_contiguous()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_compiling()  # the compiler fuses Keras's own operations
+    )
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype is torch.float32
+        and tensor.device.type in ("cpu", "cuda")
+    )
+
+
+class _Moments(torch.autograd.Function):
+    """Computes mean and variance of each column."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if _is_on_gpu(rows):
+            variance, mean = torch.var_mean(rows, 0, correction=0)
+        else:
+            mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
+        ctx.save_for_backward(rows, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        rows, mean = ctx.saved_tensors
+        of_mean, of_variance = gradients
+        slope = of_variance * (2 / len(rows))
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+            return slope * (rows - rows.mean(0)) + of_mean / len(rows)
+        offset = of_mean / len(rows) - slope * mean
+        # Computes ``slope * rows + offset`` in one pass.
+        identity = torch.zeros_like(mean), torch.ones_like(mean)
+        return _normal(rows, slope, offset, identity, 0.0)
+
+
+class _Normalized(torch.autograd.Function):
+    """Normalizes rows by a given mean and variance of each column."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, epsilon: float, *columns: torch.Tensor
+    ) -> torch.Tensor:
+        mean, variance, scale, offset = columns
+        ctx.save_for_backward(rows, mean, variance, scale)
+        ctx.epsilon = epsilon
+        return _normal(rows, scale, offset, (mean, variance), epsilon)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        [gradient] = gradients
+        rows, mean, variance, scale = ctx.saved_tensors
+        inverse = (variance + ctx.epsilon).rsqrt()
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+            of_rows = gradient * (scale * inverse)
+            of_offset = gradient.sum(0)
+            of_scale = (gradient * (rows - mean)).sum(0) * inverse
+        else:
+            of_rows, of_scale, of_offset = _backward(
+                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=False
+            )
+        of_mean = -scale * inverse * of_offset
+        of_variance = -0.5 * scale * inverse * inverse * of_scale
+        return of_rows, None, of_mean, of_variance, of_scale, of_offset
+
+
+class _NormalizedByOwn(_Normalized):
+    """Normalizes rows by their columns' own mean and variance, and differentiates these, too."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        [gradient] = gradients
+        rows, mean, variance, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+            deviation = rows - rows.mean(0)
+            inverse = (deviation.square().mean(0) + ctx.epsilon).rsqrt()
+            normal = deviation * inverse
+            of_offset = gradient.sum(0)
+            of_scale = (gradient * normal).sum(0)
+            of_rows = scale * inverse * (gradient - (of_offset + normal * of_scale) / len(rows))
+        else:
+            of_rows, of_scale, of_offset = _backward(
+                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=True
+            )
+        return of_rows, None, None, None, of_scale, of_offset
+
+
+def _normal(
+    rows: torch.Tensor,
+    scale: torch.Tensor,
+    offset: torch.Tensor,
+    statistics: tuple[torch.Tensor, torch.Tensor],
+    epsilon: float,
+) -> torch.Tensor:
+    """Returns the rows normalized by given statistics, in one pass."""
+    if _is_on_gpu(rows):
+        mean, variance = statistics
+        inverse = (variance + epsilon).rsqrt()
+        return torch.batch_norm_elemt(rows, scale, offset, mean, inverse, epsilon)
+    return torch.native_batch_norm(rows, scale, offset, *statistics, False, 0.0, epsilon)[0]
+
+
+def _backward(  # noqa: PLR0917  what the kernels take
+    gradient: torch.Tensor,
+    rows: torch.Tensor,
+    scale: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    epsilon: float,
+    *,
+    are_own: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the gradients of rows, scale and offset, in two passes.
+
+    If mean and variance are the rows' own, they depend on the rows.
+    """
+    gradient, inverse = gradient.contiguous(), (variance + epsilon).rsqrt()
+    if not _is_on_gpu(rows):
+        kernel = torch.ops.aten.native_batch_norm_backward
+        given = (None, None) if are_own else (mean, variance)
+        wanted = [True, True, True]
+        return kernel(gradient, rows, scale, *given, mean, inverse, are_own, epsilon, wanted)
+    total, deviation, of_scale, of_offset = torch.batch_norm_backward_reduce(
+        gradient, rows, mean, inverse, scale, True, True, True
+    )
+    if are_own:
+        count = torch.full((1,), len(rows), dtype=torch.int32, device=rows.device)
+        of_rows = torch.batch_norm_backward_elemt(
+            gradient, rows, mean, inverse, scale, total, deviation, count
+        )
+    else:
+        zeros = torch.zeros_like(mean)
+        of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, epsilon)
+    return of_rows, of_scale, of_offset
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda

@@ -1,0 +1,104 @@
+"""Divides a global batch into one piece per replica, and joins the replicas' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import BatchShare
+from kerasdist.backends.torch.replica.placing import moved
+from kerasdist.core.structures import map_leaves
+from kerasdist.input.sharding import examples, has_rows, piece_bounds, rows, with_weights_in_rows
+from kerasdist.input.worker_shard import WorkerShard
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One replica's input of a step.
+
+    Attributes:
+        argument: The argument of the replica's function.
+        share: The replica's share of the global batch in `fit`, `evaluate` and `predict`, else
+            None.
+    """
+
+    argument: Any
+    share: BatchShare | None = None
+
+    @property
+    def weight(self) -> float:
+        """This replica's weight in a sum over the replicas."""
+        return 1.0 if self.share is None else self.share.weight
+
+
+def divide(
+    batch: Any, replicas: int, local: range, devices: Sequence[torch.device]
+) -> list[Part] | None:
+    """Cuts a batch into consecutive pieces, as equal as possible, for this process's replicas.
+
+    Every replica gets None and scalars. A batch with fewer examples than replicas gives fewer
+    pieces.
+
+    Args:
+        batch: A global batch, or this worker's part of one.
+        replicas: How many replicas there are.
+        local: The numbers of those in this process.
+        devices: Their devices, to which the pieces are copied.
+
+    Returns:
+        One part per replica; None if the batch is not divided: it has no array or fewer than two
+        examples, or with several workers fewer examples than replicas.
+    """
+    if isinstance(batch, WorkerShard):
+        share = BatchShare(batch.size, batch.total, batch.size / batch.total)
+        return [Part(_on(devices[0], map_leaves(_tensor, batch.rows)), share)]
+    batch = with_weights_in_rows(batch, _tensor)
+    total = examples(batch)
+    if total < (2 if len(local) == replicas else replicas):
+        return None
+    bounds = piece_bounds(total, min(replicas, total))[local.start : local.stop]
+    return [
+        Part(
+            _on(device, _cut(batch, begin, end)),
+            BatchShare(end - begin, total, (end - begin) / total),
+        )
+        for (begin, end), device in zip(bounds, devices, strict=False)
+    ]
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if leaf is None else keras_compat.ops.convert_to_tensor(leaf)
+
+
+def _on(device: torch.device, rows: Any) -> Any:
+    return map_leaves(lambda leaf: moved(device, leaf), rows)
+
+
+def _cut(batch: Any, begin: int, end: int) -> Any:
+    """Returns the examples from `begin` to `end`."""
+    return rows(batch, begin, end, _with_own_counter)
+
+
+def _with_own_counter(piece: Any) -> Any:
+    # Slices of a tensor share its version counter. If Keras changed one replica's mask in place,
+    # torch would refuse another replica's backward pass. `data` has a version counter of its own.
+    return piece.data if isinstance(piece, torch.Tensor) and not piece.requires_grad else piece
+
+
+def join(outputs: Sequence[Any]) -> Any:
+    """Concatenates the replicas' predictions."""
+    return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if not has_rows(parts[0]):
+        return parts[0]  # None, or a scalar that belongs to no example
+    if all(isinstance(part, torch.Tensor) for part in parts):
+        return torch.cat([part.to(parts[0].device) for part in parts])
+    return keras_compat.ops.concatenate(parts)

@@ -1,0 +1,242 @@
+"""How the steps of `fit`, `evaluate` and `predict` run on the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import metering
+from kerasdist.backends.torch.fit.batches import Part, divide, has_rows, join
+from kerasdist.backends.torch.fit.fit_rules import FitRules
+from kerasdist.backends.torch.fit.logs import Logs
+from kerasdist.backends.torch.replica.compiled import CompiledCalls
+from kerasdist.backends.torch.replica.random import chiefs_draws
+from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.variables import is_sum
+from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.workers.process_group import ProcessGroup
+from kerasdist.backends.torch.workers.reducer import GradientReducer
+from kerasdist.core import context
+from kerasdist.core.structures import flatten, pack
+from kerasdist.input.sharding import examples
+from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.training.metrics import metrics_of, prepare
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
+
+# A step of Keras or the user, called with a batch.
+Step = Callable[[Any], Any]
+
+# A function that Keras's loops call with a list of batches; each batch is one step.
+Function = Callable[[Sequence[Any]], Any]
+
+
+@final
+class Steps:
+    """Runs the steps of one model, and divides each global batch over the replicas.
+
+    Every worker takes plain Keras's step with the whole batch if the batch cannot be divided, if
+    another model's replica calls this model, or if the strategy has one replica.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._replicas: TorchReplicaSet = model.replica_set
+        self._group = self._replicas.group
+        # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
+        self._in_parts: FitRules | None = None
+        self._calls: CompiledCalls | None = None
+
+    @property
+    def _compiled(self) -> CompiledCalls | None:
+        if not self._model.compiles_in_replicas:
+            return None
+        if self._calls is None:
+            self._calls = CompiledCalls()
+        return self._calls
+
+    def training(self, step: Step, alone: Step) -> Function:
+        """Returns a function that takes training steps and returns the last one's logs."""
+        alone = self._with_chiefs_draws(alone)
+        if not isinstance(self._group, ProcessGroup) or not self._model.trains_by_builtin_step:
+            return _metered(self.logging(step, alone))
+        return _metered(self._logging(step, alone, GradientReducer(self._model, self._group)))
+
+    def logging(self, step: Step, alone: Step) -> Function:
+        """Returns a function that takes steps and returns the last one's logs."""
+        return self._logging(step, alone, None)
+
+    def tried(self, step: Step, batch: Any) -> Any:
+        """Takes a step of a trial on the replicas; returns the logs of the global batch."""
+        rules, replicas = FitRules(self._group, _sums_of(self._model), ()), self._replicas
+        parts = divide(
+            batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
+        )
+        assert parts is not None  # the batch has examples
+        each = replicas.run(self._model.bound_strategy, step, parts, rules)
+        return self._logs(each, parts, rules, wanted=True)
+
+    def _logging(self, step: Step, alone: Step, reducer: GradientReducer | None) -> Function:
+        model = self._model
+        if not self._replicas.is_plain:
+            prepare(model, model.bound_strategy)
+        rules = FitRules(self._group, _sums_of(model), _written_alike(model))
+        rules.reducer = reducer
+        rules.compiled = self._compiled
+
+        def run(batches: Sequence[Any]) -> Any:
+            for left, given in zip(reversed(range(len(batches))), batches, strict=True):
+                batch = self._shared_out(given)
+                parts = self._parts(batch)
+                if parts is None:
+                    self.end()
+                    logs = self._alone(alone, batch)
+                else:
+                    each = self._replicas.run(model.bound_strategy, step, parts, rules)
+                    wanted = not (model.runs_builtin_steps and not self._replicas.batch_logs_matter)
+                    logs = self._logs(each, parts, rules, wanted=wanted and not left)
+            return logs
+
+        return run
+
+    def _logs(
+        self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, wanted: bool
+    ) -> Any:
+        """Returns the logs of the global batch, an empty dict if no callback needs them."""
+        model = self._model
+        if not wanted:
+            rules.exchange(sums=False)
+            self._in_parts = rules
+            return {}
+        self._in_parts = None
+        if model.runs_builtin_steps:
+            rules.exchange()
+            return model.get_metrics_result()
+        weights = [part.weight for part in parts]
+        logs = Logs(each, weights, is_chief=self._group.rank == 0)
+        return logs.combined(rules.exchange(logs.parts))
+
+    def predicting(self, step: Step, alone: Step) -> Function:
+        """Returns a function that returns all rows' predictions, on every worker."""
+        model = self._model
+        rules = FitRules(self._group)
+        rules.compiled = self._compiled
+
+        def predictions(given: Any) -> Any:
+            batch = self._shared_out(given)
+            parts = self._parts(batch)
+            if parts is None:
+                return self._alone(alone, batch)
+            _ensure_built(model, parts[0].argument)
+            own = _joined(self._replicas.run(model.bound_strategy, step, parts, rules))
+            rules.exchange()
+            return of_all(self._group, own, "predict")
+
+        return lambda batches: _joined([predictions(batch) for batch in batches])
+
+    def _alone(self, step: Step, batch: Any) -> Any:
+        """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
+        if not self._replicas.divides_state:
+            return step(batch)
+        with shards.whole(self._model.variables):
+            return step(batch)
+
+    def _with_chiefs_draws(self, step: Step) -> Step:
+        """Returns a step that every worker takes with the whole batch and with equal draws."""
+
+        def drawing_alike(batch: Any) -> Any:
+            if self._replicas.job is None or context.replica() is not None:
+                return step(batch)
+            with chiefs_draws(self._group, self._replicas.torch_devices[0]):
+                return step(batch)
+
+        return drawing_alike
+
+    def end(self) -> bool:
+        """Sums the metrics over the workers if that was postponed; returns whether it was."""
+        rules, self._in_parts = self._in_parts, None
+        if rules is not None and rules.sums_are_parts:
+            rules.exchange()
+        return rules is not None
+
+    def _parts(self, batch: Any) -> list[Part] | None:
+        """Divides a batch over the replicas; None if every worker computes the whole batch."""
+        replicas = self._replicas
+        if replicas.is_plain or context.replica() is not None:
+            return None
+        replicas.begin_step()
+        if replicas.job is not None:
+            replicas.first_batches.compare()
+            total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+            replicas.batch_history.add(total)
+        return divide(batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices)
+
+    def _shared_out(self, batch: Any) -> Any:
+        """Returns the batch; if a worker has no rows of it, every worker gets the global batch."""
+        if not isinstance(batch, WorkerShard) or min(batch.sizes) > 0:
+            return batch
+        # The data of some workers have ended. They compute some of the other workers' rows.
+        return of_all(self._group, batch.rows, "share out a batch")
+
+
+def _metered(function: Function) -> Function:
+    """Tells the meter, if there is one, what a train function has done."""
+
+    def metered(batches: Sequence[Any]) -> Any:
+        logs = function(batches)
+        meter = metering.running()
+        if meter is not None:
+            meter.done(len(batches), sum(map(metering.rows_of, batches)), logs)
+        return logs
+
+    return metered
+
+
+def of_all(group: Group, own: Any, purpose: str) -> Any:
+    """Returns the rows of all workers, one after another. All workers must call it."""
+    if group.size == 1:
+        return own
+    leaves = flatten(own)
+    tensors = [
+        (index, keras_compat.ops.convert_to_tensor(leaf))
+        for index, leaf in enumerate(leaves)
+        if leaf is not None
+    ]
+    if tensors:
+        every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
+        for (index, tensor), *parts in zip(tensors, *every, strict=True):
+            # A scalar belongs to no example: take the chief's.
+            leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]
+    return pack(own, leaves)
+
+
+def _ensure_built(model: Any, batch: Any) -> None:
+    """Builds a model before replicas call it for predictions.
+
+    `fit` and `evaluate` build the model first; in Keras's `predict` the first call builds it.
+    """
+    if not model.built:
+        model.ensure_built(keras.utils.unpack_x_y_sample_weight(batch)[0])
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    return outputs[0] if len(outputs) == 1 else join(outputs)
+
+
+def _sums_of(model: Any) -> Iterator[Any]:
+    for metric in metrics_of(model):
+        yield from filter(is_sum, metric.variables)
+
+
+def _written_alike(model: Any) -> Iterator[Any]:
+    """Yields the variables to which all workers assign equal values: synchronized statistics."""
+    if model.bound_strategy.options.batch_norm == "per_replica":
+        return
+    for layer in keras_compat.flat_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+            yield from (layer.moving_mean, layer.moving_variance)

@@ -1,0 +1,166 @@
+"""The trainer of models made under a strategy on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.trial import examples
+from kerasdist.backends.torch.fit.steps import Function, Step, Steps
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.check.first_batch import FirstBatchCheck
+from kerasdist.core import context
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.training.trainer import ReplicatedTrainer
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
+
+_UNCOMPILED = (
+    "jit_compile=True has no effect here on PyTorch: the model runs uncompiled, and its numbers "
+    "are the same. "
+)
+_IN_THREADS = (
+    "torch.compile knows one replica's variables, not those of each thread for several replicas in "
+    "one process. A process per device compiles: `kerasdist run --workers gpu script.py`."
+)
+_GATHERS = (
+    'With sharding="full" weights are gathered while the model runs, which torch.compile cannot '
+    'follow. sharding="optimizer" compiles.'
+)
+
+# The name under which a model keeps its `Steps`.
+_STEPS = "_kerasdist_steps"
+
+
+@final
+class TorchTrainer(ReplicatedTrainer):
+    """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
+
+    if TYPE_CHECKING:
+        replica_set: TorchReplicaSet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
+        scope = keras_compat.stateless_scope()
+        if isinstance(scope, ReplicaScope):
+            compiled = scope.rules.compiled
+            collectives = getattr(context.replica(), "collectives", None)
+            if compiled and isinstance(collectives, TorchCollectives) and not keras_compat.trial():
+                return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
+        outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        trial = keras_compat.trial()
+        if trial is not None:
+            trial.record_outputs(self, outputs)
+        return outputs
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
+
+        def step(batch: Any) -> Any:
+            return self.train_step(batch)  # type: ignore[attr-defined]
+
+        if self.train_function is None or force:
+            function = self._steps().training(step, self._as_plain_keras(step))
+            self.train_function = self._checked(function)
+        return self.train_function
+
+    def _checked(self, function: Function) -> Function:
+        """Wraps a train function to compare its first step with that of one device, if wanted."""
+        check = FirstBatchCheck(self)
+
+        def checked(batches: Any) -> Any:
+            for batch in batches:
+                size = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+                if check.wants(size):
+                    check.look(batch, size)
+            if check.is_done:
+                self.train_function = function
+            return function(batches)
+
+        return checked
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes ``test_function(batches)``: one step per batch; returns the last one's logs."""
+
+        def step(batch: Any) -> Any:
+            with torch.no_grad():
+                return self.test_step(batch)  # type: ignore[attr-defined]
+
+        if self.test_function is None or force:
+            self.test_function = self._steps().logging(step, self._as_plain_keras(step))
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes ``predict_function(batches)``: the predictions of all batches, concatenated."""
+
+        def step(batch: Any) -> Any:
+            with torch.no_grad():
+                return self.predict_step(batch)  # type: ignore[attr-defined]
+
+        if self.predict_function is None or force:
+            self.predict_function = self._steps().predicting(step, self._as_plain_keras(step))
+        return self.predict_function
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        # Keras builds the model from a batch of the iterator, which cannot be a `WorkerShard`.
+        seen = None if iterator is None else _rows_alone(iterator)
+        super()._symbolic_build(seen, data_batch)
+
+    def _steps(self) -> Steps:
+        steps = vars(self).get(_STEPS)
+        if steps is None:
+            steps = self.replica_set.steps(self)
+            object.__setattr__(self, _STEPS, steps)  # bypasses Keras's tracking of attributes
+        return steps
+
+    def _as_plain_keras(self, step: Step) -> Step:
+        if not self._should_torch_compile():  # type: ignore[attr-defined]
+            return step
+        if self.replica_set.is_plain:
+            return torch.compile(step)
+        if not self.compiles_in_replicas:
+            warn_user(_UNCOMPILED + (_GATHERS if self._gathers_weights else _IN_THREADS))
+        return step
+
+    @property
+    def compiles_in_replicas(self) -> bool:
+        """Whether the model is compiled where it is called in a step of a replica."""
+        is_only = len(self.replica_set.devices) == 1 and not self.replica_set.is_plain
+        return is_only and not self._gathers_weights and self._should_torch_compile()  # type: ignore[attr-defined]
+
+    @property
+    def _gathers_weights(self) -> bool:
+        rules = self.replica_set.shard_rules
+        return rules is not None and rules.divides_weights
+
+    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
+        replica = context.replica()
+        if replica is None or not isinstance(replica.collectives, TorchCollectives):
+            return loss
+        if kwargs.get("training") and loss.ndim > 0 and loss.numel() == 1:
+            # With `reduction=None` there is a loss per example. torch refuses to differentiate the
+            # losses of the global batch, so it must refuse a replica's single one, too.
+            return loss.expand(2)
+        return loss
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        self.replica_set.batch_history.end()  # while it waits for the others' sums
+        if self._steps().end():  # once an epoch, when Keras waits for the device anyway
+            return self.get_metrics_result()
+        return super()._get_metrics_result_or_logs(logs)  # type: ignore[misc]
+
+    def _sync_metrics(self) -> None:
+        """Does nothing: `Steps` sums metrics over workers, as Keras after 3.15 would do here."""
+
+
+def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:
+    """Yields the items of a Keras iterator, with the rows of a `WorkerShard` in its place."""
+    for *place, batches in iterator:
+        yield (*place, [one.rows if isinstance(one, WorkerShard) else one for one in batches])

@@ -1,0 +1,155 @@
+"""Tries a training step on one device and on the replicas, on PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
+from kerasdist.backends.torch.fit.steps import of_all
+from kerasdist.backends.torch.state import shards
+from kerasdist.input import sharding
+from kerasdist.input.worker_shard import WorkerShard
+
+
+@final
+class TorchTrials(Trials):
+    """Makes the trials of one model."""
+
+    def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
+        """Returns a trial."""
+        return TorchTrial(self._model, draws, alone=alone, outputs=outputs, seed=seed)
+
+    def gathered(self, batch: Any, *, spares: bool) -> TriedBatch:
+        """Returns a batch with the rows of all workers."""
+        if not isinstance(batch, WorkerShard):
+            return super().gathered(batch, spares=spares)
+        group, purpose = self._model.replica_set.group, "check a batch"
+        if min(batch.sizes) == 0:  # then `Steps` divides the global batch
+            return super().gathered(of_all(group, batch.rows, purpose), spares=spares)
+        if spares:
+            sizes = sharding.spared(batch.sizes)
+            batch = replace(batch, rows=self.first_rows(batch.rows, sizes[batch.rank]), sizes=sizes)
+        return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
+
+
+@final
+class TorchTrial(Trial):
+    """Gives the step clones of the variables; replicas read them as they read variables."""
+
+    is_only = False  # as `ReplicaScope` says it to torch's own modules
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def copy(self, variable: Any) -> torch.Tensor | None:
+        """Returns a clone of a variable's value, whole on each worker."""
+        value = shards.gathered(variable)
+        return None if value is None else _clone(value)
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns to the copy of a variable."""
+        with torch.no_grad():
+            self.get_current_value(variable).copy_(value)
+
+    def clear_gradients(self, variables: Iterable[Any]) -> None:
+        """Clears the gradients of these variables' copies."""
+        for value in keras_compat.stored_values(variables):
+            if value is not None:
+                value.grad = None
+
+    def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
+        """Returns the copy of a torch module's buffer."""
+        del changing
+        return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
+
+    def take(self, batch: TriedBatch) -> Any:
+        """Takes the step in this thread, or on the replicas."""
+        replicas = self._model.replica_set
+        with replicas.placement():
+            if self._alone:
+                return self._step(batch.whole)
+            return replicas.steps(self._model).tried(self._step, batch.given)
+
+    def _step(self, batch: Any) -> Any:
+        with _Drawing(self.draws, self.seed):
+            return self._model.train_step(batch)
+
+    def as_array(self, value: Any) -> Any:
+        """Returns a tensor as a NumPy array of its own."""
+        value = value.detach()
+        if value.layout != torch.strided:
+            value = value.to_dense()
+        if value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
+        return np.array(value.cpu())
+
+
+def _clone(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+@final
+class _Drawing(TorchDispatchMode):
+    """Passes each random operation of torch in the current thread to a trial's draws.
+
+    They draw from a generator of the trial, not from the one that all threads share.
+    """
+
+    def __init__(self, draws: Draws, seed: int) -> None:
+        super().__init__()
+        self._draws, self._seed = draws, seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        name = str(func.overloadpacket)
+        if name == "aten.native_dropout":  # on GPUs
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name == "aten.randperm":
+            # One device permutes more rows than a replica, so both keep their order instead.
+            drawn = func(*args, **kwargs)
+            return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
+        call = self._seeded(func, args, kwargs)
+        if name.endswith("_"):
+            drawn = self._draws.draw(name, lambda: call().clone(), None)
+            return args[0].copy_(drawn)
+        return self._draws.draw(name, call, None)
+
+    def _seeded(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """Returns a call of a random operation with the trial's generator, if it takes one."""
+        takes = [one.name for one in func._schema.arguments]
+        packet, overload = func.overloadpacket, func._overloadname
+        name = _WITH_GENERATOR.get(overload)
+        if "generator" in takes:
+            if takes.index("generator") >= len(args) and kwargs.get("generator") is None:
+                kwargs["generator"] = self._generator(args, kwargs)
+        elif name is not None and name in packet.overloads():
+            func = getattr(packet, name)
+            kwargs["generator"] = self._generator(args, kwargs)
+        elif str(packet) in _LIKE:
+            like = torch.empty_like(*args, **kwargs)
+            generator = self._generator((like,), {})
+            return lambda: getattr(like, _LIKE[str(packet)])(generator=generator)
+        return lambda: func(*args, **kwargs)
+
+    def _generator(self, args: Any, kwargs: dict[str, Any]) -> torch.Generator:
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+# Overloads of random operations, and those that also take a generator.
+_WITH_GENERATOR = {"default": "generator", "low": "low_generator"}
+_LIKE = {"aten.rand_like": "uniform_", "aten.randn_like": "normal_"}

@@ -1,0 +1,1 @@
+"""Replicas as threads: how they run, wait for each other and exchange tensors."""

@@ -1,0 +1,325 @@
+"""Collectives between replicas: sums, gathers, and the update of the variables.
+
+The replicas of a process are threads that meet at a `Rendezvous`. The last thread to arrive
+combines the threads' values, and the result with that of the other processes (`group.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.replica_context import BatchShare, ReplicaContext
+from kerasdist.api.values import component, per_replica
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
+from kerasdist.backends.torch.fit import batch_norm, graph_ops
+from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
+from kerasdist.backends.torch.replica.autograd_collectives import (
+    GlobalGather,
+    GlobalSum,
+    WeightedLoss,
+    as_tensor,
+    check_summable,
+)
+from kerasdist.backends.torch.replica.placing import computing_on
+from kerasdist.backends.torch.replica.rendezvous import Rendezvous
+from kerasdist.backends.torch.state import divided_state
+from kerasdist.backends.torch.state.components import Components
+from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.backends.torch.workers.group import Group
+from kerasdist.core import context
+from kerasdist.core.devices import Device
+from kerasdist.core.structures import map_leaves
+from kerasdist.training import numerics
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.torch.replica.random import StepDraws
+
+
+@final
+class TorchCollectives(Collectives):
+    """The collectives of one replica; one object per replica, for all of its steps.
+
+    Attributes:
+        rank: The replica's number.
+        number: The number by which operations in compiled code find this object.
+        scope: The scope through which the replica reads and writes variables.
+        draws: The random generators of all replicas.
+        weight: The replica's share of the examples.
+        last_context: The replica's context in the last step.
+        gradient_weight: The weight that the gradients of the replica's loss will get; 1 in the
+            backward pass of a loss that has the weight already.
+    """
+
+    weights_scaled_losses = True
+    own_moments = staticmethod(batch_norm.moments)
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        scopes: Sequence[ReplicaScope],
+        rendezvous: Rendezvous,
+        group: Group,
+        components: Components,
+        device: Device,
+        draws: StepDraws,
+    ) -> None:
+        """Takes the scopes of this process's replicas, and this replica's index among them."""
+        self.scope = scopes[index]
+        self.rank = self.scope.rank
+        self.number = graph_ops.numbered(self)
+        self.draws = draws
+        self.weight = self.gradient_weight = 1.0
+        self.last_context: ReplicaContext | None = None
+        self._index = index
+        self._scopes = scopes
+        self._rendezvous = rendezvous
+        self._group = group
+        self._components = components
+        self._device = device
+        self._number = 0
+        self._count = 0
+
+    def begin(
+        self, strategy: Strategy, replicas: int, count: int, share: BatchShare | None
+    ) -> ReplicaContext:
+        """Starts a step; returns the replica's context, reused if nothing in it has changed.
+
+        Args:
+            strategy: The strategy.
+            replicas: How many replicas take part.
+            count: How many of them are in this process.
+            share: This replica's share of the batch.
+        """
+        self._count = count
+        self._number = 0
+        self.weight = self.gradient_weight = self.scope.weight
+        last = self.last_context
+        if (
+            last is not None
+            and last.strategy is strategy
+            and last.num_replicas_in_sync == replicas
+            and last.share == share
+        ):
+            last.layer_losses.clear()
+            return last
+        self.last_context = ReplicaContext(
+            strategy=strategy,
+            replica_id_in_sync_group=self.rank,
+            num_replicas_in_sync=replicas,
+            collectives=self,
+            share=share,
+        )
+        return self.last_context
+
+    @property
+    def calls(self) -> int:
+        """How many meetings this replica has come to in its step."""
+        return self._number
+
+    @property
+    def can_create_variables(self) -> bool:
+        """Whether code of this replica may make variables now."""
+        return not self.scope.rules.is_fit or self._count == 1
+
+    def merge_call(
+        self,
+        strategy: Strategy,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls the function once in each process, in the thread of its last replica to arrive."""
+
+        def merged(brought: Sequence[tuple[list[Any], dict[str, Any]]]) -> tuple[Any, list[int]]:
+            with self.no_replica():
+                committed = self.scope.rules.pause(self._scopes[: self._count])
+                all_args, all_kwargs = per_replica(brought)
+                return function(strategy, *all_args, **all_kwargs), committed
+
+        label = self.label(f"merge_call of {getattr(function, '__qualname__', function)}")
+        result, committed = self._meet(label, (list(args), dict(kwargs)), merged)
+        self.scope.refresh(committed)
+        return map_leaves(self._own, component(result, self._index))
+
+    def assign_together(self, variable: Any, value: torch.Tensor) -> None:
+        """Assigns the replicas' values to a variable, combined by its aggregation."""
+        is_equal = self.scope.writes_equal
+
+        def assign(brought: Sequence[torch.Tensor]) -> None:
+            total = brought[0]
+            if not is_equal:
+                [total] = self._components.aggregates([variable], [brought])
+            with torch.no_grad():
+                keras_compat.stored_value(variable).copy_(total)
+
+        self._meet(self.label(f"assignment to {variable.path}"), value.detach(), assign)
+
+    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+        """Assigns to a variable in compiled code, which runs outside of the replica's scope."""
+        self.scope.assigned.append((variable, self.scope.writes_equal))
+        return write(variable, value)
+
+    def equal_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which all replicas assign equal values, so that none is sent."""
+        return self.scope.equal_writes()
+
+    def apply_gradients(
+        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+    ) -> None:
+        """Lets the optimizer update the variables once, with the weighted sum of the gradients.
+
+        The last replica to arrive runs the update in cross-replica context, in every process alike.
+        """
+        del apply
+        # Those of torch's embeddings may be sparse.
+        gradients = [None if one is None else one.to_dense() for one in gradients]
+
+        def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
+            all_weights, all_gradients, all_variables = zip(*brought, strict=True)
+            weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
+            check_same(all_gradients, all_variables)
+            known = variables or keras_compat.optimized_variables(optimizer)
+            rules = self.scope.rules
+            if not optimizer.built and variables is not None:
+                with self.no_replica(), keras.name_scope(optimizer.name):
+                    optimizer.build(variables)
+            if rules.reducer is None:
+                own = weighted_sum(all_gradients, weights, known)
+                divided = divided_state.of_gradients(optimizer, known)
+                reduced = self._group.sum_gradients(own, known, divided)
+            else:
+                reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
+            with self.no_replica():
+                committed = rules.commit(self._scopes[: self._count], sums=False)
+                keras_compat.apply_combined_gradients(optimizer, reduced, variables)
+            return committed
+
+        brought = (self.weight, gradients, variables)
+        self.scope.refresh(self._meet(self.label(f"{optimizer.name}.apply"), brought, update))
+        if self.scope.weights is not None:
+            self.scope.weights.release()
+
+    def differentiated_loss(
+        self, optimizer: Any, loss: torch.Tensor, *, is_weighted: bool
+    ) -> torch.Tensor:
+        """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
+        del optimizer
+        return WeightedLoss.apply(self, loss) if is_weighted else loss
+
+    def mean_of_sum(self, total: torch.Tensor, replicas: int) -> torch.Tensor:
+        """Returns a sum divided by the number of replicas, in the sum's type."""
+        return (total / replicas).to(total.dtype)
+
+    def all_sum(
+        self,
+        tensors: Sequence[torch.Tensor],
+        options: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> list[torch.Tensor]:
+        """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
+        del options
+        tensors = [as_tensor(tensor) for tensor in tensors]
+        if not tensors:
+            return []
+        check_summable(tensors)
+        if torch.compiler.is_compiling():
+            return graph_ops.all_sum(tensors, self.number)
+        return list(GlobalSum.apply(self, self.label("all_sum"), 1.0, 1.0, *tensors))
+
+    @torch.compiler.disable
+    def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        """Returns the replicas' tensors concatenated along an axis, differentiable."""
+        return GlobalGather.apply(self, self.label("all_gather"), as_tensor(tensor), axis, False)
+
+    def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the replicas' tensors stacked along a new first axis, differentiable."""
+        if torch.compiler.is_compiling():
+            replicas = self._count * self._group.size
+            return graph_ops.all_stack(tensor, self.number, replicas)
+        return GlobalGather.apply(self, self.label("all_stack"), as_tensor(tensor)[None], 0, True)
+
+    def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the sums of the replicas' tensors, as copies that this replica may change."""
+
+        def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+            totals = self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
+            return [
+                [
+                    total.to(own.device, copy=index > 0)  # a replica may change its copy
+                    for total, own in zip(totals, mine, strict=True)
+                ]
+                for index, mine in enumerate(brought)
+            ]
+
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        return self._meet(f"{label} of shapes {shapes}", tensors, sums)[self._index]
+
+    def collect(
+        self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
+    ) -> tuple[torch.Tensor, int]:
+        """Concatenates the tensors of all replicas; returns also where this replica's begins.
+
+        Args:
+            label: The name of the operation, which must be the same on all replicas.
+            tensor: This replica's tensor.
+            axis: The axis to concatenate along.
+            alike: Whether all tensors have the same shape, so that workers need not exchange it.
+        """
+
+        def concatenated(brought: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+            here = torch.cat([part.to(brought[0].device) for part in brought], axis)
+            if alike:
+                every = [*self._group.gather_alike(here)]
+            else:
+                every = [part for [part] in self._group.gather(label, [here], axis)]
+            begins = [sum(part.shape[axis] for part in every[: self._group.rank])]
+            for part in brought:
+                begins.append(begins[-1] + part.shape[axis])
+            whole = torch.cat(every, axis) if len(every) > 1 else here
+            copies = [whole.to(own.device, copy=i > 0) for i, own in enumerate(brought)]
+            return copies, begins
+
+        shape = tuple("any" if i == axis else size for i, size in enumerate(tensor.shape))
+        label = f"{label} of shape {shape}"
+        gathered, begins = self._meet(label, tensor, concatenated)
+        return gathered[self._index], begins[self._index]
+
+    @contextlib.contextmanager
+    def no_replica(self) -> Iterator[None]:
+        """Lets the code inside run in cross-replica context, in the calling replica's thread."""
+        with (
+            keras_compat.outside_stateless_scopes(),
+            context.replica_scope(None),
+            computing_on(self._device),
+        ):
+            yield
+
+    def _meet(self, label: str, value: Any, combine: Callable[[Sequence[Any]], Any]) -> Any:
+        return self._rendezvous.meet(self._index, label, value, combine)
+
+    def _own(self, leaf: Any) -> Any:
+        """Copies a tensor that all replicas share, so that this one may change it."""
+        return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    def label(self, name: str) -> str:
+        """Returns the label by which replicas compare calls: a name, and the call's number."""
+        self._number += 1
+        return f"{name} number {self._number}"
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part.to(total.device)
+    return total

@@ -1,0 +1,76 @@
+"""The forward pass of a worker's replica, compiled by ``torch.compile``.
+
+With ``jit_compile=True`` Keras compiles its whole step. A replica's step meets the other workers
+where the optimizer updates the variables, so only the calls of the models are compiled here; the
+backward pass is compiled with them. Gradients reach the same hooks as without a compiler.
+Collectives in layers, and draws from a replica's own generator, are operations in the compiled code
+(`graph_ops.py`).
+
+The only replica of a process reads the variables themselves. So the compiled code runs outside of
+the replica's scope, where the compiler sees what it sees in plain Keras; the scope learns
+afterwards which variables were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.state.variables import is_sum
+from kerasdist.core.user_warnings import warn_user
+
+
+@final
+class CompiledCalls:
+    """Calls the models of one model's steps, compiled."""
+
+    def __init__(self) -> None:
+        """Compiles nothing yet."""
+        self._compiled = torch.compile(_called)
+        self._gave_up = False
+
+    def __call__(
+        self,
+        collectives: TorchCollectives,
+        model: Any,
+        plain: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a model in a worker's only replica; if it cannot be compiled, calls `plain`."""
+        if self._gave_up:
+            return plain(*args, **kwargs)
+        if any(is_sum(variable) for variable in model.non_trainable_variables):
+            # Each replica but the first would have to read zeros.
+            self._give_up(model, "a layer of it counts in a variable with aggregation='sum'")
+            return plain(*args, **kwargs)
+        scope, before = collectives.scope, collectives.calls
+        scope.write_back()
+        try:
+            with keras_compat.outside_stateless_scopes():
+                return self._compiled(model, args, kwargs)
+        except TorchDynamoException as error:
+            if collectives.calls > before:  # too late: other workers wait for the rest of the call
+                error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
+                raise
+            said = " ".join(str(error).split())
+            self._give_up(model, f"torch.compile raised {type(error).__name__}: {said}")
+        finally:
+            scope.note_assigned()
+        return plain(*args, **kwargs)
+
+    def _give_up(self, model: Any, why: str) -> None:
+        self._gave_up = True
+        warn_user(
+            f"The model {model.name!r} runs uncompiled, in spite of jit_compile=True: {why:.400}. "
+            "Its numbers are the same. Pass jit_compile=False to silence this."
+        )
+
+
+def _called(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return model(*args, **kwargs)

@@ -1,0 +1,122 @@
+"""`kerasdist.function` and `kerasdist.value_and_grad` on PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.state.reads import ReadRecorder
+from kerasdist.core import context
+from kerasdist.core.structures import map_leaves
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.job.current import FUNCTION, translating_failures
+
+_UNCOMPILED = (
+    "jit_compile=True has no effect on what runs on several replicas in one process on PyTorch: "
+    "torch.compile cannot trace through the meetings of replicas. The function runs uncompiled; "
+    "its numbers are the same."
+)
+
+
+@final
+class Step:
+    """A user function as a step of a custom loop; on one replica it can be compiled."""
+
+    def __init__(self, function: Callable[..., Any], jit_compile: bool) -> None:
+        """Makes the step; torch compiles it at the first call."""
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._compiled = torch.compile(function) if jit_compile else None
+        self._warned = False
+
+    def __get__(self, owner: Any, kind: Any = None) -> Callable[..., Any]:
+        """Binds the step to an object, as Python does with a function in a class."""
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes the step, compiled where there is one replica."""
+        function = self._function
+        if self._compiled is not None:
+            if context.get_strategy().num_replicas_in_sync > 1:
+                self.warn_if_compiled()
+            else:
+                function = self._compiled
+        _inside.steps.append(self)
+        try:
+            with translating_failures(FUNCTION):
+                return function(*args, **kwargs)
+        finally:
+            _inside.steps.pop()
+
+    def warn_if_compiled(self) -> None:
+        """Warns once, if the user asked to compile, that several replicas run uncompiled code."""
+        if self._compiled is not None and not self._warned:
+            self._warned = True
+            warn_user(_UNCOMPILED)
+
+
+@final
+class _Inside(threading.local):
+    """The calling thread's stack of running steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+
+_inside = _Inside()
+
+
+def current_step() -> Step | None:
+    """Returns the step that runs in the calling thread, None outside of steps."""
+    return _inside.steps[-1] if _inside.steps else None
+
+
+def value_and_grad(
+    fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+) -> tuple[Any, list[Any]]:
+    """Returns a function's result and its gradients (see `Backend.value_and_grad`).
+
+    In a replica the gradients are the replica's own, not summed over the replicas.
+    """
+    with torch.enable_grad(), ReadRecorder(variables) as recorder:
+        result = fn()
+        value, _ = result if has_aux else (result, None)
+        if not isinstance(value, torch.Tensor):
+            value = keras_compat.ops.convert_to_tensor(value)
+        if value.ndim > 0:
+            raise ValueError(
+                "Expected fn to return a scalar. "
+                f"Received: a value of shape {tuple(value.shape)}. Reduce it, with "
+                "keras.ops.mean or keras.ops.sum."
+            )
+        targets = [recorder.target(variable) for variable in variables]
+        gradients = _gradients(value, targets, keep_graph=recorder.is_nested)
+    if not recorder.is_nested:
+        # The backward pass has freed the graph of the result.
+        result = map_leaves(_detached, result)
+    return result, [
+        torch.zeros_like(target, requires_grad=False)
+        if gradient is None and recorder.was_read(variable)
+        else gradient
+        for variable, target, gradient in zip(variables, targets, gradients, strict=True)
+    ]
+
+
+def _gradients(
+    value: torch.Tensor, targets: Sequence[torch.Tensor], *, keep_graph: bool
+) -> list[torch.Tensor | None]:
+    wanted = [target for target in targets if target.requires_grad]
+    if not value.requires_grad or not wanted:
+        return [None] * len(targets)
+    found = iter(torch.autograd.grad(value, wanted, create_graph=keep_graph, allow_unused=True))
+    return [next(found) if target.requires_grad else None for target in targets]
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

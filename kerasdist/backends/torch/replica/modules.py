@@ -1,0 +1,155 @@
+"""Gives torch's own modules the parameters of the replica that runs them.
+
+Keras reads its variables through the replica's scope, but torch's code takes parameters from the
+modules. So every method of a Keras layer that gives access to them is replaced by one that takes
+the scope's values.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import keras
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from kerasdist import keras_compat
+from kerasdist.api.replica_context import one_device_replica
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.state.reads import ReadRecorder
+from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.core import context
+from kerasdist.errors import ReplicaError, UnsupportedError
+
+# How long a replica waits until another leaves a module. A replica that calls a collective inside
+# the module never leaves it.
+_WAIT_SECONDS = 60.0
+
+# A lock per module: one replica at a time can put its tensors into it.
+_in_use: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
+
+
+@cache
+def install() -> None:
+    """Makes every access to parameters go through the replica's scope; once per process."""
+    _lead(keras.layers.Layer, "named_parameters", _named_parameters)
+    _lead(keras.layers.Layer, "zero_grad", _zero_grad)
+    _lead(keras.layers.TorchModuleWrapper, "parameters", _wrapped_parameters)
+    _lead(keras.layers.TorchModuleWrapper, "call", _call_module)
+    register_optimizer_step_pre_hook(_refuse_torch_optimizer)
+
+
+def _lead(owner: type, name: str, in_replica: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def lead(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = context.replica()
+        scope = keras_compat.trial()
+        if replica is not None and isinstance(replica.collectives, TorchCollectives):
+            scope = replica.collectives.scope
+        if scope is None:
+            return original(layer, *args, **kwargs)
+        return in_replica(original, scope, layer, *args, **kwargs)
+
+    setattr(owner, name, lead)
+
+
+def _zero_grad(original: Any, scope: ReplicaScope, layer: Any, set_to_none: bool = True) -> None:
+    scope.clear_gradients(layer.trainable_variables)
+
+
+def _named_parameters(
+    original: Any, scope: ReplicaScope, layer: Any, *args: Any, **kwargs: Any
+) -> Iterator[tuple[str, Any]]:
+    values = _values_by_parameter(scope, layer)
+    with (
+        keras_compat.outside_stateless_scopes()
+    ):  # the first call registers the layer's variables with torch
+        parameters = original(layer, *args, **kwargs)
+    for name, parameter in parameters:
+        yield name, values.get(id(parameter), parameter)
+
+
+def _wrapped_parameters(
+    original: Any, scope: ReplicaScope, wrapper: Any, *args: Any, **kwargs: Any
+) -> Iterator[Any]:
+    values = _values_by_parameter(scope, wrapper)
+    for parameter in original(wrapper, *args, **kwargs):
+        yield values.get(id(parameter), parameter)
+
+
+def _call_module(
+    original: Any,
+    scope: ReplicaScope,
+    wrapper: Any,
+    *args: Any,
+    training: Any = None,
+    **kwargs: Any,
+) -> Any:
+    module = wrapper.module
+    wrapper.train(training is not False)
+    buffers = _buffers(scope, module)
+    if scope.is_only and keras_compat.trial() is None:  # it uses the module's own tensors
+        return original(wrapper, *args, training=training, **kwargs)
+    values = _values_by_parameter(scope, wrapper)
+    tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
+    tensors.update(buffers)
+    lock = _in_use.setdefault(module, threading.Lock())
+    if not lock.acquire(timeout=_WAIT_SECONDS):
+        raise ReplicaError(
+            "Expected the replicas to pass through a torch module one after another. Received: "
+            f"module={type(module).__name__}, held by another replica for {_WAIT_SECONDS} "
+            "seconds. A torch module cannot use a collective (kd.global_batch, a Keras "
+            "BatchNormalization); do that in a Keras layer around it."
+        )
+    try:
+        return torch.func.functional_call(module, tensors, args, kwargs)
+    finally:
+        lock.release()
+
+
+def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the replica's buffers of a module: in training, copies that the module may change."""
+    _refuse_own_batch_norm(module)
+    return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
+
+
+def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
+    replica = one_device_replica()
+    if replica is None or replica.strategy.options.batch_norm == "per_replica":
+        return
+    for inner in module.modules():
+        if isinstance(inner, torch.nn.modules.batchnorm._BatchNorm) and inner.training:
+            raise UnsupportedError(
+                f"Expected layers that can see the global batch. Received: {type(inner).__name__} "
+                "inside a torch module, which sees its replica's rows only. Use "
+                "keras.layers.BatchNormalization, torch.nn.GroupNorm, or "
+                'MirroredStrategy(batch_norm="per_replica").'
+            )
+
+
+def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Tensor]:
+    reader = keras_compat.stateless_scope()
+    if not isinstance(reader, ReadRecorder):
+        reader = scope
+    return {
+        id(keras_compat.held_value(variable)): reader.get_current_value(variable)
+        for variable in layer.variables
+    }
+
+
+def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    replica = context.replica()
+    if replica is not None and replica.num_replicas_in_sync > 1:
+        raise UnsupportedError(
+            "Expected a Keras optimizer in the step of a model on several replicas. Received: "
+            f"optimizer={type(optimizer).__name__} of torch.optim, which knows nothing of the "
+            "other replicas' gradients. Compile the model with keras.optimizers and call "
+            "`self.optimizer.apply(gradients, variables)`."
+        )

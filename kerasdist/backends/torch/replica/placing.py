@@ -1,0 +1,97 @@
+"""Converts devices to those of Keras and torch, and values to tensors on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.core.devices import Device
+
+# NumPy types that Keras and torch convert to the same types.
+_KNOWN_TO_TORCH = frozenset(
+    {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
+    | {np.float16, np.float32, np.float64}
+)
+
+
+def keras_name(device: Device) -> str:
+    """Returns Keras's name of a device; all logical CPU devices are torch's one CPU."""
+    # On the Mac's one GPU, Keras asks whether its device is "mps".
+    return device.kind if device.kind in ("cpu", "mps") else str(device)
+
+
+def torch_device(device: Device) -> torch.device:
+    """Returns the ``torch.device`` of a device."""
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda" if device.kind == "gpu" else device.kind, device.index)
+
+
+def computing_on(device: Device) -> AbstractContextManager[Any]:
+    """Returns a context in which Keras makes tensors on a device, and CUDA uses it by default."""
+    return _computing_on_gpu(device) if device.kind == "gpu" else keras.device(keras_name(device))
+
+
+@contextmanager
+def _computing_on_gpu(device: Device) -> Iterator[None]:
+    with keras.device(keras_name(device)), torch.cuda.device(device.index):
+        yield
+
+
+def moved(device: torch.device, leaf: Any) -> Any:
+    """Returns a tensor on a device, anything else unchanged; does not wait for copies to GPUs."""
+    if not isinstance(leaf, torch.Tensor) or leaf.device == device:
+        return leaf
+    if device.type == "cpu":
+        return leaf.to(device)
+    if device.type == "cuda" and leaf.device.type == "cpu":
+        # From ordinary memory torch waits for all work of the GPU. torch reuses page-locked memory
+        # only after the copies that read it.
+        leaf = leaf.pin_memory()
+    return leaf.to(device, non_blocking=True)
+
+
+def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tensors on a device; those of one type and device travel in one copy."""
+    found = list(tensors)
+    packs: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.device != device:
+            if tensor.layout is torch.strided:
+                packs.setdefault((tensor.dtype, tensor.device), []).append(index)
+            else:
+                found[index] = moved(device, tensor)
+    for members in packs.values():
+        flat = moved(device, torch.cat([tensors[index].reshape(-1) for index in members]))
+        pieces = flat.split([tensors[index].numel() for index in members])
+        for index, piece in zip(members, pieces, strict=True):
+            found[index] = piece.view(tensors[index].shape)
+    return found
+
+
+def required_tensor(value: Any) -> torch.Tensor:
+    """Converts the value that a replica contributes to a reduction to a tensor."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if value is None or isinstance(value, str | bytes):
+        raise ValueError(
+            f"Expected a tensor from every replica. Received: {value!r:.100}. Let the function "
+            "return a number or a tensor."
+        )
+    return keras_compat.ops.convert_to_tensor(value)
+
+
+def on_device(device: torch.device, leaf: Any) -> Any:
+    """Returns an array or tensor as a tensor on a device, anything else unchanged."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's conversion takes ten times as long
+            return moved(device, torch.as_tensor(leaf))
+        with keras.device(str(device)):
+            leaf = keras_compat.ops.convert_to_tensor(leaf)
+    return moved(device, leaf)

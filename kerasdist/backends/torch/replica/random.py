@@ -1,0 +1,173 @@
+"""Unseeded random draws in replicas.
+
+`kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
+handles the others: from Keras's global generator, and from torch's, which unseeded
+``keras.layers.Dropout`` uses on PyTorch. On the CPU each replica gets its own torch generator, so
+that a replica draws the same numbers whether it is a thread or a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import compress
+from typing import Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.fit import graph_ops
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.workers.group import Group
+from kerasdist.core import context
+
+
+@final
+class FirstDraw:
+    """Stands for Keras's global seed generator until a replica draws from it.
+
+    Keras makes a generator per thread, at the thread's first unseeded draw. Replicas share that of
+    the thread that runs the step.
+    """
+
+    def __init__(self) -> None:
+        self.generator: Any = None
+
+    def next(self, ordered: bool = True) -> Any:
+        """Returns the next seed, as ``keras.random.SeedGenerator`` does."""
+        if self.generator is None:
+            with keras_compat.outside_stateless_scopes(), context.replica_scope(None):
+                self.generator = keras.random.SeedGenerator()
+        return self.generator.next(ordered=ordered)
+
+
+@final
+class StepDraws:
+    """The generators from which the replicas of a step draw on the CPU.
+
+    The first replica to draw in a step seeds all of them, by one draw from torch's own generator.
+    So ``keras.utils.set_random_seed`` determines the draws of all replicas.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._seed: int | None = None
+        self._generators = [torch.Generator() for _ in range(count)]
+
+    def begin(self) -> None:
+        """Starts a step, in which no replica has drawn yet."""
+        self._seed = None
+
+    def generator(self, rank: int) -> torch.Generator:
+        """Returns the generator of one replica."""
+        if self._seed is None:
+            self._seed = int(torch.randint(2**62, ()))
+            for index, generator in enumerate(self._generators):
+                generator.manual_seed(self._seed + index)
+        return self._generators[rank]
+
+    def state(self, rank: int) -> torch.Tensor | None:
+        """Returns the state of a replica's generator; None before the first draw of the step."""
+        return None if self._seed is None else self._generators[rank].get_state()
+
+    @contextmanager
+    def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
+        """Returns a context in which a replica draws as after a `state` of this step."""
+        if self._seed is None:  # nothing was drawn
+            yield
+            return
+        generator = self._generators[rank]
+        now = generator.get_state()
+        if state is None:
+            generator.manual_seed(self._seed + rank)
+        else:
+            generator.set_state(state)
+        try:
+            yield
+        finally:
+            generator.set_state(now)
+
+
+@cache
+def install() -> None:
+    """Puts the hook into Keras's dropout, once in a process."""
+    keras_compat.install_dropout(_dropout)
+
+
+def _dropout(
+    original: Callable[..., Any],
+    inputs: Any,
+    rate: float,
+    noise_shape: Any = None,
+    seed: Any = None,
+) -> Any:
+    collectives = getattr(context.replica(), "collectives", None)
+    if (
+        not isinstance(collectives, TorchCollectives)
+        or inputs.device.type != "cpu"
+        or keras_compat.trial() is not None
+        or keras_compat.is_seeded(seed)
+        or noise_shape is not None
+        or not 0.0 < rate < 1.0
+    ):
+        return original(inputs, rate, noise_shape=noise_shape, seed=seed)
+    if torch.compiler.is_compiling():
+        return inputs * (_kept_in_graph(inputs, 1.0 - rate, collectives.number) / (1.0 - rate))
+    generator = collectives.draws.generator(collectives.rank)
+    return inputs * _kept(inputs, 1.0 - rate, generator).div_(1.0 - rate)
+
+
+@torch.library.custom_op(  # torch's compiler knows no generators
+    "kerasdist::kept",
+    mutates_args=(),
+    schema="(Tensor like, float share, int replica) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+def _kept_in_graph(like: torch.Tensor, share: float, replica: int) -> torch.Tensor:
+    own = graph_ops.replica_of(replica)
+    return _kept(like, share, own.draws.generator(own.rank))
+
+
+_kept_in_graph.register_fake(lambda like, *_: torch.empty_like(like))
+# A mask has no gradient.
+_kept_in_graph.register_autograd(lambda *_: (None, None, None))
+
+
+def _kept(like: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Returns a random tensor whose elements are 1 with probability `share`, else 0."""
+    return torch.empty_like(like, requires_grad=False).bernoulli_(share, generator=generator)
+
+
+def part_from_other_gpus(rank: int, device: torch.device) -> None:
+    """Lets torch's own draws differ by replica on GPUs.
+
+    ``torch.manual_seed`` gives every GPU the same seed, so all replicas would drop the same units.
+    """
+    if device.type != "cuda" or rank == 0:
+        return
+    generator, first = (torch.cuda.default_generators[index] for index in (device.index, 0))
+    seed = generator.initial_seed()
+    if seed == torch.initial_seed() or (device.index and seed == first.initial_seed()):
+        generator.manual_seed(seed + rank)
+
+
+@contextmanager
+def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
+    """Lets every worker draw what the chief draws from torch's generators, in the block.
+
+    All workers must enter it. A generator that has differed from the chief's is restored after it.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    own = [generator.get_state() for generator in generators]
+    chiefs = group.from_chief(own)
+    differ = [not torch.equal(*states) for states in zip(own, chiefs, strict=True)]
+    for generator, state in compress(zip(generators, chiefs, strict=True), differ):
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in compress(zip(generators, own, strict=True), differ):
+            generator.set_state(state)

@@ -1,0 +1,356 @@
+"""The replicas of a strategy on PyTorch, and how they run a step together."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.backends.base import checksums
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.pieces import HeldPiece
+from kerasdist.backends.base.runner import Runner
+from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.torch.fit import backward, batch_norm, masks
+from kerasdist.backends.torch.fit.batches import Part
+from kerasdist.backends.torch.fit.steps import Steps
+from kerasdist.backends.torch.fit.trainer import TorchTrainer
+from kerasdist.backends.torch.replica import modules, random
+from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.placing import computing_on, torch_device
+from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_from_other_gpus
+from kerasdist.backends.torch.replica.thread_pool import ThreadPool
+from kerasdist.backends.torch.replica.thread_settings import ThreadSettings
+from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.components import Components, LoopRules
+from kerasdist.backends.torch.state.divided_state import ShardRules
+from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
+from kerasdist.backends.torch.workers.buckets import in_packs
+from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.workers.process_group import ProcessGroup
+from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
+from kerasdist.core import context
+from kerasdist.core.devices import Device
+from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.input.worker_batches import ShardedAdapter
+from kerasdist.job.job import Job
+from kerasdist.job.timeouts import Timeouts
+from kerasdist.training import layer_losses
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.backends.base.trial import Trials
+
+
+@final
+class TorchReplicaSet(ReplicaSet):
+    """Devices, and a thread for each that lives as long as this object.
+
+    Threads of one process take turns, but the kernels that a replica has launched on its GPU run
+    on while the next replica launches its own. In a job each worker has one replica.
+
+    Attributes:
+        group: The collectives between the processes that hold replicas.
+        torch_devices: The devices, as torch knows them.
+        components: The components of variables on the replicas of this process.
+        loop_rules: The rules for reads and writes of variables in custom loops.
+        shard_rules: Which variables the workers divide; None: none.
+    """
+
+    trainer_class = TorchTrainer
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
+    ) -> None:
+        """Makes the set. All workers of a job must call it, after `connect`."""
+        if job is not None and len(devices) != 1:
+            raise UnsupportedError(
+                "Expected one device a worker on PyTorch, where a process computes on one. "
+                f"Received: devices={[str(device) for device in devices]}. Start one worker a "
+                f"device: kerasdist run --workers N script.py, or name one: "
+                f"devices=[{str(devices[0])!r}]."
+            )
+        super().__init__(devices, options, job)
+        self.torch_devices = [torch_device(device) for device in devices]
+        self.timeout = Timeouts.of_environment().meeting
+        self._threads: ReplicaThreads | None = None
+        self._one_step = threading.Lock()
+        self.group = Group()
+        self.shard_rules: ShardRules | None = None
+        if job is not None:
+            [device] = self.torch_devices
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            self.group = ProcessGroup(job, device, communication)
+            if self.divides_state:
+                self.shard_rules = ShardRules(options.sharding, self.group, job)
+                self.reads_need_all_workers = True
+        self.gradients_travel_as = self.group.gradients_travel_as
+        self.measures_collectives = (
+            job is not None and self.on_cpu
+        )  # not NCCL's, which do not block
+        self.components = Components(self.group, self.local_replicas, self.num_replicas)
+        self.loop_rules = LoopRules(self.components, self._initialize)
+        if not self.is_plain:
+            for hooks in (modules, masks, random, batch_norm, backward):
+                hooks.install()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is only one replica, which runs plain Keras's steps."""
+        return self.job is None and self.num_replicas == 1
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all replicas are on the CPU, and share it."""
+        return all(device.kind == "cpu" for device in self.devices)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The runner of user functions on the devices."""
+        if self.is_plain:
+            return SoleRunner(self.placement)
+        from kerasdist.backends.torch.replica.runner import TorchRunner  # it imports this file
+
+        return TorchRunner(self)
+
+    def steps(self, model: Any) -> Steps:
+        """Returns the functions of a model's steps on these devices."""
+        return Steps(model)
+
+    def trials(self, model: Any) -> Trials:
+        """Returns what makes trials of a model's training step on these devices."""
+        if self.is_plain:
+            return super().trials(model)
+        from kerasdist.backends.torch.fit.trial import TorchTrials  # late, as few programs need it
+
+        return TorchTrials(model)
+
+    def free_bytes(self) -> int | None:
+        """Returns how much memory is free on the fullest GPU; None if there is none."""
+        gpus = [device for device in self.torch_devices if device.type == "cuda"]
+        return min((_free_bytes(device) for device in gpus), default=None)
+
+    def data_adapter(self, adapter: Any) -> Any:
+        """Returns an adapter that yields global batches, or from arrays this worker's rows only."""
+        # In a replica, where a model may call another one's `predict`, batches are not divided.
+        if self.job is None or context.replica() is not None or isinstance(adapter, ShardedAdapter):
+            return adapter
+        if not keras_compat.is_array_adapter(adapter):
+            return WholeBatchesAdapter(adapter, self.first_batches)
+        if not keras_compat.has_sparse(adapter):
+            [device] = self.torch_devices
+            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas, device)
+        return adapter
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Returns a context that computes on the first device, which holds the variables.
+
+        In a replica, where a model may call another one's `predict`, the replica keeps its device.
+        """
+        if context.replica() is not None:
+            return contextlib.nullcontext()
+        return computing_on(self.variable_devices[0])
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the values that they have on the chief; divided ones keep theirs."""
+        whole = [variable for variable in variables if shards.shard_of(variable) is None]
+        own = [keras_compat.stored_value(variable).detach() for variable in whole]
+        for some in in_packs(own):  # in packs, as a message holds copies of its tensors
+            for mine, chiefs in zip(some, self.group.from_chief(some), strict=True):
+                # Writing an equal value would needlessly invalidate the variable's components.
+                if not torch.equal(mine, chiefs):
+                    mine.copy_(chiefs)
+
+    def pieces(self, variable: Any) -> list[HeldPiece]:
+        """Returns this worker's piece of a divided variable; nothing of another."""
+        return shards.pieces(variable)
+
+    def checksums(self, variables: Sequence[Any]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker, computed on its device.
+
+        Workers hold different parts of a divided variable, whose checksum is that of no value.
+        """
+        values = [
+            (one if shards.shard_of(variable) is None else one[:0]).detach()
+            for variable, one in zip(variables, keras_compat.stored_values(variables), strict=True)
+        ]
+        if self.on_cpu:
+            bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
+            return [checksums.of_array(one.numpy()) for one in bits]
+        sums = [checksum_on_device(one) for one in values]
+        return torch.stack(sums).tolist() if sums else []
+
+    def run(
+        self,
+        strategy: Strategy,
+        step: Callable[[Any], Any],
+        parts: Sequence[Part],
+        rules: Rules,
+    ) -> list[Any]:
+        """Runs one step on the replicas of this process, each with its part of the input.
+
+        Returns the step's result in each replica, by rank.
+        """
+        outer = context.enclosing_replica()
+        if outer is not None and outer.strategy.replica_set is self:
+            raise ScopeError(
+                "Expected the replicas to be free. Received: a call of `run`, or of a model's fit, "
+                "evaluate or predict, in the function of a merge_call, for which they all wait. "
+                "Call it after `run` has returned."
+            )
+        with self._one_step:  # two threads may use one strategy, one after the other
+            if keras_compat.trial() is not None:
+                return self._run_trial(strategy, step, parts, rules)
+            threads = self._threads
+            if threads is None:
+                threads = self._threads = ReplicaThreads(self)
+                weakref.finalize(self, threads.pool.close)
+            try:
+                return threads.run(strategy, step, parts, rules)
+            finally:
+                if threads.pool.spent:
+                    threads.pool.close()
+                    self._threads = None
+
+    def _run_trial(self, *arguments: Any) -> list[Any]:
+        """Runs a step of a trial, on scopes of its own that refer to its copies."""
+        threads = ReplicaThreads(self)
+        try:
+            return threads.run(*arguments)
+        finally:
+            threads.pool.close()
+
+    def _initialize(self, variable: Any) -> None:
+        """Initializes a variable that a symbolic call made, on the device of the variables."""
+        with context.replica_scope(None), self.placement():
+            keras_compat.initialize_waiting_variable(variable)
+
+
+# How many elements `checksum_on_device` takes at a time, in 64 bits each.
+_AT_ONCE = 1 << 22
+
+
+def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
+    """Returns a sum of a tensor's bits, with a random factor for each position."""
+    words = {1: torch.uint8, 2: torch.int16}.get(value.element_size(), torch.int32)
+    bits = value.contiguous().reshape(-1).view(words)
+    total = torch.zeros((), dtype=torch.int64, device=value.device)
+    for begin in range(0, bits.numel(), _AT_ONCE):
+        some = bits[begin : begin + _AT_ONCE].to(torch.int64)
+        places = torch.arange(begin, begin + some.numel(), device=value.device)
+        factors = (places + 1) * 0x1E3779B97F4A7C15  # wraps around
+        total += torch.sum(some * (factors ^ (factors >> 29) | 1))
+    return total
+
+
+def _free_bytes(gpu: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(gpu)
+    return free + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+
+
+@final
+class ReplicaThreads:
+    """The threads of a process's replicas, with the scopes and collectives that they reuse."""
+
+    def __init__(self, replica_set: TorchReplicaSet) -> None:
+        """Starts the threads."""
+        home = replica_set.variable_devices[0]
+        devices = self._devices = replica_set.devices
+        self._elsewhere = replica_set.num_replicas - len(devices)
+        rules = replica_set.shard_rules
+        in_trial = keras_compat.trial() is not None  # which sees whole weights
+        self._weights = None if rules is None or in_trial else rules.weights
+        self._draws = StepDraws(replica_set.num_replicas)
+        self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
+        self._scopes = [
+            ReplicaScope(
+                rank,
+                device,
+                copies=device != torch_device(home),
+                is_only=len(devices) == 1,
+                weights=self._weights,
+            )
+            for rank, device in zip(
+                replica_set.local_replicas, replica_set.torch_devices, strict=True
+            )
+        ]
+        self._collectives = [
+            TorchCollectives(
+                index,
+                scopes=self._scopes,
+                rendezvous=self.pool.rendezvous,
+                group=replica_set.group,
+                components=replica_set.components,
+                device=home,
+                draws=self._draws,
+            )
+            for index in range(len(devices))
+        ]
+
+    def run(
+        self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
+    ) -> list[Any]:
+        """Runs one step (see `TorchReplicaSet.run`)."""
+        self._draws.begin()
+        count = len(parts)
+        scopes = self._scopes[:count]
+        for scope, part in zip(scopes, parts, strict=True):
+            scope.begin(part.weight, rules)
+        rules.begin(scopes)
+        generator = keras_compat.global_seed_generator()
+        if generator is None:
+            first_draw = FirstDraw()
+            keras_compat.set_global_seed_generator(first_draw)
+        settings = ThreadSettings.of_this_thread() if count > 1 else None
+
+        def work(index: int) -> Any:
+            scope, part = scopes[index], parts[index]
+            told = self._collectives[index].begin(
+                strategy, count + self._elsewhere, count, part.share
+            )
+            part_from_other_gpus(scope.rank, scope.device)
+            with settings.applied() if settings and index else contextlib.nullcontext():
+                gathering = self._weights.in_step() if self._weights else contextlib.nullcontext()
+                with (
+                    computing_on(self._devices[index]),
+                    context.replica_scope(told),
+                    scope,
+                    gathering,
+                ):
+                    try:
+                        result = step(part.argument)
+                    except Exception as error:
+                        if part.share is not None:
+                            part.share.note_in(error)
+                        raise
+                if not rules.is_fit:
+                    keras_compat.initialize_waiting_variables()
+            return result
+
+        try:
+            results = self.pool.run(count, work)
+        finally:
+            if generator is None:
+                keras_compat.set_global_seed_generator(first_draw.generator)
+        rules.end(scopes)
+        for scope in scopes:
+            scope.end()
+        if rules.is_fit and not self._elsewhere:
+            told = [one.last_context for one in self._collectives[:count]]
+            layer_losses.hand_over([one for one in told if one is not None])
+        return results

@@ -1,0 +1,1 @@
+"""Variables of replicas, and state that workers divide."""

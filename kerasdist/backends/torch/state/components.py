@@ -1,0 +1,208 @@
+"""Variables in custom loops (contract C2): mirrored ones, and those with components.
+
+A variable with an aggregation is mirrored: when replica code assigns to it, the replicas meet, and
+all of them get the sum, the mean or the first replica's value at once. Two kinds of variables have
+a component on every replica, which persists from one run to the next:
+
+- ``synchronization="on_read"``, as the state of Keras's metrics: the variable's own value is the
+  components' aggregate.
+- no aggregation, as the state of a seed generator, or moving statistics: the variable's own value
+  is the first replica's component, as in ``tf.distribute``.
+
+When cross-replica code assigns to such a variable, every component is recreated from the value; of
+a sum each replica gets an equal share. A worker keeps the components of its own replicas, and the
+aggregate over all workers, which cross-replica code reads without communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import (
+    Assignment,
+    assignment_in_loop,
+    counts_all_replicas,
+    is_on_read,
+    shares_of_integers,
+)
+from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers, is_sum
+from kerasdist.backends.torch.workers.group import Group
+from kerasdist.core import context, ownership
+from kerasdist.core.variable_table import VariableTable
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The components of one variable, valid until the variable's own value changes.
+
+    Attributes:
+        values: The components, one per replica of this process.
+        own: The tensor that holds the variable's own value.
+        address: The tensor's address when the components were kept.
+        version: The tensor's version counter at that time.
+    """
+
+    values: tuple[torch.Tensor, ...]
+    own: torch.Tensor
+    address: int
+    version: int
+
+    def serves(self, own: torch.Tensor) -> bool:
+        """Returns whether the variable's own value is unchanged, so the components are valid."""
+        return (
+            own is self.own
+            and own.data_ptr() == self.address
+            and own._version == self.version  # torch increments it at every change in place
+        )
+
+
+@final
+class Components:
+    """The components of all variables on one strategy's replicas in this process."""
+
+    def __init__(self, group: Group, local: range, replicas: int) -> None:
+        """Starts without components."""
+        self._group = group
+        self._local = local
+        self._replicas = replicas
+        self._kept: VariableTable[Kept] = VariableTable()
+
+    def component(
+        self, variable: Any, rank: int, device: torch.device | None = None
+    ) -> torch.Tensor | None:
+        """Returns a replica's component of a variable, None if the variable has no components."""
+        own = keras_compat.stored_value(variable)
+        kept = self._kept.get(variable)
+        if kept is not None and kept.serves(own):
+            return kept.values[rank - self._local.start]
+        if not is_on_read(variable):
+            return None
+        with torch.no_grad():
+            part = equal_share(own, rank, self._replicas) if is_sum(variable) else own
+            part = part.detach().to(device or own.device, copy=True)
+        return part.requires_grad_(own.requires_grad)
+
+    @torch.no_grad()
+    def keep(self, variables: Sequence[Any], columns: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Keeps components, and sets the variables' own values to their aggregates.
+
+        Args:
+            variables: Variables that have components.
+            columns: For each variable, the components on the replicas of this process.
+        """
+        # Without aggregation the variable's own value is the first replica's component.
+        shared = [
+            index
+            for index, variable in enumerate(variables)
+            if is_on_read(variable) and variable.aggregation != "none"
+        ]
+        together = [values[0] for values in columns]
+        totals = self.aggregates([variables[i] for i in shared], [columns[i] for i in shared])
+        for index, total in zip(shared, totals, strict=True):
+            together[index] = total
+        for variable, values, value in zip(variables, columns, together, strict=True):
+            own = keras_compat.stored_value(variable)
+            own.copy_(value)
+            kept = Kept(tuple(values), own, own.data_ptr(), own._version)
+            self._kept.put(variable, kept)
+
+    def aggregates(
+        self, variables: Sequence[Any], columns: Sequence[Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Returns each variable's components combined by its aggregation, over all replicas."""
+        if not variables:
+            return []
+        parts = [
+            _sum(values) if counts_all_replicas(variable) else self._group.chiefs(values[0])
+            for variable, values in zip(variables, columns, strict=True)
+        ]
+        count = len(columns[0]) * self._group.size
+        return [
+            (total / count).to(values[0].dtype)
+            if variable.aggregation == "mean"
+            else total.view(values[0].dtype)
+            for variable, values, total in zip(
+                variables, columns, self._group.sums(parts), strict=True
+            )
+        ]
+
+
+@final
+class LoopRules(Rules):
+    """The rules for reads and writes of variables in the functions that `Strategy.run` calls."""
+
+    def __init__(self, components: Components, initialize: Callable[[Any], None]) -> None:
+        self._components = components
+        self._initialize = initialize
+
+    def begin(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Does nothing: custom loops need no preparation."""
+
+    def own_value(
+        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns the replica's component, None if the variable has no components."""
+        if source is None:
+            self._initialize(variable)
+        return self._components.component(variable, scope.rank, scope.device)
+
+    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
+        """Combines the replicas' values by the variable's aggregation, at once."""
+        ownership.require_own(variable)
+        is_float = value.is_floating_point()
+        if assignment_in_loop(variable, is_float=is_float) is Assignment.OWN:
+            return False
+        context.replica().collectives.assign_together(variable, value)  # type: ignore[union-attr]
+        scope.refresh(())
+        return True
+
+    def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
+        """Keeps the components that replicas wrote; writes their aggregates into the variables."""
+        written: dict[int, Any] = {}
+        for scope in scopes:
+            written.update(scope.written)
+        if not sums:
+            written = {key: one for key, one in written.items() if not is_on_read(one)}
+        columns = [[self._held(one, key, written[key]) for one in scopes] for key in written]
+        self._components.keep(list(written.values()), columns)
+        return list(written)
+
+    def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
+        """Commits all variables, sums included."""
+        return self.commit(scopes, sums=True)
+
+    @torch.no_grad()
+    def end(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Commits all variables; averages torch modules' buffers over this process's replicas."""
+        self.commit(scopes, sums=True)
+        commit_buffers(scopes)
+
+    def _held(self, scope: ReplicaScope, key: int, variable: Any) -> torch.Tensor:
+        if key in scope.written:
+            return scope.state_mapping[key]
+        held = self._components.component(variable, scope.rank, scope.device)
+        if held is not None:
+            return held
+        own = keras_compat.stored_value(variable)
+        return own.detach().to(scope.device, copy=True).requires_grad_(own.requires_grad)
+
+
+def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value.to(total.device)
+    return total
+
+
+def equal_share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:
+    """Returns a replica's equal share of a sum; of integers replica 0 gets the remainder, too."""
+    if total.is_floating_point() or total.is_complex():
+        return total / replicas
+    first, share = shares_of_integers(total, replicas)
+    return first if rank == 0 else share

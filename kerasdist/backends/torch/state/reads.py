@@ -1,0 +1,122 @@
+"""Records which variables a function reads, and the tensors that it gets for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.errors import ScopeError
+
+
+@final
+class ReadRecorder(keras.StatelessScope):
+    """Records which variables are read, and leaves all else to the enclosing scope.
+
+    Autograd returns None for every variable that does not affect the result. Of these, a variable
+    that was read must have a gradient of zeros; one that was not read has None.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        super().__init__(initialize_variables=False)
+        self._watched = {id(variable) for variable in variables}
+        self._read: dict[int, torch.Tensor] = {}
+
+    def __enter__(self) -> ReadRecorder:
+        super().__enter__()
+        outer = self.original_scope
+        # This scope changes nothing for losses: layers add them if the outer scope allows it.
+        self.collect_losses = outer is None or outer.collect_losses
+        if outer is not None:
+            self.losses = outer.losses
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.original_scope is None:
+            keras_compat.initialize_waiting_variables()
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether this recorder is inside another one, as for a second derivative."""
+        outer = self.original_scope
+        while outer is not None and not isinstance(outer, ReadRecorder):
+            outer = outer.original_scope
+        return outer is not None
+
+    def _replica_scope(self) -> ReplicaScope | None:
+        outer = self.original_scope
+        while isinstance(outer, ReadRecorder):
+            outer = outer.original_scope
+        return outer if isinstance(outer, ReplicaScope) else None
+
+    def get_current_value(self, variable: Any) -> torch.Tensor:
+        """Returns the variable's value in the enclosing scope, and records that it was read."""
+        key = id(variable)
+        if key not in self._watched:
+            return self._outer_value(variable)
+        value = self._differentiable(variable)
+        self._read.setdefault(key, value)
+        return value
+
+    def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
+        """Passes an assignment on to the enclosing scope, or to the variable."""
+        variable, value = update
+        if self.original_scope is not None:
+            self.original_scope.add_update(update)
+            return
+        with keras_compat.outside_stateless_scopes():
+            variable.assign(value)
+
+    def was_read(self, variable: Any) -> bool:
+        """Returns whether a variable was read."""
+        return id(variable) in self._read
+
+    def target(self, variable: Any) -> torch.Tensor:
+        """Returns the tensor of a variable to differentiate by: the one that was read."""
+        scope = self._replica_scope()
+        if scope is not None and shards.shard_of(variable) is not None:
+            leaf = scope.leaf(variable)  # each read got another view of it
+            if leaf.requires_grad:
+                return leaf
+        read = self._read.get(id(variable))
+        # torch's own modules read their parameters without this scope, which cannot record that.
+        return self._outer_value(variable) if read is None else read
+
+    def _outer_value(self, variable: Any) -> torch.Tensor:
+        value = None
+        if self.original_scope is not None:
+            value = self.original_scope.get_current_value(variable)
+        if value is not None:
+            return value
+        keras_compat.initialize_waiting_variable(variable)
+        known = self._read.get(id(variable))
+        if known is not None and shards.shard_of(variable) is not None:
+            return known  # each read would gather the weight again
+        stored = keras_compat.stored_value(variable)
+        return shards.whole_value(variable).requires_grad_(stored.requires_grad)
+
+    def _differentiable(self, variable: Any) -> torch.Tensor:
+        value = self._outer_value(variable)
+        if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
+            return value
+        known = self._read.get(id(variable))
+        # A variable that is not trainable gets a leaf that shares its memory.
+        if known is not None and known.data_ptr() == value.data_ptr():
+            return known
+        return value.detach().requires_grad_(True)
+
+
+def require_outside(scope: Any) -> None:
+    """Refuses `strategy.run` in a function that `value_and_grad` differentiates."""
+    if isinstance(scope, ReadRecorder):
+        raise ScopeError(
+            "Expected value_and_grad in the function that strategy.run runs. Received: "
+            "strategy.run in the function that value_and_grad differentiates. Let each replica "
+            "differentiate its own loss; optimizer.apply sums the gradients."
+        )

@@ -1,0 +1,324 @@
+"""How a replica reads the model's variables, and how its writes reach them.
+
+Every read and write of a Keras variable passes the `keras.StatelessScope` of the calling thread. A
+replica reads an alias: a leaf of its own that shares the variable's storage (on another device: a
+copy), so that ``variable.value.grad`` after a backward pass is the replica's own gradient. The only
+replica of a process reads the variable's value itself. A replica keeps what it assigns until the
+step's `Rules` combine the replicas' values: in `fit` those of
+`kerasdist.backends.torch.fit.fit_rules`, in custom loops those of
+`kerasdist.backends.torch.state.components`.
+"""
+
+from __future__ import annotations
+
+import abc
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.replica.placing import moved_together
+from kerasdist.backends.torch.state.shards import shard_of
+from kerasdist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.replica.compiled import CompiledCalls
+    from kerasdist.backends.torch.state.gathered import GatheredWeights
+    from kerasdist.backends.torch.workers.reducer import GradientReducer
+
+
+@final
+class Alias:
+    """A replica's autograd leaf for one variable, kept from step to step with its gradient."""
+
+    __slots__ = ("_address", "_is_copy", "_source", "_variable", "_version", "leaf")
+
+    def __init__(
+        self,
+        variable: Any,
+        source: torch.Tensor,
+        forget: Any,
+        device: torch.device,
+        *,
+        is_copy: bool,
+    ) -> None:
+        self._variable = weakref.ref(variable, forget)
+        self._source = source
+        self._address = source.data_ptr()
+        self._version = source._version
+        self._is_copy = is_copy
+        leaf = source.detach()
+        if is_copy:
+            leaf = leaf.to(device, copy=True)
+        self.leaf = leaf.requires_grad_(source.requires_grad)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the leaf is a copy, and the variable has changed since it was made."""
+        return self._is_copy and self._source._version != self._version
+
+    def serves(self, source: torch.Tensor) -> bool:
+        """Returns whether the leaf still fits the variable; updates an outdated copy."""
+        if (
+            source is not self._source
+            or source.data_ptr() != self._address
+            or source.requires_grad != self.leaf.requires_grad
+        ):
+            return False
+        if self.outdated:
+            update([self], self.leaf.device)
+        return True
+
+
+@torch.no_grad()
+def update(aliases: Sequence[Alias], device: torch.device) -> None:
+    """Updates copies on a device, together."""
+    if aliases:
+        sources = [alias._source.detach() for alias in aliases]
+        leaves = [alias.leaf.detach() for alias in aliases]
+        torch._foreach_copy_(leaves, moved_together(device, sources))
+        for alias in aliases:
+            alias._version = alias._source._version
+
+
+class Rules(abc.ABC):
+    """The rules by which replicas read and write variables; `fit` and custom loops differ.
+
+    Attributes:
+        is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
+        reducer: Sums gradients over the workers during the backward pass; None: after it.
+        compiled: Calls models compiled; None: they run as they are.
+    """
+
+    is_fit = False
+    reducer: GradientReducer | None = None
+    compiled: CompiledCalls | None = None
+
+    @abc.abstractmethod
+    def begin(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Starts a step of the replicas of this process."""
+
+    @abc.abstractmethod
+    def own_value(
+        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Returns the replica's own value of a variable, None where all replicas share one."""
+
+    @abc.abstractmethod
+    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
+        """Combines the replicas' values at once, for a variable with an aggregation.
+
+        Returns whether it did; if not, the replica keeps its value until `commit`.
+        """
+
+    @abc.abstractmethod
+    def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
+        """Writes the values that replicas keep into the variables; into sums only if `sums`.
+
+        Returns the ids of the variables that were written, which every scope must `refresh`.
+        """
+
+    @abc.abstractmethod
+    def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
+        """Commits on all workers, before cross-replica code runs in the middle of a step."""
+
+    @abc.abstractmethod
+    def end(self, scopes: Sequence[ReplicaScope]) -> None:
+        """Ends a step."""
+
+
+@final
+class ReplicaScope(keras.StatelessScope):
+    """The scope through which one replica reads and writes variables, entered for each step."""
+
+    def __init__(
+        self,
+        rank: int,
+        device: torch.device,
+        *,
+        copies: bool,
+        is_only: bool = False,
+        weights: GatheredWeights | None = None,
+    ) -> None:
+        super().__init__(initialize_variables=False)
+        self.weights = weights  # those that workers divide; None: they divide no variable
+        self.rank = rank
+        self.device = device
+        self.is_only = is_only  # whether it is the only replica of its process
+        self._copies = copies
+        self.weight = 1.0
+        # Whether the step's backward pass has collectives besides the sums of gradients.
+        self.sums_in_backward = False
+        self.rules: Rules
+        # Whether all replicas assign equal values now; the ids of variables that got equal values.
+        self.writes_equal = False
+        self.written_equal: set[int] = set()
+        self._aliases: dict[int, Alias] = {}
+        # The variables that were assigned to, by id; `state_mapping` has their values.
+        self.written: dict[int, Any] = {}
+        # What compiled code has assigned; whether all replicas assigned equal values.
+        self.assigned: list[tuple[Any, bool]] = []
+        # Buffers of torch modules, by id: the module's own one, and this replica's copy.
+        self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(self, weight: float, rules: Rules) -> None:
+        """Starts a step: nothing is written yet."""
+        self.weight = weight
+        self.sums_in_backward = False
+        self.rules = rules
+        self.end()
+        self._update_copies()
+
+    def end(self) -> None:
+        """Drops all references to the step's variables and tensors, so that they can be freed."""
+        self.state_mapping.clear()
+        self.written.clear()
+        self.written_equal.clear()
+        self.buffers.clear()
+
+    def get_current_value(self, variable: Any) -> torch.Tensor:
+        """Returns the replica's value of a variable."""
+        if self.weights is not None:
+            gathered = self.weights.read(variable)
+            if gathered is not None:
+                return gathered
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            value = self.state_mapping[id(variable)] = self._first_read(variable)
+        return value
+
+    def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
+        """Keeps what the replica assigns to a variable."""
+        variable, value = update
+        if self.weights is not None and shard_of(variable) is not None:
+            raise UnsupportedError(
+                "Expected only the optimizer to change a divided variable in a step. Received: an "
+                f"assignment to variable={variable.path!r}. Raise min_size of kerasdist.Sharding, "
+                "so that it stays whole on each worker."
+            )
+        if self.rules.assign_together(self, variable, value):
+            return
+        # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
+        value = value.detach().clone()
+        if keras_compat.stored_value(variable).requires_grad:
+            value.requires_grad_(True)
+        self.state_mapping[id(variable)] = value
+        self.written[id(variable)] = variable
+        (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
+
+    def write_back(self) -> None:
+        """Writes what the only replica has assigned into the variables, sums excepted."""
+        if self.written:
+            self.refresh(self.rules.commit([self], sums=False))
+
+    def note_assigned(self) -> None:
+        """Records that compiled code has written some variables, past this scope."""
+        for variable, is_equal in self.assigned:
+            self.state_mapping[id(variable)] = keras_compat.stored_value(variable)
+            self.written[id(variable)] = variable
+            (self.written_equal.add if is_equal else self.written_equal.discard)(id(variable))
+        self.assigned.clear()
+
+    @contextmanager
+    def equal_writes(self) -> Iterator[None]:
+        """Returns a context in which all replicas assign equal values."""
+        outer, self.writes_equal = self.writes_equal, True
+        try:
+            yield
+        finally:
+            self.writes_equal = outer
+
+    def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
+        """Returns a torch module's buffer on the replica's device, its own copy if `changing`."""
+        if not changing:
+            return buffer.to(self.device)
+        trial = keras_compat.trial()
+        if trial is not None:
+            buffer = trial.buffer(buffer)
+        if self.is_only:
+            self.buffers[id(buffer)] = (buffer, buffer)
+            return buffer
+        _, copy = self.buffers.setdefault(
+            id(buffer), (buffer, buffer.detach().to(self.device, copy=True))
+        )
+        return copy
+
+    def clear_gradients(self, variables: Iterable[Any]) -> None:
+        """Clears the replica's gradients of these variables."""
+        for variable in variables:
+            alias = self._aliases.get(id(variable))
+            if alias is not None:
+                alias.leaf.grad = None
+            own = self.state_mapping.get(id(variable))
+            if own is not None:
+                own.grad = None
+            if self.is_only and keras_compat.stored_value(variable) is not None:
+                self.leaf(variable).grad = None
+
+    def refresh(self, committed: Iterable[int]) -> None:
+        """Makes the replica read committed variables again at their next use."""
+        for key in committed:
+            self.written.pop(key, None)
+            self.state_mapping.pop(key, None)
+        if self._copies or not self.rules.is_fit:  # forget reads, keep own writes
+            kept = {key: self.state_mapping[key] for key in self.written}
+            self.state_mapping.clear()
+            self.state_mapping.update(kept)
+        self._update_copies()
+
+    def _update_copies(self) -> None:
+        """Updates all copies whose variables have changed, before they are read one by one."""
+        if self._copies:
+            update([one for one in [*self._aliases.values()] if one.outdated], self.device)
+
+    def _first_read(self, variable: Any) -> torch.Tensor:
+        own = self.rules.own_value(self, variable, keras_compat.stored_value(variable))
+        return self.leaf(variable) if own is None else own
+
+    def leaf(self, variable: Any) -> torch.Tensor:
+        """Returns the autograd leaf of a variable in the replica's graphs."""
+        source = keras_compat.stored_value(variable)
+        if self.weights is not None:
+            shard = shard_of(variable)
+            if shard is not None:
+                return self.weights.leaf(variable, shard).tensor
+        if self.is_only:
+            return source
+        key = id(variable)
+        alias = self._aliases.get(key)
+        if alias is None or not alias.serves(source):
+            aliases = self._aliases
+            is_copy = self._copies or source.device != self.device
+            alias = Alias(
+                variable, source, lambda _: aliases.pop(key, None), self.device, is_copy=is_copy
+            )
+            aliases[key] = alias
+        return alias.leaf
+
+
+def is_sum(variable: Any) -> bool:
+    """Returns whether a variable is a sum over the replicas, as the state of a metric is."""
+    return variable.aggregation == "sum"
+
+
+def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
+    """Writes the replicas' buffers, combined, into torch's modules; returns those buffers."""
+    for key, (buffer, first) in scopes[0].buffers.items():
+        if not buffer.is_floating_point():
+            buffer.copy_(first)
+            continue
+        parts = [scope.buffers.get(key, (buffer, buffer))[1].to(buffer.device) for scope in scopes]
+        buffer.copy_(mean(parts, [scope.weight for scope in scopes]))
+    return [buffer for buffer, _ in scopes[0].buffers.values()]
+
+
+def mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Returns a weighted mean."""
+    total = sum(weights)
+    return torch.stack(
+        [part * (weight / total) for part, weight in zip(parts, weights, strict=True)]
+    ).sum(0)

@@ -1,0 +1,1 @@
+"""Workers of a job: process groups, and gradients that travel in buckets."""

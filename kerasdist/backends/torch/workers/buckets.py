@@ -1,0 +1,314 @@
+"""Buckets of gradients, each summed over the workers by one collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+import torch.distributed as dist
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.initial_broadcast import unnumbered
+from kerasdist.backends.torch.fit.gradients import Gradients
+from kerasdist.backends.torch.state.shards import Shard, padded
+from kerasdist.backends.torch.workers.group import ALL_WHOLE
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup, Waitable
+    from kerasdist.job.job import Job
+
+# DistributedDataParallel's default: large enough that the latency of a message hardly counts.
+_BUCKET_BYTES = 25 * 2**20
+
+
+@final
+class Bucket:
+    """Gradients of one type, summed by one all-reduce; the last bucket adds presence flags."""
+
+    def __init__(self, like: Sequence[torch.Tensor], presence: int, device: torch.device) -> None:
+        """Makes a bucket for gradients of these shapes and type, and `presence` flags."""
+        sizes = [one.numel() for one in like]
+        first = like[0].detach() if like else torch.empty((), device=device)
+        self.numbers = first.new_zeros(sum(sizes) + presence)
+        *pieces, self.presence = self.numbers.split([*sizes, presence])
+        self.gradients = [piece.view(one.shape) for piece, one in zip(pieces, like, strict=True)]
+        self.missing = len(like)
+        self.work: Waitable | None = None
+
+    def clear(self) -> None:
+        """Empties the bucket."""
+        self.missing = len(self.gradients)
+        self.work = None
+
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+        """Copies a weighted gradient into the bucket; returns its place there."""
+        kept = self.gradients[place]
+        if gradient is None:
+            kept.zero_()
+        else:
+            torch.mul(gradient, weight, out=kept)
+        self.missing -= 1
+        return kept
+
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+        """Starts the sum."""
+        self.work = group.start_sum(self.numbers, channel)
+
+    def wait(self) -> None:
+        """Waits for the sum."""
+        assert self.work is not None
+        with metering.waiting_for_workers():
+            self.work.wait()
+
+    def total(self, place: int) -> torch.Tensor:
+        """Returns the sum of a gradient."""
+        return self.gradients[place]
+
+
+@final
+class DividedBucket:
+    """The gradient of one divided weight, of whose sum each worker gets its part."""
+
+    def __init__(self, like: torch.Tensor, shard: Shard) -> None:
+        """Makes a bucket for a gradient of this type."""
+        self._like = like.detach()
+        self._shard = shard
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the bucket."""
+        self.missing = 1
+        self._numbers: torch.Tensor | None = None
+        self._work: Waitable | None = None
+        self._part: torch.Tensor | None = None
+
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+        """Takes a weighted gradient; returns None, since none is kept whole."""
+        del place
+        shard = self._shard
+        if gradient is None:
+            self._numbers = self._like.new_zeros(shard.padded_size)
+        else:
+            self._numbers = padded(gradient.detach().reshape(-1) * weight, shard.padded_size)
+        self.missing = 0
+        return None
+
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+        """Starts the sum."""
+        assert self._numbers is not None
+        self._work, self._part = group.start_sum_of_parts(self._numbers, channel)
+
+    def wait(self) -> None:
+        """Waits for the sum, and frees the whole gradient."""
+        assert self._work is not None
+        with metering.waiting_for_workers():
+            self._work.wait()
+        self._numbers = None
+
+    def total(self, place: int) -> torch.Tensor:
+        """Returns this worker's part of the sum."""
+        del place
+        assert self._part is not None
+        return self._part[: self._shard.end - self._shard.begin]
+
+
+class Buckets:
+    """The buckets of some variables, the last variables first. All workers must make the same.
+
+    The all-reduces start in this order, each as soon as its bucket is full and `start_full` is
+    called. The last bucket waits for `finish`, or until all gradients are there: its presence flags
+    say which gradients this worker has, since an optimizer treats None and zeros differently.
+    """
+
+    def __init__(
+        self,
+        like: Mapping[int, torch.Tensor],
+        count: int,
+        group: ProcessGroup,
+        channel: dist.ProcessGroup | None = None,
+        *,
+        shards: Mapping[int, Shard] = ALL_WHOLE,
+        last_bytes: int | None = None,
+    ) -> None:
+        """Makes buckets for those of `count` variables whose index is in `like`.
+
+        Those that are in `shards` are divided: their sums are this worker's parts.
+        """
+        self._group = group
+        self._channel = channel
+        summed_whole = {index: one for index, one in like.items() if index not in shards}
+        first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
+        divided = [[index] for index in like if index in shards]
+        self._last = Bucket([like[index] for index in first[::-1]], count, group.device)
+        self._buckets: list[Bucket | DividedBucket] = []
+        self._places: dict[int, tuple[Bucket | DividedBucket, int]] = {}
+        for members in sorted([*others, *divided], reverse=True):
+            self._add(
+                DividedBucket(like[members[0]], shards[members[0]])
+                if members[0] in shards
+                else Bucket([like[index] for index in members[::-1]], 0, group.device),
+                members[::-1],
+            )
+        self._add(self._last, first[::-1])
+        self._arrived: set[int] = set()
+        self._started = 0
+
+    def _add(self, bucket: Bucket | DividedBucket, indices: Sequence[int]) -> None:
+        self._buckets.append(bucket)
+        for place, index in enumerate(indices):
+            self._places[index] = (bucket, place)
+
+    def clear(self) -> None:
+        """Empties the buckets."""
+        self._arrived.clear()
+        self._started = 0
+        for bucket in self._buckets:
+            bucket.clear()
+
+    @torch.no_grad()
+    def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+        """Copies a weighted gradient into its bucket.
+
+        Returns the gradient's place in the bucket; None for one of which a part is left.
+        """
+        bucket, place = self._places[index]
+        self._arrived.add(index)
+        # That of an embedding of torch may be sparse.
+        return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
+
+    def start_full(self) -> None:
+        """Starts the sums of full buckets, except for the last one."""
+        self._start(len(self._buckets) - 1)
+
+    @torch.no_grad()
+    def start_last(self) -> None:
+        """Starts the sum of the last bucket. This worker has all gradients."""
+        self._last.presence.fill_(1)
+        self._start(len(self._buckets))
+
+    def finish(
+        self, gradients: Gradients, weight: float = 1.0
+    ) -> tuple[list[torch.Tensor | None], list[bool]]:
+        """Fills in the gradients that have not arrived, and waits for all sums.
+
+        Returns the sums, and which variables have a gradient on any worker.
+        """
+        present = [
+            gradient is not None or index in self._arrived
+            for index, gradient in enumerate(gradients)
+        ]
+        for index in self._places:
+            if index not in self._arrived:
+                self.put(index, gradients[index], weight)
+        self.start_full()
+        last = self._last.presence
+        if self._started < len(self._buckets):
+            if all(present):
+                self.start_last()
+            else:  # this copy waits for the device
+                last.copy_(torch.tensor(present, dtype=last.dtype))
+                self._start(len(self._buckets))
+        for bucket in self._buckets:
+            bucket.wait()
+        if not all(present):
+            present = [count > 0 for count in last.tolist()]
+        totals: list[torch.Tensor | None] = [None] * len(gradients)
+        for index, (bucket, place) in self._places.items():
+            totals[index] = bucket.total(place) if present[index] else None
+        return totals, present
+
+    def _start(self, end: int) -> None:
+        while self._started < end and not self._buckets[self._started].missing:
+            self._buckets[self._started].start(self._group, self._channel)
+            self._started += 1
+
+
+@final
+class GradientSum:
+    """Sums the workers' gradients after the backward pass.
+
+    Custom steps, loops and optimizers need it, since
+    `kerasdist.backends.torch.workers.reducer` supports only Keras's own `train_step` and
+    `optimizer.apply`.
+    """
+
+    def __init__(self, group: ProcessGroup, job: Job) -> None:
+        self._group = group
+        self._job = job
+        self._agreed: set[tuple[int, ...]] = set()
+
+    @torch.no_grad()
+    def __call__(
+        self, gradients: Gradients, variables: Sequence[Any], shards: Mapping[int, Shard]
+    ) -> list[torch.Tensor | None]:
+        """Returns the sum of the workers' gradients; None where no worker has one.
+
+        Of those whose index is in `shards` it returns this worker's part.
+        """
+        self._agree(variables, len(gradients))
+        like = [
+            _shape_of(variable) if gradient is None else gradient
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        overwriting = [i for i, one in enumerate(variables) if one.overwrite_with_gradient]
+        summed = {index: one for index, one in enumerate(like) if index not in overwriting}
+        buckets = Buckets(summed, len(like), self._group, shards=shards)
+        totals, somewhere = buckets.finish(gradients)
+        for index in overwriting:  # a float8 scale's gradient is its next value
+            own = gradients[index]
+            own = torch.zeros_like(like[index]) if own is None else own
+            if somewhere[index]:
+                totals[index] = self._group.gather_alike(own).amax(0)
+        return totals
+
+    def _agree(self, variables: Sequence[Any], gradients: int) -> None:
+        key = tuple(map(id, variables))
+        if key in self._agreed:
+            return
+        paths = {f"variable {number}": unnumbered(one.path) for number, one in enumerate(variables)}
+        self._job.assert_equal("gradients", {"number of gradients": gradients, **paths})
+        self._agreed.add(key)
+
+
+def _shape_of(variable: Any) -> torch.Tensor:
+    """Returns a tensor of a variable's shape and type, without memory of its own."""
+    stored = keras_compat.stored_value(variable).detach()
+    return stored.new_zeros(()).expand(tuple(variable.shape))
+
+
+def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yields groups of neighbouring tensors of any types, up to the size of a bucket."""
+    pack: list[torch.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        if pack and filled + tensor.nbytes > _BUCKET_BYTES:
+            yield pack
+            pack, filled = [], 0
+        pack.append(tensor)
+        filled += tensor.nbytes
+    if pack:
+        yield pack
+
+
+def _in_buckets(
+    tensors: Mapping[int, torch.Tensor], most_bytes: int | None, first_bytes: int | None
+) -> list[list[int]]:
+    """Groups the indices of neighbouring tensors of one type and device, up to a size."""
+    most = most_bytes or _BUCKET_BYTES
+    found: list[list[int]] = []
+    filled, limit = 0, min(most, first_bytes or most)
+    previous: torch.Tensor | None = None
+    for index, tensor in tensors.items():
+        kind = tensor.dtype, tensor.device
+        alike = previous is not None and (previous.dtype, previous.device) == kind
+        if alike and filled + tensor.nbytes <= limit:
+            found[-1].append(index)
+            filled += tensor.nbytes
+        else:
+            limit = most if found else limit
+            found.append([index])
+            filled = tensor.nbytes
+        previous = tensor
+    return found

@@ -1,0 +1,219 @@
+"""Gradients summed over the workers while the backward pass still runs.
+
+The reducer supports only Keras's own `train_step` and `optimizer.apply`, which differentiate one
+loss once and apply its gradients unchanged. The parameters are in buckets, the last ones first, in
+the order of a backward pass. torch calls a hook when a gradient is complete; the hook copies the
+gradient into its bucket, and starts the all-reduce of a full bucket, with the last gradient that of
+the last bucket.
+
+All workers must launch all collectives in one order, or NCCL's would wait for each other for ever.
+A gradient that is missing on some workers makes them start a bucket later. So if the backward pass
+has other collectives, such as those of synchronized BatchNormalization, all buckets wait for its
+end. Only the gathers of divided weights go on beside them, in a process group of their own.
+
+The first step shows which parameters have a gradient on any worker; the buckets are for these.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
+from kerasdist.backends.torch.state import divided_state
+from kerasdist.backends.torch.state.shards import shard_of
+from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.backends.torch.workers.buckets import Buckets
+from kerasdist.backends.torch.workers.group import ALL_WHOLE
+from kerasdist.backends.torch.workers.process_group import ProcessGroup
+from kerasdist.training import numerics
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.state.shards import Shard
+
+# How often to make buckets for a model whose steps keep using different parameters.
+_MOST_BUCKETS = 10
+
+# The all-reduce of the last bucket does not overlap with the backward pass, so it is small.
+_LAST_BYTES = 2**20
+
+
+@final
+class GradientReducer:
+    """Sums the gradients of one model's training steps."""
+
+    def __init__(self, model: Any, group: ProcessGroup) -> None:
+        """Starts without buckets."""
+        self._model = model
+        self._group = group
+        self._optimizer: Any = None  # whose gradients have buckets
+        self._buckets: HookedBuckets | None = None
+        self._made = 0
+
+    def begin(self, scope: ReplicaScope) -> None:
+        """Starts a step of the replica with this scope; drops buckets that no longer fit."""
+        optimizer = self._model.optimizer
+        if not keras_compat.applies_directly(optimizer):  # it may change gradients before
+            self._optimizer = None
+            self._drop()
+            return
+        self._optimizer = optimizer
+        weight = numerics.weight_of_gradients(optimizer, scope.weight)
+        if self._buckets is None and scope.weights is not None:
+            variables = self._model.trainable_weights
+            if any(shard_of(variable) is not None for variable in variables):
+                # Not even in the first step shall all gradients be whole on each worker.
+                self._buckets = self._new_buckets(variables, variables, scope)
+        if self._buckets is not None and not self._buckets.begin(scope, weight):
+            self._drop()
+
+    def sum_up(
+        self,
+        optimizer: Any,
+        gradients: Gradients,
+        weight: float,
+        variables: Sequence[Any],
+        scope: ReplicaScope,
+    ) -> list[torch.Tensor | None]:
+        """Returns the weighted sum of the workers' gradients; None where no worker has one.
+
+        Of divided ones it returns this worker's parts of the sums.
+        """
+        shards = divided_state.of_gradients(optimizer, variables)
+        buckets = self._buckets if optimizer is self._optimizer else None
+        if buckets is None:
+            totals = self._group.sum_gradients(
+                weighted_sum([gradients], [weight], variables), variables, shards
+            )
+            if optimizer is self._optimizer:
+                self._buckets = self._new_buckets(totals, variables, scope)
+            return totals
+        totals, unserved = buckets.sums(gradients)
+        if unserved:
+            own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
+            divided = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
+            rest = self._group.sum_gradients(weighted_sum([own], [weight], theirs), theirs, divided)
+            for index, total in zip(unserved, rest, strict=True):
+                totals[index] = total
+            self._drop()  # the next step makes new ones
+        return totals
+
+    def _new_buckets(
+        self, totals: Sequence[Any], variables: Sequence[Any], scope: ReplicaScope
+    ) -> HookedBuckets | None:
+        """Returns buckets for the variables with a sum; None without any, or at the limit."""
+        served = [
+            total is not None
+            and not variable.overwrite_with_gradient
+            and keras_compat.stored_value(variable).requires_grad
+            for total, variable in zip(totals, variables, strict=True)
+        ]
+        if not any(served) or self._made == _MOST_BUCKETS:
+            return None
+        self._made += 1
+        shards = divided_state.of_gradients(self._optimizer, variables)
+        return HookedBuckets(variables, served, self._group, scope, shards)
+
+    def _drop(self) -> None:
+        if self._buckets is not None:
+            self._buckets.close()
+        self._buckets = None
+
+
+@final
+class HookedBuckets(Buckets):
+    """The buckets of some of an optimizer's variables, which the backward pass fills."""
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        served: Sequence[bool],
+        group: ProcessGroup,
+        scope: ReplicaScope,
+        shards: Mapping[int, Shard] = ALL_WHOLE,
+    ) -> None:
+        """Makes the buckets, and registers a hook for each parameter that is served."""
+        self._variables = list(variables)  # `begin` checks whether a parameter was replaced
+        self._parameters = {
+            index: scope.leaf(variable)
+            for index, (variable, is_served) in enumerate(zip(variables, served, strict=True))
+            if is_served
+        }
+        super().__init__(
+            self._parameters,
+            len(served),
+            group,
+            group.of_buckets if any(map(shard_of, variables)) else None,
+            shards=shards,
+            last_bytes=_LAST_BYTES,
+        )
+        self._unserved = [index for index, is_served in enumerate(served) if not is_served]
+        self._weights = scope.weights
+        self._weight = 1.0
+        self._scope = scope
+        self._is_open = False
+        itself: weakref.ref[HookedBuckets] = weakref.ref(self)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(
+                lambda parameter, index=index: _tell(itself, index, parameter)
+            )
+            for index, parameter in self._parameters.items()
+        ]
+
+    def begin(self, scope: ReplicaScope, weight: float) -> bool:
+        """Starts a step; returns whether the buckets still fit the model."""
+        if self._is_open:  # an error has ended the last step
+            return False
+        for index, parameter in self._parameters.items():
+            now = scope.leaf(self._variables[index])
+            if now is not parameter or not parameter.requires_grad:
+                return False
+        self._weight, self._scope = weight, scope
+        self.clear()
+        self._is_open = True
+        return True
+
+    def take(self, index: int, parameter: torch.Tensor) -> None:
+        """Puts a gradient into its bucket, and starts the sums of the buckets that are full."""
+        if not self._is_open:
+            return
+        if index in self._arrived:
+            raise RuntimeError(
+                "Expected one backward pass in a training step. Received: a second gradient of "
+                f"variable={self._variables[index].path!r}. Write a `train_step` of your own for "
+                "several passes."
+            )
+        if self._weights is not None and not self._arrived:
+            # After the backward pass Keras's step reads gradients alone.
+            weights = self._weights
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: setattr(weights, "are_differentiated", True)
+            )
+        # Frees torch's own gradient; of a divided one nothing is left at the parameter.
+        parameter.grad = self.put(index, parameter.grad, self._weight)
+        if self._scope.sums_in_backward:
+            return
+        self.start_full()
+        if len(self._arrived) == len(self._parameters) and not self._unserved:
+            self.start_last()
+
+    def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
+        """Returns the sums, and which variables without a bucket have a gradient on any worker."""
+        self._is_open = False
+        totals, somewhere = self.finish(gradients, self._weight)
+        return totals, [index for index in self._unserved if somewhere[index]]
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _tell(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
+    owner = buckets()
+    if owner is not None:
+        owner.take(index, parameter)

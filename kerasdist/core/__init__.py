@@ -1,0 +1,1 @@
+"""What all packages stand on, without Keras and without a framework."""

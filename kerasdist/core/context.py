@@ -1,0 +1,200 @@
+"""The strategy in force, and the replica that the running code belongs to.
+
+Both belong to the calling thread, as in ``tf.distribute``: a scope entered in one thread is not
+seen by another. Outside every scope there is a default strategy of one replica.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kerasdist.errors import ScopeError
+
+if TYPE_CHECKING:
+    from kerasdist.api.replica_context import ReplicaContext
+    from kerasdist.api.strategy import Strategy
+
+
+class _Here(threading.local):
+    """The scopes and the replica of the calling thread."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Strategy] = []
+        self.replicas: list[ReplicaContext | None] = []
+        self.placements: list[Placement] = []
+
+
+_here = _Here()
+_default: list[Strategy] = []
+
+# By name, since this file must not import the strategies.
+_DEFAULT_HOME = "kerasdist.strategies.default"
+
+
+def default_strategy() -> Strategy:
+    """Returns the strategy that is in force outside every scope."""
+    if not _default:
+        _default.append(importlib.import_module(_DEFAULT_HOME).DefaultStrategy())
+    return _default[0]
+
+
+@contextmanager
+def strategy_scope(strategy: Strategy) -> Generator[None]:
+    """Makes `strategy` the one in force in this thread."""
+    inside = replica()
+    if inside is not None:
+        raise ScopeError(
+            "Expected strategy.scope() in cross-replica code. Received: a call from inside replica "
+            f"{inside.replica_id_in_sync_group} of {inside.strategy}. Enter the scope outside of "
+            "the step."
+        )
+    if _here.scopes and _here.scopes[-1] is not strategy:
+        raise ScopeError(
+            "Expected one strategy at a time. Received: the scope of "
+            f"{strategy} inside the scope of {_here.scopes[-1]}. Leave the first scope before you "
+            "enter another strategy's."
+        )
+    _here.scopes.append(strategy)
+    try:
+        yield
+    finally:
+        _here.scopes.pop()
+
+
+@contextmanager
+def replica_scope(context: ReplicaContext | None) -> Generator[None]:
+    """Runs the code inside in a replica's context.
+
+    None stands for cross-replica code that replica code calls.
+    """
+    _here.replicas.append(context)
+    try:
+        yield
+    finally:
+        _here.replicas.pop()
+
+
+class Placement(abc.ABC):
+    """A context in which a framework places variables, that plain Keras must not run in."""
+
+    def __enter__(self) -> None:
+        self.renew()
+        _here.placements.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        _here.placements.remove(self)
+        self.leave(*error)
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """Enters the context, for the first time or again."""
+
+    @abc.abstractmethod
+    def leave(self, *error: object) -> None:
+        """Leaves the context; `renew` may enter it again."""
+
+
+def open_placements() -> list[Placement]:
+    """Returns the placements that are open in this thread, the outermost first."""
+    return _here.placements
+
+
+@contextmanager
+def placements_left() -> Generator[None]:
+    """Runs code as if no placement were open in this thread."""
+    placements, _here.placements = _here.placements, []
+    for one in reversed(placements):
+        one.leave()
+    try:
+        yield
+    finally:
+        for one in placements:
+            one.renew()
+        _here.placements = placements
+
+
+def replica() -> ReplicaContext | None:
+    """Returns the current replica, None outside of replicas and in the default strategy."""
+    return _here.replicas[-1] if _here.replicas else None
+
+
+def enclosing_replica() -> ReplicaContext | None:
+    """Returns the replica whose code called this code, even through `merge_call`."""
+    for context in reversed(_here.replicas):
+        if context is not None:
+            return context
+    return None
+
+
+def scoped_strategy() -> Strategy | None:
+    """Returns the strategy of the open scope or the current replica, None outside of both."""
+    inside = enclosing_replica() if _here.replicas else None
+    if inside is not None:
+        return inside.strategy
+    return _here.scopes[-1] if _here.scopes else None
+
+
+def get_strategy() -> Strategy:
+    """Returns the strategy in force.
+
+    Example::
+
+        with strategy.scope():
+            assert kd.get_strategy() is strategy
+
+    Returns:
+        The strategy whose scope is open in this thread, or whose replica code this is; outside both
+        the default strategy, which has one replica.
+    """
+    return scoped_strategy() or default_strategy()
+
+
+def has_strategy() -> bool:
+    """Returns whether a strategy other than the default one is in force.
+
+    Example::
+
+        assert not kd.has_strategy()
+        with strategy.scope():
+            assert kd.has_strategy()
+    """
+    strategy = scoped_strategy()
+    return strategy is not None and strategy is not default_strategy()
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Returns the context of the replica whose code this is.
+
+    Example::
+
+        def on_replica():
+            return kd.get_replica_context().all_reduce("SUM", keras.ops.ones(()))
+
+
+        strategy.run(on_replica)  # the number of replicas, on each
+
+    Returns:
+        The `ReplicaContext`; that of the default strategy outside every scope; None in
+        cross-replica code, that is inside ``with strategy.scope():``.
+    """
+    if _here.replicas:
+        return _here.replicas[-1]
+    if _here.scopes and _here.scopes[-1] is not default_strategy():
+        return None
+    return default_strategy().sole_replica_context()
+
+
+def in_cross_replica_context() -> bool:
+    """Returns whether this is code for all replicas together, as in ``with strategy.scope():``.
+
+    Example::
+
+        with strategy.scope():
+            assert kd.in_cross_replica_context()
+    """
+    return get_replica_context() is None
