@@ -160,16 +160,6 @@ class Trial(keras.StatelessScope, abc.ABC):
         finally:
             self._applying = before
 
-    @contextmanager
-    def repeating(self, optimizer: Any) -> Iterator[None]:
-        """Records nothing inside, where an update is repeated for other copies of variables."""
-        before = self._applying
-        self._applying = [*before, optimizer, keras_compat.updating(optimizer)]
-        try:
-            yield
-        finally:
-            self._applying = before
-
     def _build(self, optimizer: Any, variables: Any) -> None:
         """Makes the optimizer's variables, as the strategy's first step would."""
         if optimizer.built or variables is None:

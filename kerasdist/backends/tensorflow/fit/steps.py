@@ -85,7 +85,9 @@ class StepsOnIterator:
         self._trains = trains
         self._on_iterator = self._metered = None
         if not eagerly:
-            inside = self._once if steps == 1 else self._in_a_loop
+            # A loop traces the step twice, so it calls a function that is traced once. A single
+            # step is not called: to put a called graph into its caller's takes as long as tracing.
+            inside = partial(self._once, on_batch) if steps == 1 else self._in_a_loop
             self._on_iterator = compiled(partial(inside, lambda read: (read(), [])), eagerly=False)
             # Traced only if there is a meter.
             self._metered = compiled(partial(_measured, inside), eagerly=False)
@@ -135,14 +137,14 @@ class StepsOnIterator:
         totals = [total for _, totals, *_ in done for total in totals]
         return (done[0][0], totals, *done[-1][2:])
 
-    def _once(self, take: _Take, iterator: Any) -> Any:
+    def _once(self, on_batch: Callable[[Any], Any], take: _Take, iterator: Any) -> Any:
         batch, told = take(iterator.get_next)
-        first, totals, *done = self._on_batch(batch)
+        first, totals, *done = on_batch(batch)
         return first, [*totals, *told], *done
 
     def _in_a_loop(self, take: _Take, iterator: Any) -> Any:
         """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
-        first, totals, *done = self._once(take, iterator)
+        first, totals, *done = self._once(self._on_batch, take, iterator)
 
         def body(count: Any, _: Any, totals: Any, done: Any) -> Any:
             batch, told = take(iterator.get_next_as_optional)

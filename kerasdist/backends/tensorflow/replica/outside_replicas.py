@@ -18,6 +18,7 @@ from kerasdist.backends.tensorflow.private.scopes import (
     cross_replica_code_without_merge_call,
     on_one_copy,
 )
+from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
 from kerasdist.backends.tensorflow.replica.adoption import adopt, with_inner
 from kerasdist.backends.tensorflow.replica.variables import check_mirrored, copies, native
 from kerasdist.core import context
@@ -111,18 +112,21 @@ def apply_everywhere(
     before, _here.is_applying = _here.is_applying, True
     try:
         with cross_replica_code_without_merge_call():
-            if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
+            trial = keras_compat.trial()
+            is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
+            if is_one and (trial is None or keeps_one_copy(native_strategy)):
                 return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
-            for index, device in enumerate(native_strategy.extended.worker_devices):
+            devices = native_strategy.extended.worker_devices
+            # In a trial, which is eager, the first device computes for all.
+            for index, device in enumerate(devices if trial is None else devices[:1]):
                 own = [held[index % len(held)] for held in map(copies, gradients)]
-                trial = keras_compat.trial()
-                with (
-                    trial.repeating(optimizer) if trial and index else nullcontext(),
-                    tf.device(device),
-                    on_one_copy(index) as it,
-                    _moved(optimizer, it),
-                ):
+                with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
                     keras_compat.apply_combined_gradients(optimizer, own, variables)
+            if trial is not None:
+                for variable in keras_compat.stored_values([*known, *optimizer.variables]):
+                    first, *others = copies(variable)
+                    for other in others:
+                        other.assign(first)
             return None
     finally:
         _here.is_applying = before
