@@ -152,9 +152,11 @@ def renamed(model, y, y_pred, loss):
     return logs
 
 
-def assemble(lab, report, *, metrics=None, **options):
+def assemble(lab, report, *, metrics=None, decorate=None, **options):
     def build():
         kind = steps.reporting_model(lab.backend, report)()
+        if decorate is not None:
+            kind.train_step, kind.test_step = map(decorate, (kind.train_step, kind.test_step))
         inputs = keras.Input((4,))
         model = kind(inputs, keras.layers.Dense(1)(inputs))
         model.trackers = Trackers()
@@ -206,6 +208,19 @@ def results_in_several_steps(lab):
 def results_eagerly(lab):
     """The same, with a step that runs eagerly."""
     check(lab, of_few_metrics, rows=((9, 4),), run_eagerly=True)
+
+
+@case("custom steps", backends=("tensorflow",), replicas=(2,))
+def results_in_a_function_of_the_user(lab):
+    """The same, with steps under the user's own ``tf.function``, which AutoGraph converts."""
+    import tensorflow as tf
+
+    def report(model, y, y_pred, loss):
+        if tf.reduce_sum(loss) > 1e9:
+            loss = loss * 2.0
+        return of_few_metrics(model, y, y_pred, loss)
+
+    check(lab, report, rows=((9, 4),), decorate=tf.function)
 
 
 @case("custom steps", backends=("tensorflow",), replicas=(2,))

@@ -23,6 +23,7 @@ from kerasdist.backends.tensorflow.fit.steps import (
     StepsOnIterator,
     outputs_of_replicas,
 )
+from kerasdist.backends.tensorflow.private.compiled import uncompiled
 from kerasdist.backends.tensorflow.replica.adoption import take_on
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
 from kerasdist.backends.tensorflow.replica.variables import (
@@ -142,6 +143,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare()
+        step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
         return StepsOnIterator(
             lambda batch, read: self._step_on_batch(step, batch, read),
             self.replica_set,
@@ -209,7 +211,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return self._group.costly(every.values())
 
     def _predict_batch(self, batch: Any) -> Any:
-        done = self.replica_set.run(self.bound_strategy, self.predict_step, batch)
+        done = self.replica_set.run(self.bound_strategy, uncompiled(self.predict_step), batch)
         return outputs_of_replicas(
             self._group, [outputs for _, outputs in done], [piece.share for piece, _ in done]
         )

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph_api
 from tensorflow.python.autograph.pyct import error_utils
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.ops import control_flow_util
 
 from kerasdist.job.current import FUNCTION, translating_failures
@@ -32,6 +33,22 @@ def error_with_own_type(error: Exception) -> Exception:
         vars(error).pop("ag_error_metadata", None)
         error.ag_pass_through = True  # type: ignore[attr-defined]
     return error
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the code of a ``tf.function``, as AutoGraph converts it there; others as they are."""
+    if not isinstance(function, polymorphic_function.Function):
+        return function
+    code = function.python_function
+    if not function._autograph:
+        return code
+    converted = autograph_util.py_func_from_autograph(code)
+
+    def uncompiled_code(*args: Any, **kwargs: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+            return converted(*args, **kwargs)
+
+    return uncompiled_code
 
 
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
