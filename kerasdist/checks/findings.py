@@ -35,6 +35,14 @@ class Finding:
     where: str = ""
 
 
+def judge(
+    check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
+) -> Finding:
+    """Returns a finding that is well, if what would be a warning or a problem is empty."""
+    verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
+    return Finding(check, verdict, found, problem or warning or ok, where)
+
+
 def is_failed(findings: Iterable[Finding]) -> bool:
     """Returns whether there is a problem among the findings."""
     return any(finding.verdict == "problem" for finding in findings)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import final
 
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
-from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
-from kerasdist.cluster.source import Absent, Kind, Source
+from kerasdist.cluster.source import Absent, Kind, Membership, Source
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {

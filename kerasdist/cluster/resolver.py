@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
-from kerasdist.cluster import cloud_tpu, kerasdist_variables, ports, sources
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Source, Variables
+from kerasdist.cluster import addresses, cloud_tpu, kerasdist_variables, sources
+from kerasdist.cluster.source import Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 
 
@@ -177,7 +176,7 @@ class SimpleClusterResolver(ClusterResolver):
         place = place_of(ClusterSpec(cluster_spec), task_type, task_id, source)
         if coordinator is None:
             coordinator = Variables(environ, source).coordinator(
-                ports.coordinator_of(place.addresses, source)
+                addresses.coordinator_of(place.addresses, source)
             )
         self._membership = Membership(
             task_type=task_type,

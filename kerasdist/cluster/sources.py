@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kerasdist.cluster import hosts, kerasdist_variables, ports
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent, Kind, Source, Variables
+from kerasdist.cluster import addresses, kerasdist_variables
+from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -44,7 +43,7 @@ def _read_tf_config(variables: Variables) -> Membership | Absent:
         rank=place.rank,
         num_workers=len(place.addresses),
         addresses=place.addresses,
-        coordinator=variables.coordinator(ports.coordinator_of(place.addresses, _TF_CONFIG)),
+        coordinator=variables.coordinator(addresses.coordinator_of(place.addresses, _TF_CONFIG)),
         source=_TF_CONFIG,
     )
 
@@ -90,11 +89,11 @@ def _read_torchrun(variables: Variables) -> Membership | Absent:
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
     rank = variables.integer("RANK")
-    master = ports.join(variables.text("MASTER_ADDR"), variables.integer("MASTER_PORT"))
+    master = addresses.join(variables.text("MASTER_ADDR"), variables.integer("MASTER_PORT"))
     return variables.worker(
         rank,
         variables.integer("WORLD_SIZE"),
-        ports.coordinator_of([master], "MASTER_ADDR:MASTER_PORT"),
+        addresses.coordinator_of([master], "MASTER_ADDR:MASTER_PORT"),
         local=(
             variables.optional_integer("LOCAL_RANK"),
             variables.optional_integer("LOCAL_WORLD_SIZE"),
@@ -127,20 +126,14 @@ def _read_keras(variables: Variables) -> Membership | Absent:
             f"Expected the address of each of {count} processes, or of the first alone. Received: "
             f"{_KERAS_ADDRESSES}={','.join(entries)!r}, {_KERAS_COUNT}={count}."
         )
-    addresses = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES).addresses
-    return variables.worker(
-        rank,
-        count,
-        ports.coordinator_of(addresses, _KERAS_ADDRESSES),
-        addresses=addresses if len(entries) == count else (),
-    )
+    listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES).addresses
+    coordinator = addresses.coordinator_of(listed, _KERAS_ADDRESSES)
+    known = listed if len(entries) == count else ()
+    return variables.worker(rank, count, coordinator, addresses=known)
 
 
-_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK = (
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
-)
+_JAX_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
@@ -151,7 +144,7 @@ def _read_jax(variables: Variables) -> Membership | Absent:
     return variables.worker(
         variables.integer(_JAX_RANK),
         variables.integer(_JAX_COUNT),
-        ports.coordinator_of([address], _JAX_ADDRESS),
+        addresses.coordinator_of([address], _JAX_ADDRESS),
     )
 
 
@@ -180,11 +173,11 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if count == 1:
         return Absent("This Slurm step has one task.")
     name = "SLURM_STEP_NODELIST" if variables.has("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
-    first = hosts.expand(variables.text(name), name)[0]
+    first = addresses.expand(variables.text(name), name)[0]
     return variables.worker(
         rank,
         count,
-        ports.join(first, ports.of_job(variables.integer("SLURM_JOB_ID"), step)),
+        addresses.join(first, addresses.of_job(variables.integer("SLURM_JOB_ID"), step)),
         local=(variables.optional_integer("SLURM_LOCALID"), _count_tasks_of_node(variables)),
     )
 
@@ -194,13 +187,13 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
     text, node = variables.optional_text(*names), variables.optional_integer("SLURM_NODEID")
     if text is None or node is None:
         return None
-    by_node = hosts.counts(text, names[0])
+    by_node = addresses.counts(text, names[0])
     return by_node[node] if node < len(by_node) else None
 
 
 def _port_of(job: str | None) -> int:
     """Returns a port that is equal on every rank of a job, and another in every job."""
-    return ports.DEFAULT_PORT if job is None else ports.of_job(zlib.crc32(job.encode()))
+    return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 
 _NAMESPACE = "PMIX_NAMESPACE"  # Open MPI 5: prterun-<host of mpirun>-<its process>@<job>
@@ -223,7 +216,7 @@ def _read_open_mpi(variables: Variables) -> Membership | Absent:
     return variables.worker(
         rank,
         count,
-        None if host is None else ports.join(host, _port_of(job)),
+        None if host is None else addresses.join(host, _port_of(job)),
         local=(variables.optional_integer("OMPI_COMM_WORLD_LOCAL_RANK"), local_workers),
     )
 
@@ -254,7 +247,7 @@ def _read_pmi(variables: Variables) -> Membership | Absent:
     return variables.worker(
         rank,
         count,
-        ports.join("127.0.0.1", port) if local_workers == count else None,
+        addresses.join("127.0.0.1", port) if local_workers == count else None,
         local=(variables.optional_integer(*_PMI_LOCAL_RANK), local_workers),
     )
 
@@ -278,7 +271,7 @@ def _read_skypilot(variables: Variables) -> Membership | Absent:
         return Absent("This SkyPilot task has one node.")
     port = _port_of(variables.optional_text(_SKY_TASK))
     rank = variables.integer(_SKY_RANK)
-    return variables.worker(rank, len(nodes), ports.join(nodes[0], port), local=(0, 1))
+    return variables.worker(rank, len(nodes), addresses.join(nodes[0], port), local=(0, 1))
 
 
 _INDEX, _SERVICE = "JOB_COMPLETION_INDEX", "KERASDIST_SERVICE"
@@ -313,7 +306,7 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
             f"{variables.optional_text(_SERVICE)!r}, HOSTNAME={host!r}, {_INDEX}={rank}. Set it in "
             f"the manifest, or {kerasdist_variables.COORDINATOR} to host:port of pod 0."
         )
-    return ports.join(f"{job}-0.{variables.text(_SERVICE)}", ports.DEFAULT_PORT)
+    return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
 TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), _read_tf_config)
@@ -350,14 +343,14 @@ OPEN_MPI = Source(
         *(_NAMESPACE, _URI),
     ),
     _read_open_mpi,
-    f"Start with mpirun -x {ports.COORDINATOR_VARIABLE}=host:{ports.DEFAULT_PORT}",
+    f"Start with mpirun -x {addresses.COORDINATOR_VARIABLE}=host:{addresses.DEFAULT_PORT}",
 )
 PMI = Source(
     "PMI",
     Kind.PROCESS,
     ("PMI_RANK", "PMI_SIZE", *_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
     _read_pmi,
-    f"Start with mpirun -genv {ports.COORDINATOR_VARIABLE} host:{ports.DEFAULT_PORT}",
+    f"Start with mpirun -genv {addresses.COORDINATOR_VARIABLE} host:{addresses.DEFAULT_PORT}",
 )
 SKYPILOT = Source(
     "SkyPilot", Kind.PLACE, (_SKY_ADDRESSES, _SKY_RANK, _SKY_COUNT, _SKY_TASK), _read_skypilot

@@ -213,6 +213,37 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
     return [seen[sharing[0]][1][index] for index in own]
 
 
+def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """Returns, for each worker of this machine, the variables that show it its part of the GPUs.
+
+    So what a script does before it makes a strategy touches no other worker's GPU. Nothing is
+    changed where there are too few, which the strategy reports.
+
+    Args:
+        environ: The variables that the workers have otherwise.
+        workers: How many workers this machine has.
+    """
+    if workers < 2:
+        return [{} for _ in range(workers)]
+    variable, names = offered(environ)
+    given = {} if environ.get(variable) else {ORDER: environ.get(ORDER, "PCI_BUS_ID")}
+    parts = [part(len(names), workers, number) for number in range(workers)]
+    return [
+        {**given, variable: ",".join(names[index] for index in own)} if own else {} for own in parts
+    ]
+
+
+def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Returns the variable that chooses among this machine's GPUs, and their names there."""
+    seen = visible(environ)
+    is_hip = bool(seen) and seen[0].maker == "AMD" and not environ.get(CUDA)
+    variable = HIP if is_hip else CUDA
+    chosen = environ.get(variable)
+    if chosen is None:
+        return variable, [str(index) for index in range(len(seen))]
+    return variable, [name for name in chosen.split(",") if name]
+
+
 def _library() -> Any:
     return importlib.import_module("pynvml")  # without types
 

@@ -18,8 +18,7 @@ from rich.table import Table
 import kerasdist
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Finding
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent
+from kerasdist.cluster.source import Absent, Membership
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice

@@ -119,10 +119,10 @@ def main() -> int:
     if arguments.variables_on_input:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or b"{}"))
         # This is not the launcher's machine, where the launcher has counted the GPUs.
-        from kerasdist.launch.environment import of_gpus
+        from kerasdist.core.gpus import divide
 
         slot: int = arguments.slot
-        os.environ.update(of_gpus(os.environ, arguments.share)[slot])
+        os.environ.update(divide(os.environ, arguments.share)[slot])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.

@@ -43,7 +43,7 @@ LATE = {
     ("kerasdist.config", "backends"),
     # the command line starts jobs without Keras, which a plan needs
     ("kerasdist.launch.app", "plan"),
-    ("kerasdist.launch.check_commands", "checks"),
+    ("kerasdist.launch.app", "checks"),
 }
 MAX_LINES = 700
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}

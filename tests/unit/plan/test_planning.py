@@ -4,9 +4,8 @@ import pytest
 
 from kerasdist.errors import InputError
 from kerasdist.plan import planning
-from kerasdist.plan.planning import Compilation, Subject, examples_of, fits, make_plan
-from kerasdist.plan.prediction import Work
-from kerasdist.plan.targets import parse_target
+from kerasdist.plan.hardware import parse_target
+from kerasdist.plan.planning import Compilation, Subject, Work, examples_of, fits, make_plan
 
 
 def compiler(constant, each, refuses_above=None, hidden=0.0, is_told=True):
