@@ -44,23 +44,24 @@ class _PlainCommand(TyperCommand):
 # Everything after the script's name is passed on to the script.
 _SCRIPTS_OWN = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
-Option = typer.Option
+
+def _option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, **more)
+
+
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="ARGUMENTS", help="Passed to the script.", show_default=False),
 ]
 Devices = Annotated[
-    int | None, Option(min=1, metavar="N", help="Number of CPU devices that each worker prepares.")
+    int | None, _option("N", "Number of CPU devices that each worker prepares.", min=1)
 ]
 Hosts = Annotated[
-    str | None,
-    Option(metavar="HOSTS", help="Machines reached by ssh, as in kerasdist run: h1:4,h2:4."),
+    str | None, _option("HOSTS", "Machines reached by ssh, as in kerasdist run: h1:4,h2:4.")
 ]
-Seconds = Annotated[
-    float, Option(min=1.0, metavar="SECONDS", help="After how long a job is ended.")
-]
-AsJson = Annotated[bool, Option("--json", help="Print machine-readable JSON.")]
-Plot = Annotated[Path | None, Option(metavar="FILE", help="Draw the scaling, with matplotlib.")]
+Seconds = Annotated[float, _option("SECONDS", "After how long a job is ended.", min=1.0)]
+AsJson = Annotated[bool, _option(None, "Print machine-readable JSON.", "--json")]
+Plot = Annotated[Path | None, _option("FILE", "Draw the scaling, with matplotlib.")]
 
 
 def _version(wanted: bool) -> None:
@@ -82,7 +83,7 @@ app = typer.Typer(
 def kerasdist(
     *,
     version: Annotated[
-        bool, Option("--version", is_eager=True, callback=_version, help="Show the version.")
+        bool, _option(None, "Show the version.", "--version", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     """Distributed training for Keras 3: start, plan, check and measure jobs."""
@@ -111,71 +112,64 @@ def run(
     *,
     workers: Annotated[
         str | None,
-        Option(
+        _option(
+            "N|gpu",
+            "Number of workers; gpu: one per GPU of this machine (default: all slots of "
+            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
             "--workers",
             "-n",
-            metavar="N|gpu",
-            help="Number of workers; gpu: one per GPU of this machine (default: all slots of "
-            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
         ),
     ] = None,
     devices_per_worker: Devices = None,
     max_restarts: Annotated[
-        int,
-        Option(min=0, metavar="N", help="Restart the whole job at most N times after a failure."),
+        int, _option("N", "Restart the whole job at most N times after a failure.", min=0)
     ] = 0,
     hosts: Annotated[
         str | None,
-        Option(
-            metavar="HOSTS", help="Machines reached by ssh: h1,h2, or h1:4,h2:4, or gpu[01-16]:8."
-        ),
+        _option("HOSTS", "Machines reached by ssh: h1,h2, or h1:4,h2:4, or gpu[01-16]:8."),
     ] = None,
     logs: Annotated[
         Path | None,
-        Option(
+        _option(
+            "FOLDER",
+            "Write one log file per attempt and worker here, and the state of all workers "
+            "to status.json (default: the terminal).",
             "--log-dir",
             "--logs",
-            metavar="FOLDER",
-            help="Write one log file per attempt and worker here, and the state of all workers to "
-            "status.json (default: the terminal).",
         ),
     ] = None,
     live: Annotated[
         Literal["auto", "on", "off"],
-        Option(
-            metavar="auto|on|off",
-            help="A table of all workers, kept up to date; auto: on a terminal.",
-        ),
+        _option("auto|on|off", "A table of all workers, kept up to date; auto: on a terminal."),
     ] = "auto",
     profile: Annotated[
         str | None,
-        Option(
-            metavar="FIRST:LAST",
-            help="Profile these steps of fit on every worker, for example 10:20.",
-        ),
+        _option("FIRST:LAST", "Profile these steps of fit on every worker, for example 10:20."),
     ] = None,
     profile_dir: Annotated[
-        Path, Option(metavar="FOLDER", help="The folder of the profile, trace.json.gz.")
+        Path, _option("FOLDER", "The folder of the profile, trace.json.gz.")
     ] = Path("profile"),
     timeout_on_stop: Annotated[
-        float, Option(min=0.0, metavar="SECONDS", help="Time from SIGTERM to SIGKILL.")
+        float, _option("SECONDS", "Time from SIGTERM to SIGKILL.", min=0.0)
     ] = STOP_SECONDS,
     env: Annotated[
         list[str] | None,
-        Option(
-            metavar="NAME[=VALUE]",
-            help="A variable for all workers; without =VALUE, with the value that it has here, "
+        _option(
+            "NAME[=VALUE]",
+            "A variable for all workers; without =VALUE, with the value that it has here, "
             "which then stands in no process list. May be given several times.",
             show_default=False,
         ),
     ] = None,
     python: Annotated[
-        str | None, Option(metavar="PATH", help="The workers' interpreter (default: this one).")
+        str | None, _option("PATH", "The workers' interpreter (default: this one).")
     ] = None,
-    module: Annotated[bool, Option("-m", help="SCRIPT is a module.")] = False,
+    module: Annotated[bool, _option(None, "SCRIPT is a module.", "-m")] = False,
     only_show: Annotated[
         bool,
-        Option("--dry-run", help="Start nothing; print each worker's host, variables and command."),
+        _option(
+            None, "Start nothing; print each worker's host, variables and command.", "--dry-run"
+        ),
     ] = False,
 ) -> None:
     """Start a script as several workers, and end them all when one fails.
@@ -231,32 +225,28 @@ def plan(
         typer.Argument(metavar="-- ARGUMENTS", help="Passed to the script.", show_default=False),
     ] = None,
     *,
-    devices: Annotated[
-        str, Option(metavar="TARGET", help="8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")
-    ],
+    devices: Annotated[str, _option("TARGET", "8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")],
     batch_per_device: Annotated[
         int | None,
-        Option(
-            min=1, metavar="N", help="Examples on a device (default: the script's batch, divided)."
-        ),
+        _option("N", "Examples on a device (default: the script's batch, divided).", min=1),
     ] = None,
     sharding: Annotated[
         Literal["optimizer", "full"] | None,
-        Option(
-            metavar="optimizer|full",
-            help="What replicas divide among them (default: as the script's strategy has it).",
+        _option(
+            "optimizer|full",
+            "What replicas divide among them (default: as the script's strategy has it).",
         ),
     ] = None,
     step_time: Annotated[
         float | None,
-        Option(
+        _option(
+            "MILLISECONDS",
+            "A step on one device, measured (default: what the chip allows).",
             min=0.0,
-            metavar="MILLISECONDS",
-            help="A step on one device, measured (default: what the chip allows).",
         ),
     ] = None,
     largest_batch: Annotated[
-        bool, Option(help="Whether to look for the largest batch that fits.")
+        bool, _option(None, "Whether to look for the largest batch that fits.")
     ] = True,
     json: AsJson = False,
     plot: Plot = None,
@@ -288,20 +278,19 @@ def compare(
     *,
     backend: Annotated[
         list[str] | None,
-        Option(
-            metavar="NAME",
-            help="tensorflow, jax or torch; may be given several times (default: all installed).",
+        _option(
+            "NAME",
+            "tensorflow, jax or torch; may be given several times (default: all installed).",
             show_default=False,
         ),
     ] = None,
     workers: Annotated[
         str | None,
-        Option(
+        _option(
+            "N|gpu",
+            "Number of workers (default: as kerasdist run; 2 on a machine without accelerators).",
             "--workers",
             "-n",
-            metavar="N|gpu",
-            help="Number of workers (default: as kerasdist run; 2 on a machine without "
-            "accelerators).",
         ),
     ] = None,
     hosts: Hosts = None,
@@ -335,9 +324,7 @@ def doctor(*, hosts: Hosts = None, json: AsJson = False) -> None:
 
 
 @app.command(
-    cls=_PlainCommand,
-    short_help="Measure how training scales here.",
-    context_settings=_SCRIPTS_OWN,
+    cls=_PlainCommand, short_help="Measure how training scales here.", context_settings=_SCRIPTS_OWN
 )
 def bench(
     script: Annotated[
@@ -347,26 +334,22 @@ def bench(
     arguments: Arguments = None,
     *,
     backend: Annotated[
-        str | None,
-        Option(metavar="NAME", help="tensorflow, jax or torch (default: Keras's choice)."),
+        str | None, _option("NAME", "tensorflow, jax or torch (default: Keras's choice).")
     ] = None,
     workers: Annotated[
         str | None,
-        Option(
+        _option(
+            "N,N,...",
+            "Numbers of workers (default: 1, 2, 4, ... up to the GPUs, slots or cores).",
             "--workers",
             "-n",
-            metavar="N,N,...",
-            help="Numbers of workers (default: 1, 2, 4, ... up to the GPUs, slots or cores).",
         ),
     ] = None,
     hosts: Hosts = None,
     batch_per_replica: Annotated[
-        int | None,
-        Option(min=1, metavar="N", help="Of the model of kerasdist's own (default: 256)."),
+        int | None, _option("N", "Of the model of kerasdist's own (default: 256).", min=1)
     ] = None,
-    steps: Annotated[
-        int, Option(min=2, metavar="N", help="Steps an epoch of kerasdist's own model.")
-    ] = 20,
+    steps: Annotated[int, _option("N", "Steps an epoch of kerasdist's own model.", min=2)] = 20,
     timeout: Seconds = 900.0,
     json: AsJson = False,
     plot: Plot = None,
