@@ -83,7 +83,7 @@ def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
     """Yields the settings of the attribute ``tpu-env``, whose lines are as ``NAME: 'value'``."""
     for line in lines.splitlines():
         name, colon, value = line.partition(":")
-        if colon and name.strip() in SOURCE.variables:
+        if colon and name.strip() in SOURCE.others:
             yield name.strip(), value.strip().strip("'\"")
 
 
@@ -140,7 +140,8 @@ def _text(file: Path) -> str:
 SOURCE = Source(
     name="Cloud TPU",
     kind=Kind.PLACE,
-    variables=(
+    needed=(),
+    others=(
         "TPU_WORKER_ID",
         "TPU_WORKER_HOSTNAMES",
         "MEGASCALE_NUM_SLICES",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from kerasdist.cluster import addresses
-from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
+from kerasdist.cluster.source import Kind, Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -45,14 +45,11 @@ RESTART = "KERASDIST_RESTART"
 """How often ``kerasdist run`` has started the job again; no part of the cluster."""
 
 
-def read(variables: Variables) -> Membership | Absent:
+def read(variables: Variables) -> Membership:
     """Reads kerasdist's own variables."""
-    if not variables.has(RANK):
-        return Absent(f"{RANK} is not set.")
-    rank = variables.integer(RANK)
-    count, addresses, coordinator = workers(variables.text(WORKERS))
-    local = variables.optional_integer(LOCAL_RANK), variables.optional_integer(LOCAL_WORKERS)
-    return variables.worker(rank, count, coordinator, addresses=addresses, local=local)
+    rank, (count, known, coordinator) = variables.integer(RANK), workers(variables.text(WORKERS))
+    local = variables.local([LOCAL_RANK], [LOCAL_WORKERS])
+    return variables.worker(rank, count, coordinator, addresses=known, local=local)
 
 
 def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
@@ -113,7 +110,8 @@ def refuse_another_number(environ: Mapping[str, str] | None, count: int, source:
 SOURCE = Source(
     name="KERASDIST",
     kind=Kind.PROCESS,
-    variables=(WORKERS, RANK, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
+    needed=(RANK,),
+    others=(WORKERS, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
     read=read,
     hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -144,6 +144,10 @@ class Variables:
         """Returns the first of these variables that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
+    def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
+        """Returns the number on this machine and how many it has, by variables of these names."""
+        return self.optional_integer(*rank), self.optional_integer(*workers)
+
     def coordinator(self, otherwise: str | None) -> str | None:
         """Returns ``KERASDIST_COORDINATOR`` if it is set, else `otherwise`."""
         if not self.has(addresses.COORDINATOR_VARIABLE):
@@ -190,20 +194,32 @@ class Source:
     Attributes:
         name: Its name, for messages.
         kind: What it describes.
-        variables: The environment variables that it is read from.
+        needed: The environment variables without which it is absent.
+        others: The others that it is read from.
         read: Reads them.
         hint: How to set the coordinator, where the source may not know it.
     """
 
     name: str
     kind: Kind
-    variables: tuple[str, ...]
+    needed: tuple[str, ...]
+    others: tuple[str, ...]
     read: Callable[[Variables], Membership | Absent]
     hint: str = f"Set {addresses.COORDINATOR_VARIABLE}=host:port on every worker."
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables that it is read from."""
+        return self.needed + self.others
+
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
         """Returns this process's place, or why the source describes none."""
-        return self.read(Variables(environ, self.name))
+        variables = Variables(environ, self.name)
+        if variables.has(*self.needed):
+            return self.read(variables)
+        *first, last = self.needed
+        names = f"{', '.join(first)} and {last}" if first else last
+        return Absent(f"{names} {('is not', 'are not both', 'are not all')[len(first)]} set.")
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
         """Returns this process's place; raises if the source has none, or no address of rank 0."""

@@ -25,8 +25,6 @@ _EXAMPLE = (
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
     """Reads ``TF_CONFIG``. TensorFlow's servers listen at its addresses: kerasdist, elsewhere."""
-    if not variables.has(_TF_CONFIG):
-        return Absent(f"{_TF_CONFIG} is not set.")
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -84,21 +82,13 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 def _read_torchrun(variables: Variables) -> Membership | Absent:
     """Reads torch's variables. torchrun's agent listens at ``MASTER_PORT``."""
     # RANK alone is a common name; the four together are torch's.
-    if not variables.has("RANK", "WORLD_SIZE"):
-        return Absent("RANK and WORLD_SIZE are not both set.")
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
-    rank = variables.integer("RANK")
+    rank, count = variables.integer("RANK"), variables.integer("WORLD_SIZE")
     master = addresses.join(variables.text("MASTER_ADDR"), variables.integer("MASTER_PORT"))
-    return variables.worker(
-        rank,
-        variables.integer("WORLD_SIZE"),
-        addresses.coordinator_of([master], "MASTER_ADDR:MASTER_PORT"),
-        local=(
-            variables.optional_integer("LOCAL_RANK"),
-            variables.optional_integer("LOCAL_WORLD_SIZE"),
-        ),
-    )
+    coordinator = addresses.coordinator_of([master], "MASTER_ADDR:MASTER_PORT")
+    local = variables.local(["LOCAL_RANK"], ["LOCAL_WORLD_SIZE"])
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 _KERAS_ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -112,8 +102,6 @@ def _read_keras(variables: Variables) -> Membership | Absent:
     The addresses are those of all processes, or of the first alone, which is enough for JAX. A
     framework listens there.
     """
-    if not variables.has(_KERAS_RANK):
-        return Absent(f"{_KERAS_RANK} is not set.")
     rank = variables.integer(_KERAS_RANK)
     # On Cloud TPU the address may be absent: TPU's own variables have it.
     if not variables.has(_KERAS_ADDRESSES):
@@ -138,14 +126,9 @@ _JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 def _read_jax(variables: Variables) -> Membership | Absent:
     """Reads JAX's variables, as `jax.distributed.initialize` does, which listens at the address."""
-    if not variables.has(_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK):
-        return Absent(f"{_JAX_ADDRESS}, {_JAX_COUNT} and {_JAX_RANK} are not all set.")
-    address = variables.text(_JAX_ADDRESS)
-    return variables.worker(
-        variables.integer(_JAX_RANK),
-        variables.integer(_JAX_COUNT),
-        addresses.coordinator_of([address], _JAX_ADDRESS),
-    )
+    coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
+    rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
+    return variables.worker(rank, count, coordinator)
 
 
 # Slurm numbers the steps that no `srun` has started from the end of 32 bits downwards: the script
@@ -159,8 +142,6 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     Rank 0 is on the first node of the step, with every distribution of tasks but ``arbitrary``. The
     nodes of the other ranks depend on the distribution, so no addresses are given.
     """
-    if not variables.has("SLURM_JOB_ID"):
-        return Absent("SLURM_JOB_ID is not set.")
     if not variables.has("SLURM_STEP_ID", "SLURM_PROCID"):
         return Absent("This process is in a Slurm job, but in no step: srun has not started it.")
     step = variables.integer("SLURM_STEP_ID")
@@ -173,13 +154,10 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if count == 1:
         return Absent("This Slurm step has one task.")
     name = "SLURM_STEP_NODELIST" if variables.has("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
-    first = addresses.expand(variables.text(name), name)[0]
-    return variables.worker(
-        rank,
-        count,
-        addresses.join(first, addresses.of_job(variables.integer("SLURM_JOB_ID"), step)),
-        local=(variables.optional_integer("SLURM_LOCALID"), _count_tasks_of_node(variables)),
-    )
+    port = addresses.of_job(variables.integer("SLURM_JOB_ID"), step)
+    coordinator = addresses.join(addresses.expand(variables.text(name), name)[0], port)
+    local = variables.optional_integer("SLURM_LOCALID"), _count_tasks_of_node(variables)
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 def _count_tasks_of_node(variables: Variables) -> int | None:
@@ -206,19 +184,13 @@ def _read_open_mpi(variables: Variables) -> Membership | Absent:
     Rank 0 is taken to be on the machine of ``mpirun``. That is right unless a list of hosts leaves
     that machine out.
     """
-    if not variables.has("OMPI_COMM_WORLD_RANK"):
-        return Absent("OMPI_COMM_WORLD_RANK is not set.")
     rank = variables.integer("OMPI_COMM_WORLD_RANK")
     count = variables.integer("OMPI_COMM_WORLD_SIZE")
-    local_workers = variables.optional_integer("OMPI_COMM_WORLD_LOCAL_SIZE")
+    local = variables.local(["OMPI_COMM_WORLD_LOCAL_RANK"], ["OMPI_COMM_WORLD_LOCAL_SIZE"])
     job = variables.optional_text(_URI, _NAMESPACE)
-    host = "127.0.0.1" if local_workers == count else _machine_of_mpirun(job or "")
-    return variables.worker(
-        rank,
-        count,
-        None if host is None else addresses.join(host, _port_of(job)),
-        local=(variables.optional_integer("OMPI_COMM_WORLD_LOCAL_RANK"), local_workers),
-    )
+    host = "127.0.0.1" if local[1] == count else _machine_of_mpirun(job or "")
+    coordinator = None if host is None else addresses.join(host, _port_of(job))
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 def _machine_of_mpirun(job: str) -> str | None:
@@ -239,17 +211,11 @@ def _read_pmi(variables: Variables) -> Membership | Absent:
 
     Its variables do not name rank 0's machine, which matters only if there are several machines.
     """
-    if not variables.has("PMI_RANK", "PMI_SIZE"):
-        return Absent("PMI_RANK and PMI_SIZE are not both set.")
     rank, count = variables.integer("PMI_RANK"), variables.integer("PMI_SIZE")
-    local_workers = variables.optional_integer(*_PMI_LOCAL_WORKERS)
+    local = variables.local(_PMI_LOCAL_RANK, _PMI_LOCAL_WORKERS)
     port = _port_of(variables.optional_text(*_PMI_JOB))
-    return variables.worker(
-        rank,
-        count,
-        addresses.join("127.0.0.1", port) if local_workers == count else None,
-        local=(variables.optional_integer(*_PMI_LOCAL_RANK), local_workers),
-    )
+    coordinator = addresses.join("127.0.0.1", port) if local[1] == count else None
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 _SKY_ADDRESSES, _SKY_RANK = "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK"
@@ -258,8 +224,6 @@ _SKY_COUNT, _SKY_TASK = "SKYPILOT_NUM_NODES", "SKYPILOT_TASK_ID"
 
 def _read_skypilot(variables: Variables) -> Membership | Absent:
     """Reads the variables of a SkyPilot task, whose command runs once on each node."""
-    if not variables.has(_SKY_RANK, _SKY_ADDRESSES):
-        return Absent(f"{_SKY_RANK} and {_SKY_ADDRESSES} are not both set.")
     nodes = variables.text(_SKY_ADDRESSES).split()
     count = variables.optional_integer(_SKY_COUNT)
     if count not in (None, len(nodes)):
@@ -284,8 +248,6 @@ def _read_kubernetes(variables: Variables) -> Membership | Absent:
     Without it the pods of a Job are independent.
     """
     own = kerasdist_variables
-    if not variables.has(_INDEX):
-        return Absent(f"{_INDEX} is not set.")
     if not variables.has(own.WORKERS):
         return Absent(f"{_INDEX} is set, but {own.WORKERS}, the number of pods, is not.")
     rank = variables.integer(_INDEX)
@@ -309,37 +271,40 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
     return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
-TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), _read_tf_config)
+# First the variables without which a source is absent.
+TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",
     Kind.PROCESS,
-    ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+    ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _read_torchrun,
 )
 KERAS = Source(
     "KERAS_DISTRIBUTION",
     Kind.PROCESS,
-    (_KERAS_ADDRESSES, _KERAS_COUNT, _KERAS_RANK),
+    (_KERAS_RANK,),
+    (_KERAS_ADDRESSES, _KERAS_COUNT),
     _read_keras,
 )
-JAX = Source("JAX", Kind.PROCESS, (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), _read_jax)
+JAX = Source("JAX", Kind.PROCESS, (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), (), _read_jax)
 SLURM = Source(
     "Slurm",
     Kind.PLACE,
+    ("SLURM_JOB_ID",),
     (
-        *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
-        *("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
-        *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
-        *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+        *("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+        *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_NODEID"),
+        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
     ),
     _read_slurm,
 )
 OPEN_MPI = Source(
     "Open MPI",
     Kind.PROCESS,
+    ("OMPI_COMM_WORLD_RANK",),
     (
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         *(_NAMESPACE, _URI),
     ),
     _read_open_mpi,
@@ -348,16 +313,18 @@ OPEN_MPI = Source(
 PMI = Source(
     "PMI",
     Kind.PROCESS,
-    ("PMI_RANK", "PMI_SIZE", *_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
+    ("PMI_RANK", "PMI_SIZE"),
+    (*_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
     _read_pmi,
     f"Start with mpirun -genv {addresses.COORDINATOR_VARIABLE} host:{addresses.DEFAULT_PORT}",
 )
 SKYPILOT = Source(
-    "SkyPilot", Kind.PLACE, (_SKY_ADDRESSES, _SKY_RANK, _SKY_COUNT, _SKY_TASK), _read_skypilot
+    "SkyPilot", Kind.PLACE, (_SKY_RANK, _SKY_ADDRESSES), (_SKY_COUNT, _SKY_TASK), _read_skypilot
 )
 KUBERNETES = Source(
     "Kubernetes",
     Kind.PLACE,
-    (_INDEX, kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
+    (_INDEX,),
+    (kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
     _read_kubernetes,
 )

@@ -18,7 +18,6 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterable
-from types import FrameType
 from typing import Protocol, final
 
 from kerasdist.job.exit_codes import ExitCode
@@ -52,33 +51,26 @@ class Held(Protocol):
     @property
     def rank(self) -> int:
         """The worker's number."""
-        ...
 
     @property
     def running(self) -> bool:
         """Whether the worker has not ended yet."""
-        ...
 
     @property
     def exit_code(self) -> int:
         """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
-        ...
 
     def stop(self, number: int) -> None:
         """Passes a signal on to the worker."""
-        ...
 
     def kill(self) -> None:
         """Ends the worker at once."""
-        ...
 
     def kill_supervisor(self) -> None:
         """Ends the worker's supervisor, if it did not end the worker."""
-        ...
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how the worker has ended; waits for its output until `deadline`."""
-        ...
 
 
 @final
@@ -147,29 +139,21 @@ class Attempt:
         """Waits for an event, or for the time to act."""
         at = min(self._stop_at, self._kill_at, self._abandon_at)
         try:
-            if at == math.inf:
-                return self._events.get()
-            return self._events.get(True, max(0.0, at - time.monotonic()))
+            return self._events.get(
+                timeout=None if at == math.inf else max(0.0, at - time.monotonic())
+            )
         except queue.Empty:
             return None
 
     def _on_exit(self, worker: Held) -> None:
-        if self._stopping:
-            return
-        of_leader = self._chief_leads and worker.rank == 0
         code = 0 if self._passed_on else worker.exit_code
-        if code == 0 and not of_leader:
+        of_leader = self._chief_leads and worker.rank == 0
+        if self._stopping or (code == 0 and not of_leader):
             return
-        match code:
-            case 0:
-                seconds = self._stop_seconds  # the others are ending as well
-            case ExitCode.LOST_WORKER:
-                seconds = LOST_SECONDS
-            case ExitCode.PREEMPTED:
-                seconds = self._stop_seconds  # the others back up as well
-            case _:
-                seconds = SETTLE_SECONDS
-        self._stop_at = min(self._stop_at, time.monotonic() + seconds)
+        # The others end as well, or back up as well, or tell who was lost.
+        slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
+        slow[ExitCode.LOST_WORKER] = LOST_SECONDS
+        self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
 
     def _on_signal(self, number: int) -> None:
         if self._chief_leads:
@@ -195,14 +179,12 @@ class Attempt:
             self._stop(signal.SIGTERM)
         if now >= self._kill_at:
             self._kill_at, self._abandon_at = math.inf, now + KILL_SECONDS
-            for worker in self._workers:
-                if worker.running:
-                    worker.kill()
+            for worker in self._running():
+                worker.kill()
         if now >= self._abandon_at:
             self._abandon_at = math.inf
-            for worker in self._workers:
-                if worker.running:
-                    worker.kill_supervisor()
+            for worker in self._running():
+                worker.kill_supervisor()
 
     def _stop(self, number: int) -> None:
         self._stop_at = math.inf
@@ -212,9 +194,11 @@ class Attempt:
         self._signal_all(number)
 
     def _signal_all(self, number: int) -> None:
-        for worker in self._workers:
-            if worker.running:
-                worker.stop(number)
+        for worker in self._running():
+            worker.stop(number)
+
+    def _running(self) -> list[Held]:
+        return [worker for worker in self._workers if worker.running]
 
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -311,10 +295,9 @@ class Launcher:
             return
 
         # SimpleQueue.put may be called in a handler, which the queue's own `get` is waiting under.
-        def handle(number: int, _: FrameType | None) -> None:
-            self.stop(number)
-
-        before = {number: signal.signal(number, handle) for number in _PASSED_ON}
+        before = {
+            each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
+        }
         try:
             yield
         finally:

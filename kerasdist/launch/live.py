@@ -21,17 +21,27 @@ from kerasdist.core import whole_files
 from kerasdist.job import stragglers
 from kerasdist.launch.placement import Slot
 
+State = dict[str, Any]
+"""What a worker has reported, or what `Board.state` returns: as JSON has it."""
+
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
 """A worker that takes so many times as long as the others is marked."""
 
+SILENT_SECONDS = 60.0
+"""A worker that has given no sign of life for so long is marked."""
+
 _SECONDS_BETWEEN_FILES = 1.0
+_DRAWN_A_SECOND = 4
+_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
 
 
 @final
 class Board:
-    """The state of a job's workers; several threads write and read it.
+    """The state of a job's workers: where each is, and when it last gave a sign of life.
+
+    Several threads write and read it.
 
     Args:
         slots: Where the workers run.
@@ -47,7 +57,7 @@ class Board:
         self._later: threading.Timer | None = None
         self._began = time.time()
         self._attempt = -1
-        self._workers: list[dict[str, Any]] = []
+        self._workers: list[State] = []
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -79,18 +89,24 @@ class Board:
             self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
         self.write()
 
-    def state(self) -> dict[str, Any]:
-        """Returns the state of the job, as JSON takes it."""
+    def state(self) -> State:
+        """Returns the state of the job."""
         with self._lock:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
+        rates = [one for one in workers if one.get("samples_per_s") is not None]
+        # Each worker of one job counts the global batch.
+        counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
+        is_job = all(one.get("workers", 1) > 1 for one in workers)
+        slowest = stragglers.slowest(workers) if is_job else None
+        is_slow = slowest is not None and slowest["ms"] >= SLOW * slowest["others_ms"]
         return {
             "schema": 1,
             "time": time.time(),
             "began": self._began,
             "attempt": attempt,
-            "samples_per_s": _rate(workers),
-            "slowest": _slow(workers),
+            "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
+            "slowest": slowest if is_slow else None,
             "workers": workers,
         }
 
@@ -123,33 +139,6 @@ class Board:
             self.write()
 
 
-def _rate(workers: Sequence[dict[str, Any]]) -> float | None:
-    """Returns the samples per second of the whole job, None before the first report of them."""
-    told = [one for one in workers if one.get("samples_per_s") is not None]
-    if not told:
-        return None
-    if told[0]["workers"] > 1:  # each counts the global batch
-        return told[0]["samples_per_s"]
-    return sum(one["samples_per_s"] for one in told)
-
-
-def _slow(workers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    if any(one.get("workers", 1) < 2 for one in workers):
-        return None  # nothing reads it
-    found = stragglers.slowest(workers)
-    return None if found is None or found["ms"] < SLOW * found["others_ms"] else found
-
-
-_A_SECOND = 4
-"""How often it is drawn in a second."""
-
-SILENT_SECONDS = 60.0
-"""A worker that has given no sign of life for so long is marked."""
-
-_BESIDE_WORKERS = 6
-"""The lines of the terminal that are not for workers."""
-
-
 def is_possible() -> bool:
     """Returns whether this process writes to a terminal that can draw."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -170,23 +159,26 @@ def shown(board: Board, console: Console) -> Generator[None]:
     with Live(
         get_renderable=drawn,
         console=console,
-        refresh_per_second=_A_SECOND,
+        refresh_per_second=_DRAWN_A_SECOND,
         redirect_stdout=False,
         redirect_stderr=False,
     ):
         yield
 
 
-def view(state: dict[str, Any], *, rows: int) -> RenderableType:
-    """Returns the picture of a state of `Board`.
+def view(state: State, *, rows: int) -> RenderableType:
+    """Returns the picture of a board's state.
 
     Args:
         state: The state.
         rows: How many workers there is room for. The first ones are shown, and the slowest.
     """
-    workers: Sequence[dict[str, Any]] = state["workers"]
-    now, slowest = state["time"], state["slowest"]
-    marked = None if slowest is None else slowest["worker"]
+    workers: list[State] = state["workers"]
+    slowest: State = state["slowest"] or {}
+    marked = slowest.get("worker")
+    chosen = workers[:rows]
+    if marked is not None and marked >= rows:
+        chosen[-1] = workers[marked]
     has_gpus = any(one.get("gpus") for one in workers)
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     table.add_column("worker")
@@ -194,64 +186,37 @@ def view(state: dict[str, Any], *, rows: int) -> RenderableType:
         table.add_column(name, justify="right")
     table.add_column("last sign")
     table.add_column("")
-    for one in _chosen(workers, marked, rows):
-        cells = [_name(one), _epoch(one), _step(one), _number(one.get("loss"), ".4g")]
-        cells += [
-            _number(one.get("step_ms"), ".1f"),
-            _memory(one),
-        ]
-        cells += [_gpus(one.get("gpus") or [])] if has_gpus else []
+    for one in chosen:
         is_slow = one["worker"] == marked
-        note = Text(_note(one, slowest if is_slow else None), "yellow")
-        table.add_row(*cells, _last_sign(one, now), note, style="bold" if is_slow else "")
-    lines: list[RenderableType] = [Text(_head(state), "bold"), table]
-    left_out = len(workers) - table.row_count
-    if left_out:
-        lines.append(Text(f"and {left_out} more workers", "dim"))
-    return Group(*lines)
-
-
-def _head(state: dict[str, Any]) -> str:
-    count = len(state["workers"])
-    parts = [f"{count} worker{'s'[: count - 1]}"]
+        table.add_row(
+            str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}",
+            _progress(one, "epoch", "epochs"),
+            _progress(one, "step", "steps"),
+            _number(one.get("loss"), ".4g"),
+            _number(one.get("step_ms"), ".1f"),
+            _bytes((one.get("memory") or {}).get("bytes")),
+            *([", ".join(map(_gpu, one.get("gpus") or []))] if has_gpus else []),
+            _last_sign(one, state["time"]),
+            Text(_note(one, slowest if is_slow else {}), "yellow"),
+            style="bold" if is_slow else "",
+        )
+    parts = [f"{len(workers)} worker{'s'[: len(workers) - 1]}"]
     if state["samples_per_s"] is not None:
         parts.append(f"{state['samples_per_s']:,.0f} samples/s")
     parts.append(time.strftime("%H:%M:%S", time.gmtime(state["time"] - state["began"])))
     if state["attempt"]:
         parts.append(f"restart {state['attempt']}")
-    return " · ".join(parts)
+    left_out = len(workers) - len(chosen)
+    more = [Text(f"and {left_out} more workers", "dim")] if left_out else []
+    return Group(Text(" · ".join(parts), "bold"), table, *more)
 
 
-def _chosen(
-    workers: Sequence[dict[str, Any]], marked: int | None, rows: int
-) -> list[dict[str, Any]]:
-    if len(workers) <= rows:
-        return list(workers)
-    chosen = list(workers[:rows])
-    if marked is not None and marked >= rows:
-        chosen[-1] = workers[marked]
-    return chosen
-
-
-def _name(one: dict[str, Any]) -> str:
-    return str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}"
-
-
-def _epoch(one: dict[str, Any]) -> str:
-    return f"{one['epoch']}/{one['epochs'] or '?'}" if "epoch" in one else ""
-
-
-def _step(one: dict[str, Any]) -> str:
-    return f"{one['step']}/{one['steps'] or '?'}" if "step" in one else ""
+def _progress(one: State, done: str, of: str) -> str:
+    return f"{one[done]}/{one[of] or '?'}" if done in one else ""
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _memory(one: dict[str, Any]) -> str:
-    memory = one.get("memory")
-    return "" if memory is None else _bytes(memory["bytes"])
 
 
 def _bytes(count: float | None) -> str:
@@ -260,25 +225,22 @@ def _bytes(count: float | None) -> str:
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
-def _gpus(gpus: Sequence[dict[str, Any]]) -> str:
-    parts: list[str] = []
-    for gpu in gpus:
-        busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
-        parts.append(f"{busy}{_bytes(gpu['bytes'])}")
-    return ", ".join(parts)
+def _gpu(gpu: State) -> str:
+    busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
+    return f"{busy}{_bytes(gpu['bytes'])}"
 
 
-def _last_sign(one: dict[str, Any], now: float) -> Text:
+def _last_sign(one: State, now: float) -> Text:
     if one["last_sign"] is None or one["phase"] == "ended":
         return Text("")
     seconds = max(0.0, now - one["last_sign"])
     return Text(f"{seconds:.0f} s ago", "red" if seconds > SILENT_SECONDS else "green")
 
 
-def _note(one: dict[str, Any], slowest: dict[str, Any] | None) -> str:
+def _note(one: State, slowest: State) -> str:
     if one["phase"] == "ended":
         return "done" if one["exit_code"] == 0 else f"exit code {one['exit_code']}"
-    if slowest is None:
+    if not slowest:
         return "" if one["phase"] == "training" else one["phase"]
     waits = " for data" if slowest["by"] == "data_ms" else ""
     return f"slowest: {slowest['ms']:.1f} ms a step{waits}, others {slowest['others_ms']:.1f}"

@@ -21,6 +21,7 @@ from kerasdist.launch.spec import GPU, JobSpec
 # No name begins with a dash: ssh would take it for an option.
 _ENTRY = re.compile(r"(?P<host>[^:\-][^:]*)(?::(?P<slots>\d+))?")
 _TRIES = 100
+_LOOPBACK = "127.0.0.1"
 
 
 @final
@@ -92,13 +93,19 @@ def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
     Returns ``host:port``, and the listening socket that the chief inherits. The socket is None
     where the chief is on another machine: the port is drawn at random at every start.
     """
-    first = slots[0].host
-    if first is not None:
-        return addresses.join(first.rpartition("@")[2], addresses.of_job(_draw())), None
-    alone = all(slot.host is None for slot in slots)
-    opened = listening("127.0.0.1" if alone else "")
-    host = "127.0.0.1" if alone else socket.gethostname()
+    host = host_of_chief(slots)
+    if slots[0].host is not None:
+        return addresses.join(host, addresses.of_job(_draw())), None
+    opened = listening(host if host == _LOOPBACK else "")
     return addresses.join(host, opened.getsockname()[1]), opened
+
+
+def host_of_chief(slots: Sequence[Slot]) -> str:
+    """Returns the name by which workers look for the chief."""
+    if slots[0].host is not None:
+        return slots[0].host.rpartition("@")[2]
+    alone = all(slot.host is None for slot in slots)
+    return _LOOPBACK if alone else socket.gethostname()
 
 
 def free_port() -> int:
@@ -130,14 +137,13 @@ def _parsed(entry: str) -> tuple[str, int | None]:
     if match is None or match["slots"] == "0":
         raise ClusterError(
             "Expected hosts as host or host:slots, with one slot at least, and a name that does "
-            "not begin with a dash. "
-            f"Received: hosts={entry!r}."
+            f"not begin with a dash. Received: hosts={entry!r}."
         )
     return match["host"], None if match["slots"] is None else int(match["slots"])
 
 
 def _is_here(name: str) -> bool:
-    return name in ("localhost", "127.0.0.1", socket.gethostname())
+    return name in ("localhost", _LOOPBACK, socket.gethostname())
 
 
 def counted(spec: JobSpec) -> JobSpec:

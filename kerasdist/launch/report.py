@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
-from kerasdist.launch.placement import Slot, counted, place
+from kerasdist.launch.placement import Slot, counted, host_of_chief, place
 from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.launch.start import log_file
 
@@ -64,10 +63,8 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     backend = backend_choice({**os.environ, **spec.environment})
     sizes = Counter(slot.host for slot in slots)
     workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
-    if list(sizes) == [None]:
-        where = "on this machine"
-    else:
-        where = "on " + ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
+    by_host = ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
+    where = "on this machine" if list(sizes) == [None] else f"on {by_host}"
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
     if slots[0].host is None:
@@ -111,7 +108,7 @@ def of_dry_run(spec: JobSpec) -> str:
     slots = place(spec.workers, spec.hosts)
     parts = [of_start(spec, slots)]
     here = sum(slot.host is None for slot in slots)
-    given = start.variables_of(spec, slots, f"{_chief(slots)}:<port>", 0)
+    given = start.variables_of(spec, slots, f"{host_of_chief(slots)}:<port>", 0)
     for slot, own in zip(slots, given, strict=True):
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
@@ -127,10 +124,3 @@ def _variables(slot: Slot, workers: int, own: dict[str, str]) -> list[tuple[str,
     before = {} if slot.host is None else start.for_another_machine(os.environ)
     hidden = {name: "<hidden>" for name in _HIDDEN if name in own}
     return sorted({**before, **more, **own, **hidden}.items())
-
-
-def _chief(slots: Sequence[Slot]) -> str:
-    """Returns the name by which workers look for the chief."""
-    if slots[0].host is not None:
-        return slots[0].host.rpartition("@")[2]
-    return "127.0.0.1" if all(slot.host is None for slot in slots) else socket.gethostname()

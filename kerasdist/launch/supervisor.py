@@ -25,7 +25,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -83,11 +82,6 @@ def relay(reports: int) -> None:
             os.write(sys.stdout.fileno(), MARK + line)
 
 
-def pass_over(number: int, frame: FrameType | None) -> None:
-    """Ignores a signal."""
-    del number, frame
-
-
 def cores() -> int:
     """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -96,23 +90,14 @@ def cores() -> int:
 def main() -> int:
     """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
-    parser.add_argument("--share", type=int, default=1, help="workers on this machine")
-    parser.add_argument("--slot", type=int, default=0, help="the worker's number among them")
-    parser.add_argument(
-        "--pass-fd", type=int, action="append", default=[], help="a file that the worker inherits"
-    )
-    parser.add_argument(
-        "--relay-status", action="store_true", help="pass the worker's reports on by the output"
-    )
-    parser.add_argument(
-        "--variables-on-input",
-        action="store_true",
-        help="the first line of the input has the worker's variables, as JSON",
-    )
-    parser.add_argument(
-        "--must-join", action="store_true", help="to end without joining the job is a failure"
-    )
+    parser.add_argument("--grace", type=float, default=10.0)  # seconds from SIGTERM to SIGKILL
+    parser.add_argument("--share", type=int, default=1)  # workers on this machine
+    parser.add_argument("--slot", type=int, default=0)  # the worker's number among them
+    parser.add_argument("--pass-fd", type=int, action="append", default=[])  # files it inherits
+    # Its reports are passed on by the output; the first line of the input has its variables, as
+    # JSON; and to end without joining the job is a failure.
+    for flag in ("--relay-status", "--variables-on-input", "--must-join"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
@@ -127,7 +112,7 @@ def main() -> int:
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, pass_over)
+        signal.signal(number, lambda *_: None)
     temporary = os.environ.get("TMPDIR") or "/tmp"
     joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
     inherited: list[int] = arguments.pass_fd
