@@ -16,9 +16,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from kerasdist.cluster import detection
 from kerasdist.cluster.kerasdist_variables import RANK
@@ -32,39 +31,15 @@ from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 CALL, RESULT = "call", "result"
 
 
-@final
-@dataclass(frozen=True)
-class Failure:
-    """What a worker's function has raised.
-
-    Attributes:
-        error: The error; None: it cannot be pickled.
-        trace: Its traceback.
-    """
-
-    error: Exception | None
-    trace: str
-
-
 def pickler() -> Any:
     """Returns the module that pickles: cloudpickle, which can do functions of a notebook."""
     found = importlib.util.find_spec("cloudpickle") is not None
     return importlib.import_module("cloudpickle") if found else pickle
 
 
-def read_failure(folder: Path, rank: int) -> Failure | None:
-    """Returns what a worker's function has raised, None if nothing."""
-    trace, error = _failure_files(folder, rank)
-    if not trace.exists():
-        return None
-    raised = None
-    with contextlib.suppress(Exception):  # not every error can be unpickled
-        raised = pickle.loads(error.read_bytes())
-    return Failure(raised, trace.read_text(encoding="utf-8"))
-
-
-def _failure_files(folder: Path, rank: int) -> tuple[Path, Path]:
-    return folder / f"trace-{rank}", folder / f"error-{rank}"
+def _failure_file(folder: Path, rank: int) -> Path:
+    """Returns the file for what a worker's function raises: its traceback, and the error itself."""
+    return folder / f"failure-{rank}"
 
 
 def _main(folder: Path, rank: int) -> None:
@@ -74,10 +49,10 @@ def _main(folder: Path, rank: int) -> None:
         if rank == 0:
             (folder / RESULT).write_bytes(pickler().dumps(value))
     except Exception as error:
-        trace, pickled = _failure_files(folder, rank)
-        with contextlib.suppress(Exception):
-            pickled.write_bytes(pickler().dumps(error))
-        trace.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        written = pickle.dumps("".join(traceback.format_exception(error)))
+        with contextlib.suppress(Exception):  # not every error can be pickled
+            written += pickler().dumps(error)
+        _failure_file(folder, rank).write_bytes(written)
         raise
 
 
@@ -157,16 +132,20 @@ def _outcome(attempt: AttemptResult, folder: Path) -> Any:
         return pickle.loads(result.read_bytes())
     failed = attempt.cause or attempt.endings[0]
     who = f"[worker {failed.rank}/{workers}]"
-    failure = read_failure(folder, failed.rank)
-    if failure is None:
+    file = _failure_file(folder, failed.rank)
+    if not file.exists():
         raise JobError(
             f"{who} Expected the function to return. Received: {failed.reason}. Its last lines: "
             f"{list(failed.last_lines[-3:])}."
         )
-    if failure.error is None:
-        raise JobError(f"{who} The function has raised an error.\n{failure.trace}")
-    failure.error.add_note(f"{who} {failure.trace}")
-    raise failure.error
+    with file.open("rb") as written:
+        trace = pickle.load(written)
+        try:
+            error: Exception = pickle.load(written)
+        except Exception:  # noqa: BLE001 - nor can every error be unpickled
+            raise JobError(f"{who} The function has raised an error.\n{trace}") from None
+    error.add_note(f"{who} {trace}")
+    raise error
 
 
 def _of_this_process() -> dict[str, str]:
