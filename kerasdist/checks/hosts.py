@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +21,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TextIO, final
 
 from kerasdist.checks import findings, machine
@@ -30,9 +28,7 @@ from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.machine import is_loopback
 from kerasdist.launch import info, start
 from kerasdist.launch.placement import listening, place
-from kerasdist.launch.start import SSH
 
-_AGENT = ("-P", "-m", "kerasdist.checks.hosts")
 _SECONDS = 60.0
 _SECONDS_TO_CONNECT = 5.0
 _AT_ONCE = 32
@@ -59,8 +55,9 @@ class Agent:
         """
         self.name = socket.gethostname() if host is None else host.rpartition("@")[2]
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - what it, or ssh, says
+        command = [sys.executable, "-P", "-m", "kerasdist.checks.hosts"]
         self._process = subprocess.Popen(
-            _command(host),
+            command if host is None else start.by_ssh(host, command, os.environ.get("PYTHONPATH")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -116,15 +113,6 @@ class Agent:
         self._said.seek(0)
         lines = [line.strip() for line in self._said if line.strip()]
         return lines[-1] if lines else f"exit code {code}"
-
-
-def _command(host: str | None) -> list[str]:
-    if host is None:
-        return [sys.executable, *_AGENT]
-    path = os.environ.get("PYTHONPATH")
-    words = [] if path is None else ["env", f"PYTHONPATH={path}"]
-    words += [sys.executable, *_AGENT]
-    return [*SSH, "--", host, f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"]
 
 
 def look(hosts: Sequence[str]) -> list[Finding]:

@@ -190,7 +190,7 @@ def run(
         environment=dict(_variable(each) for each in env or ()),
     )
     # A backend that is missing here may be installed elsewhere.
-    choice = backend_choice({**os.environ, **spec.environment})
+    choice = backend_choice(spec.variables)
     with _errors(1):
         if not choice.is_keras_backend:
             raise BackendError(choice.problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import socket
@@ -154,15 +153,14 @@ def counted(spec: JobSpec) -> JobSpec:
     """
     if spec.hosts or isinstance(spec.workers, int):
         return spec
-    environ = {**os.environ, **spec.environment}
-    count = len(gpus.visible(environ))
-    if spec.workers is None and backend_choice(environ).name not in WANT_PROCESS_A_DEVICE:
+    count = len(gpus.visible(spec.variables))
+    if spec.workers is None and backend_choice(spec.variables).name not in WANT_PROCESS_A_DEVICE:
         count = 1
     if count == 0 and spec.workers == GPU:
         raise DeviceError(
             "Expected a GPU on this machine, for a worker on each. Received: workers='gpu', "
-            f"{gpus.CUDA}={environ.get(gpus.CUDA)!r}, and no GPU that a process sees. Say how many "
-            "workers there are to be, for example 2."
+            f"{gpus.CUDA}={spec.variables.get(gpus.CUDA)!r}, and no GPU that a process sees. Say "
+            "how many workers there are to be, for example 2."
         )
     return with_workers(spec, max(1, count))
 

@@ -47,7 +47,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
     if len(killed) > NAMED:
         lines.append(f"so were {len(killed) - NAMED} others")
-    if result.apart and not kerasdist_variables.is_independent({**os.environ, **spec.environment}):
+    if result.apart and not kerasdist_variables.is_independent(spec.variables):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
@@ -60,7 +60,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
 
 def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     """Returns the launcher's first line: how many workers, where, and on which backend."""
-    backend = backend_choice({**os.environ, **spec.environment})
+    backend = backend_choice(spec.variables)
     sizes = Counter(slot.host for slot in slots)
     workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
     by_host = ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
@@ -75,10 +75,9 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
 
 
 def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
-    environ = {**os.environ, **spec.environment}
-    if workers < 2 or spec.devices_per_worker or environ.get(CPU_DEVICES_VARIABLE):
+    if workers < 2 or spec.devices_per_worker or spec.variables.get(CPU_DEVICES_VARIABLE):
         return ""
-    count = len(gpus.offered(environ)[1])
+    count = len(gpus.offered(spec.variables)[1])
     each, idle = divmod(count, workers)
     if not (each and idle):
         return ""

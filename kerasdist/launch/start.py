@@ -38,8 +38,7 @@ _THREADS = "OMP_NUM_THREADS"
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
     """Returns the job's name and secret, new for every start unless the user set a secret."""
     variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
-    given = {**os.environ, **spec.environment}
-    if not given.get(SECRET) and not given.get(SECRET_FILE):
+    if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)
     return variables
 
@@ -82,11 +81,10 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
 
 # BatchMode: ssh fails where it would ask for a password, and wait forever. The others end a
 # connection that is silent for half a minute.
-SSH = (
+_SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
-"""How to begin a command on another machine; ``--``, its name and the command follow."""
 
 
 def command_here(
@@ -121,15 +119,19 @@ def command_there(
         reports: Whether its output carries the worker's reports.
     """
     assert slot.host is not None
-    words = [
-        *([] if path is None else ["env", f"PYTHONPATH={path}"]),
-        # -P: a script's folder that has a module `signal` must not stop the supervisor.
-        *(spec.command[0], "-P", "-m", supervisor.__name__, "--variables-on-input"),
-        *(["--relay-status"] if reports else []),
-        *_rest(spec, slot),
-    ]
-    folder = shlex.quote(str(spec.directory or Path.cwd()))
-    return [*SSH, "--", slot.host, f"cd {folder} && exec {shlex.join(words)}"]
+    # -P: a script's folder that has a module `signal` must not stop the supervisor.
+    words = [spec.command[0], "-P", "-m", supervisor.__name__, "--variables-on-input"]
+    words += [*(["--relay-status"] if reports else []), *_rest(spec, slot)]
+    return by_ssh(slot.host, words, path, spec.directory)
+
+
+def by_ssh(
+    host: str, words: Sequence[str], path: str | None, directory: Path | None = None
+) -> list[str]:
+    """Returns a command on another machine, in this folder or another, with a `PYTHONPATH`."""
+    before = [] if path is None else ["env", f"PYTHONPATH={path}"]
+    folder = shlex.quote(str(directory or Path.cwd()))
+    return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
 
 
 def _rest(spec: JobSpec, slot: Slot) -> list[str]:
@@ -145,7 +147,7 @@ def variables_of(
     """Yields what each worker has beyond the variables of this process, or of ssh."""
     job = job_variables(spec, attempt)
     here = sum(slot.host is None for slot in slots)
-    of_gpus = gpus.divide({**os.environ, **spec.environment}, here)
+    of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
         own = of_gpus[slot.local_rank] if slot.host is None else {}
         yield worker_variables(spec, slot, len(slots), coordinator, attempt) | job | own
