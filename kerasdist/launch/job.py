@@ -51,14 +51,17 @@ class Held(Protocol):
     @property
     def rank(self) -> int:
         """The worker's number."""
+        ...
 
     @property
     def running(self) -> bool:
         """Whether the worker has not ended yet."""
+        ...
 
     @property
     def exit_code(self) -> int:
         """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
 
     def stop(self, number: int) -> None:
         """Passes a signal on to the worker."""
@@ -71,6 +74,7 @@ class Held(Protocol):
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how the worker has ended; waits for its output until `deadline`."""
+        ...
 
 
 @final

@@ -187,14 +187,14 @@ def view(state: State, *, rows: int) -> RenderableType:
     table.add_column("last sign")
     table.add_column("")
     for one in chosen:
-        is_slow = one["worker"] == marked
+        is_slow, memory = one["worker"] == marked, one.get("memory")
         table.add_row(
             str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}",
             _progress(one, "epoch", "epochs"),
             _progress(one, "step", "steps"),
             _number(one.get("loss"), ".4g"),
             _number(one.get("step_ms"), ".1f"),
-            _bytes((one.get("memory") or {}).get("bytes")),
+            _bytes(memory and memory["bytes"]),
             *([", ".join(map(_gpu, one.get("gpus") or []))] if has_gpus else []),
             _last_sign(one, state["time"]),
             Text(_note(one, slowest if is_slow else {}), "yellow"),

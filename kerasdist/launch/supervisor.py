@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -82,6 +83,11 @@ def relay(reports: int) -> None:
             os.write(sys.stdout.fileno(), MARK + line)
 
 
+def pass_over(number: int, frame: FrameType | None) -> None:
+    """Ignores a signal."""
+    del number, frame
+
+
 def cores() -> int:
     """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -112,7 +118,7 @@ def main() -> int:
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, pass_over)
     temporary = os.environ.get("TMPDIR") or "/tmp"
     joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
     inherited: list[int] = arguments.pass_fd
