@@ -152,15 +152,16 @@ def between(agents: Sequence[Agent]) -> list[Finding]:
     Raises:
         AgentError: If an agent has ended.
     """
-    facts = {agent.name: agent.ask("facts") for agent in agents}
-    known = {agent.name: agent.ask("listen") for agent in agents}
+    by_name = {agent.name: agent for agent in agents}
+    facts = {name: agent.ask("facts") for name, agent in by_name.items()}
+    known = {name: agent.ask("listen") for name, agent in by_name.items()}
 
     def reach(agent: Agent) -> list[Mapping[str, Any]]:
         others = [{"host": name, **each} for name, each in known.items() if name != agent.name]
         return agent.ask("reach", targets=others)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(reach, agents))
+        answers = list(pool.map(reach, by_name.values()))
     pairs = itertools.permutations(known, 2)
     return [
         of_versions(facts),

@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 
 from kerasdist.checks import findings
 from kerasdist.checks.findings import Finding
+from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
 from kerasdist.errors import BackendError
@@ -73,8 +74,7 @@ class Place:
 
 def has_accelerator() -> bool:
     """Returns whether this machine has a GPU that a process sees, or a TPU."""
-    devices = Path("/dev")
-    return bool(gpus.visible()) or any(devices.glob("accel*")) or any(devices.glob("vfio/[0-9]*"))
+    return bool(gpus.visible()) or cloud_tpu.has_tpus()
 
 
 def backends(wanted: Sequence[str]) -> tuple[str, ...]:
