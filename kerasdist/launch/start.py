@@ -17,7 +17,6 @@ from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
-from kerasdist.job.status import FILE_DESCRIPTOR
 from kerasdist.launch import supervisor
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, open_coordinator
@@ -88,7 +87,12 @@ _SSH = (
 
 
 def command_here(
-    spec: JobSpec, slot: Slot, inherited: Sequence[int] = (), *, must_join: bool = False
+    spec: JobSpec,
+    slot: Slot,
+    inherited: Sequence[int] = (),
+    *,
+    reports: bool = False,
+    must_join: bool = False,
 ) -> list[str]:
     """Returns the command for a worker on this machine.
 
@@ -96,10 +100,11 @@ def command_here(
         spec: The job.
         slot: The worker's place.
         inherited: The files that the worker inherits.
+        reports: Whether its output carries the worker's reports.
         must_join: Whether it is a failure if the worker ends well, but has not joined the job.
     """
     options = [word for number in inherited for word in ("--pass-fd", str(number))]
-    options += ["--must-join"] if must_join else []
+    options += [*(["--relay-status"] if reports else []), *(["--must-join"] if must_join else [])]
     # By path, isolated and without site packages, it starts in 20 ms.
     return [sys.executable, "-I", "-S", supervisor.__file__, *options, *_rest(spec, slot)]
 
@@ -168,22 +173,18 @@ def begin(
     with listener or contextlib.nullcontext():
         for slot, variables in zip(slots, given, strict=True):
             inherited: list[int] = []
-            reports = carried = None
+            carried, reports = None, board is not None
             if slot.rank == 0 and listener is not None:
                 variables[COORDINATOR_FD] = str(listener.fileno())
                 inherited.append(listener.fileno())
-            if board is not None and slot.host is None:
-                reports, to_worker = os.pipe()
-                variables[FILE_DESCRIPTOR] = str(to_worker)
-                inherited.append(to_worker)
             if slot.host is None:
-                command = command_here(spec, slot, inherited)
+                command = command_here(spec, slot, inherited, reports=reports)
             else:
                 carried = for_another_machine(os.environ) | variables
                 if secret := {**os.environ, **carried}.get(SECRET):  # else it is in a file
                     carried[SECRET] = secret
                 path = carried.get("PYTHONPATH")
-                command = command_there(spec, slot, path, reports=board is not None)
+                command = command_there(spec, slot, path, reports=reports)
             begun = Start(
                 rank=slot.rank,
                 name=f"worker {slot.rank}/{len(slots)}",
@@ -193,15 +194,12 @@ def begin(
                 log=spec.logs and log_file(spec.logs, number, slot.rank),
                 carried=carried,
                 inherited=inherited,
-                reports=reports,
                 told=None if board is None else partial(board.heard, slot.rank),
             )
             worker = Worker(begun, screen, events)
-            # The worker has its own copies.
+            # The worker has its own copy.
             if slot.rank == 0 and listener is not None:
                 listener.close()
-            if reports is not None:
-                os.close(inherited[-1])
             yield worker
 
 

@@ -144,13 +144,16 @@ def main() -> int:
     threading.Thread(
         target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
     ).start()
+    relaying = threading.Thread(target=relay, args=(reports,), daemon=True)
     if reports is not None:
-        threading.Thread(target=relay, args=(reports,), daemon=True).start()
+        relaying.start()
     # Its process number is its group's, and is not given to another process before the wait.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     end_group(worker)
     code = worker.wait()
+    if reports is not None:
+        relaying.join(1)  # the last ones
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:

@@ -52,6 +52,8 @@ class Screen:
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
+        if line == supervisor.APART:
+            return  # the launcher reports it once for all workers
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
@@ -90,7 +92,7 @@ class Screen:
 
 @final
 class LogFile:
-    """A worker's own file in the screen's place, for output that its reports come with."""
+    """A worker's own file in the screen's place."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -98,8 +100,12 @@ class LogFile:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line."""
         del prefix, stream, rank
-        with contextlib.suppress(OSError):  # a full disk
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
             self._file.write(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
 
 
 @final
@@ -175,8 +181,6 @@ class Pump:
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
-        if text == supervisor.APART:
-            return  # the launcher reports it once for all workers
         self._screen.write(self._prefix, text, stream, self._rank)
 
 
@@ -184,14 +188,6 @@ def _as_drawn(line: bytes) -> bytes:
     """Returns what a terminal shows in the end of a line that was drawn several times."""
     drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
     return next((text for text in reversed(drawn) if text), b"")
-
-
-def last_lines_of(path: Path) -> tuple[str, ...]:
-    """Returns the end of a log file."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
-        lines = file.read().decode(errors="replace").splitlines()
-    return tuple(lines[-LAST_LINES:])
 
 
 @final
@@ -228,8 +224,7 @@ class Start:
         carried: The variables that the supervisor on another machine reads from its standard
             input; None: it has them from its environment.
         inherited: The files that the worker inherits.
-        reports: The pipe that carries its reports; None: its output carries them, if it sends any.
-        told: Is called with each of its reports; None: it sends none.
+        told: Is called with each report that its output carries; None: it sends none.
     """
 
     rank: int
@@ -240,7 +235,6 @@ class Start:
     log: Path | None = None
     carried: Mapping[str, str] | None = field(default=None, repr=False)
     inherited: Sequence[int] = ()
-    reports: int | None = None
     told: Callable[[bytes], None] | None = None
 
 
@@ -254,30 +248,25 @@ class Worker:
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
-        by_output = start.told is not None and start.reports is None
-        shown = LogFile(start.log) if by_output and start.log is not None else screen
-        self._pump = Pump(shown, f"[{start.name}]", start.rank, start.told if by_output else None)
-        with contextlib.ExitStack() as files:
-            direct = start.log is not None and not by_output
-            file = files.enter_context(start.log.open("wb")) if direct and start.log else None
-            self._process = subprocess.Popen(
-                start.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if file is None else file,
-                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
-                env={**os.environ, **start.variables},
-                cwd=start.directory,
-                # Ctrl-C is for the launcher, which passes it on.
-                start_new_session=True,
-                pass_fds=start.inherited,
-            )
+        self._log = None if start.log is None else LogFile(start.log)
+        self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        self._process = subprocess.Popen(
+            start.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
+            env={**os.environ, **start.variables},
+            cwd=start.directory,
+            # Ctrl-C is for the launcher, which passes it on.
+            start_new_session=True,
+            pass_fds=start.inherited,
+        )
         if start.carried is not None:
             self._order(json.dumps(dict(start.carried)))
-        if self._process.stdout is not None and self._process.stderr is not None:
-            self._pump.start(self._process.stdout, sys.stdout)
-            self._pump.start(self._process.stderr, sys.stderr)
-        if start.reports is not None and start.told is not None:
-            threading.Thread(target=_pass_on, args=(start.reports, start.told), daemon=True).start()
+        outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
+        for source, stream in outputs:
+            if source is not None:
+                self._pump.start(source, stream)
         threading.Thread(target=self._wait, args=(events,), daemon=True).start()
 
     @property
@@ -324,7 +313,7 @@ class Worker:
         exit_code = self.exit_code
         lines = self._pump.last_lines(deadline)
         if self._log is not None:
-            lines = last_lines_of(self._log)
+            self._log.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -342,9 +331,3 @@ class Worker:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
-
-
-def _pass_on(reports: int, told: Callable[[bytes], None]) -> None:
-    with os.fdopen(reports, "rb") as lines:
-        for line in lines:
-            told(line)
