@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kerasdist.cluster import addresses
+from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 
@@ -173,16 +174,20 @@ class Variables:
             addresses: Those of all ranks, if they are known.
             local: Its number on this machine, and how many workers the machine has.
         """
+        where = self.coordinator(coordinator)
+        return Membership("worker", rank, rank, num_workers, addresses, where, self._source, *local)
+
+    def task(
+        self, cluster: ClusterSpec, task_type: str, task_id: int, coordinator: str | None = None
+    ) -> Membership:
+        """Returns the place of a task in a cluster, at whose addresses other programs listen."""
+        place = place_of(cluster, task_type, task_id, self._source)
+        if coordinator is None:
+            beside = addresses.coordinator_of(place.addresses, self._source)
+            coordinator = self.coordinator(beside)
+        count = len(place.addresses)
         return Membership(
-            task_type="worker",
-            task_id=rank,
-            rank=rank,
-            num_workers=num_workers,
-            addresses=addresses,
-            coordinator=self.coordinator(coordinator),
-            source=self._source,
-            local_rank=local[0],
-            local_workers=local[1],
+            task_type, task_id, place.rank, count, place.addresses, coordinator, self._source
         )
 
 

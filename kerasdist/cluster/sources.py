@@ -34,16 +34,7 @@ def _read_tf_config(variables: Variables) -> Membership | Absent:
         spec = ClusterSpec(cluster)
     except TypeError as error:
         raise _wrong_config("lists of addresses in its cluster", cluster) from error
-    place = place_of(spec, task_type, task_id, _TF_CONFIG)
-    return Membership(
-        task_type=task_type,
-        task_id=task_id,
-        rank=place.rank,
-        num_workers=len(place.addresses),
-        addresses=place.addresses,
-        coordinator=variables.coordinator(addresses.coordinator_of(place.addresses, _TF_CONFIG)),
-        source=_TF_CONFIG,
-    )
+    return variables.task(spec, task_type, task_id)
 
 
 def _parse(text: str) -> Any:
