@@ -211,16 +211,17 @@ class Target:
         sizes = "x".join(map(str, self.shape))
         if self.chip.platform == "tpu":
             return f"{self.chip.name}:{sizes}" if self.slices == 1 else f"{self.slices} x {sizes}"
-        return f"{self.shape[1]}x{self.chip.name}" if self.shape[0] == 1 else self._machines
-
-    @property
-    def _machines(self) -> str:
-        return f"{self.shape[0]}x{self.shape[1]}x{self.chip.name}"
+        return f"{sizes.removeprefix('1x')}x{self.chip.name}"
 
     @property
     def devices(self) -> int:
         """How many accelerators there are."""
         return math.prod(self.shape) * self.slices
+
+    @property
+    def usable(self) -> float:
+        """The bytes of a device that a program can have."""
+        return self.chip.memory * self.chip.usable
 
     @property
     def domain(self) -> int:

@@ -9,7 +9,6 @@ between machines or slices each chip sends its part.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +189,7 @@ _CONSTANT = ("parameters", "optimizer", "metrics", "program")  # kinds to which 
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Compilation:
     """What XLA has made of a training step, for each device.
 
@@ -226,7 +225,7 @@ Compile = Callable[[Target, int], Compilation]
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Subject:
     """What is planned.
 
@@ -247,7 +246,7 @@ class Subject:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LargestBatch:
     """The most examples of a device that fit; they have been compiled.
 
@@ -265,7 +264,7 @@ class LargestBatch:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """What a training step needs and takes on a target.
 
@@ -288,24 +287,14 @@ class Plan:
     measured: float | None
 
     @property
-    def usable(self) -> float:
-        """The bytes of a device that a program can have."""
-        return usable_bytes(self.target)
-
-    @property
     def fits(self) -> bool:
         """Whether the step fits the memory of a device."""
         return fits(self.compiled, self.target)
 
 
-def usable_bytes(target: Target) -> float:
-    """Returns the bytes of a device that a program can have."""
-    return target.chip.memory * target.chip.usable
-
-
 def fits(compiled: Compilation, target: Target) -> bool:
     """Returns whether a step fits the memory of a device."""
-    return compiled.refused is None and compiled.total <= usable_bytes(target)
+    return compiled.refused is None and compiled.total <= target.usable
 
 
 def make_plan(
@@ -362,7 +351,7 @@ def largest_batch(
         compile_step: Compiles the step.
         most: The examples of a device in all of the script's data, None if not known.
     """
-    limit = usable_bytes(target)
+    limit = target.usable
     tried = [first]
     for _ in range(_TRIALS if first.constant < limit else 0):
         guess = _next_guess(tried, target, most)
@@ -381,7 +370,7 @@ def largest_batch(
 
 def _next_guess(tried: Sequence[Compilation], target: Target, most: int | None) -> int | None:
     """Returns how many examples to compile for next; None if the answer is among those tried."""
-    limit, last = usable_bytes(target), tried[-1]
+    limit, last = target.usable, tried[-1]
     below = _largest_that_fits(tried, target)
     above = min((each.batch for each in tried if not fits(each, target)), default=None)
     lowest = below.batch + 1 if below else 1

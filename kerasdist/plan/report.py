@@ -48,7 +48,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
 
 
 def _show_memory(plan: Plan, console: Console) -> None:
-    need, have = plan.compiled.total, plan.usable
+    need, have = plan.compiled.total, plan.target.usable
     verdict = "It fits" if plan.fits else "It does not fit"
     verdict += f": {size(need)} of {size(have)} a device."
     console.print(verdict, style="bold green" if plan.fits else "bold red", markup=False)
@@ -137,7 +137,7 @@ def as_json(plan: Plan) -> str:
         "global_batch": compiled.batch * plan.target.devices,
         "fits": plan.fits,
         "memory": {
-            "usable": plan.usable,
+            "usable": plan.target.usable,
             "needed": compiled.total,
             "by_kind": dict(compiled.memory),
             "refused": compiled.refused,
