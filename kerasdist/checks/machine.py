@@ -263,11 +263,8 @@ def _driver(nvml: Any) -> Finding:
 def _memory(nvml: Any) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
-        try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        except nvml.NVMLError:  # the GPU shares the machine's memory
-            continue
-        if memory.used > _BUSY * memory.total:
+        memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)  # None: it shares the machine's
+        if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
     said = (
         "Another process computes there: a job may run out of memory, and is slow. End it "
@@ -311,18 +308,13 @@ def gpu_links() -> tuple[GpuLinks, ...]:
 
 
 def _links_of(nvml: Any, handle: Any) -> GpuLinks:
-    def ask(name: str, *arguments: Any) -> int | None:
-        try:
-            return int(getattr(nvml, name)(handle, *arguments))
-        except nvml.NVMLError:  # the GPU has no such thing
-            return None
-
+    links = [gpus.ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MAX_NVLINKS)]
     return GpuLinks(
         name=nvml.nvmlDeviceGetName(handle),
-        nvlinks=sum(ask("nvmlDeviceGetNvLinkState", link) == 1 for link in range(_MAX_NVLINKS)),
-        pcie_generation=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_max_width=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        nvlinks=links.count(1),
+        pcie_generation=gpus.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=gpus.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_max_width=gpus.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
     )
 
 
