@@ -244,7 +244,6 @@ class Worker:
 
     def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
         self.rank = start.rank
-        self._log = start.log
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
