@@ -302,7 +302,7 @@ print()
 
 class TestLibrary:
     def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
-        def second_fails(spec, slot, inherited=()):
+        def second_fails(spec, slot, inherited=(), *, reports=False):
             if slot.rank == 0:
                 return here(spec, slot)
             wait_for(tmp_path, "pid0")
