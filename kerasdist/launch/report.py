@@ -17,7 +17,7 @@ from kerasdist.job.comparison import NAMED
 from kerasdist.job.secret import JOB_ID, SECRET
 from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, counted, host_of_chief, place
-from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
+from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.start import log_file
 
 _SSH_FAILED = 255
@@ -37,11 +37,16 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     if result.preempted:
         lines.append("the job was preempted, and has backed up")
     elif result.cause is not None:
-        lines += _of_failure(result.cause, total)
+        cause = result.cause
+        lines.append(
+            f"worker {cause.rank}/{total} failed after {cause.seconds:.1f} s: {cause.reason}"
+        )
+        if cause.last_lines:
+            lines += ["its last lines:", *(f"  | {line}" for line in cause.last_lines)]
         if spec.logs is not None:
-            log = log_file(spec.logs, number, result.cause.rank)
+            log = log_file(spec.logs, number, cause.rank)
             lines.append(f"all of its output is in {log}")
-        if result.cause.exit_code == _SSH_FAILED and spec.hosts:
+        if cause.exit_code == _SSH_FAILED and spec.hosts:
             lines.append("255 is also what ssh ends with where it cannot reach a host")
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
@@ -83,13 +88,6 @@ def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
         return ""
     having = f"{workers} workers have {each} each"
     return f"\n{idle} of the {count} GPUs of this machine stay idle: {having}"
-
-
-def _of_failure(cause: WorkerExit, total: int) -> list[str]:
-    lines = [f"worker {cause.rank}/{total} failed after {cause.seconds:.1f} s: {cause.reason}"]
-    if cause.last_lines:
-        lines += ["its last lines:", *(f"  | {line}" for line in cause.last_lines)]
-    return lines
 
 
 # Variables whose values are random at every start, or secret.

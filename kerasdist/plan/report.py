@@ -14,7 +14,6 @@ from rich.table import Table
 
 from kerasdist.core.backend_choice import is_installed
 from kerasdist.errors import BackendError
-from kerasdist.plan.hardware import Target
 from kerasdist.plan.hlo import Collective
 from kerasdist.plan.planning import LargestBatch, Plan, StepTime, Subject
 
@@ -125,19 +124,19 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
-    compiled, largest = plan.compiled, plan.largest_batch
+    compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
     facts: dict[str, Any] = {
         "script": plan.subject.script,
         "backend": "jax",
         "strategy": plan.subject.strategy,
         "sharding": plan.subject.sharding,
-        "target": _target(plan.target),
+        "target": {"name": str(target), "chip": target.chip.title, "devices": target.devices},
         "parameters": plan.subject.parameters,
         "batch_per_device": compiled.batch,
-        "global_batch": compiled.batch * plan.target.devices,
+        "global_batch": compiled.batch * target.devices,
         "fits": plan.fits,
         "memory": {
-            "usable": plan.target.usable,
+            "usable": target.usable,
             "needed": compiled.total,
             "by_kind": dict(compiled.memory),
             "refused": compiled.refused,
@@ -149,13 +148,9 @@ def as_json(plan: Plan) -> str:
         "collectives": [asdict(each) for each in compiled.collectives],
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
-        "sources": list(plan.target.chip.sources),
+        "sources": list(target.chip.sources),
     }
     return json.dumps(facts, indent=2)
-
-
-def _target(target: Target) -> dict[str, Any]:
-    return {"name": str(target), "chip": target.chip.title, "devices": target.devices}
 
 
 def _step(step: StepTime, plan: Plan) -> dict[str, Any]:
