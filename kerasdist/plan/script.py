@@ -23,14 +23,11 @@ from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.plan.hardware import Target, target_config
-from kerasdist.plan.hlo import collectives, device_work
+from kerasdist.plan.hlo import Collective, collectives, device_work
 from kerasdist.plan.planning import Compilation, Compile, Work
 from kerasdist.training.binding import binding_of
 
 _METHODS = ("fit", "train_on_batch")
-_NEEDED = re.compile(
-    r"Used ([\d.]+)([KMGT]?) of"
-)  # in what XLA says of a program that is too large
 
 
 @final
@@ -175,6 +172,9 @@ def _get_jax_state(self: Any, **which: bool) -> tuple[()]:
 _REPLACED = {"make_train_function": _make_train_function, "_get_jax_state": _get_jax_state}
 
 
+_NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
+
+
 def devices_of(target: Target) -> list[Any]:
     """Returns a target's devices, as XLA's compiler describes them."""
     chip = target.chip
@@ -237,13 +237,7 @@ def _facts(
         "program": compiled.code_bytes,
     }
     flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
-    # A collective's number of devices: those of a replica, or all.
-    logical = program.logical_devices
-    within = logical if 1 < logical < target.devices else 0
-    found = [
-        replace(each, devices=within if each.devices == within else 0)
-        for each in collectives(compiled.text)
-    ]
+    found = [_named(each, program, target) for each in collectives(compiled.text)]
     done = device_work(compiled.text)
     needed = _NEEDED.search(compiled.refused or "")
     return Compilation(
@@ -254,6 +248,13 @@ def _facts(
         refused=compiled.refused,
         refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,
     )
+
+
+def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
+    """Returns a collective with its number of devices: those of a replica, or all."""
+    logical = program.logical_devices
+    within = logical if 1 < logical < target.devices and each.devices == logical else 0
+    return Collective(each.kind, each.bytes, within, each.overlap)
 
 
 def _bytes(number: str, unit: str) -> float:
