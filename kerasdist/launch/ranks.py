@@ -110,7 +110,7 @@ class _ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Handles a signal as if it came from outside; SIGINT did, and it has passed it on."""
+        """Handles a signal as the script would; SIGINT has reached the script already."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True

@@ -184,7 +184,7 @@ def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
 _TRIALS = 3  # compilations at most to find the largest batch, besides the plan's own
 _CLOSE = 0.97  # the part of the memory at which the search ends
 _AIM = 0.985  # the part at which it aims
-_GROWTH = 64  # how much further it goes where nothing grows
+_GROWTH = 64  # factor for the next batch where memory does not grow with the batch
 _CONSTANT = ("parameters", "optimizer", "metrics", "program")  # kinds to which no example adds
 
 
