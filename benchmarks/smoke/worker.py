@@ -18,7 +18,7 @@ import kerasdist as kd
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import parse_devices
 from kerasdist.job import current
 from kerasdist.training import hooks

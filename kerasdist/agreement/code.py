@@ -110,7 +110,7 @@ def without(facts: Any) -> Any:
 
 def _is_compared(name: str, value: Any) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
-        return False  # a path
+        return False  # a path, which may differ by worker
     return isinstance(value, bool | int | float | str | None)
 
 

@@ -123,7 +123,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray[Any, Any]:
-        """Reads a region of an array."""
+        """Reads the columns that a region names, of an array taken as rows."""
         dtype = dtype_of(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)

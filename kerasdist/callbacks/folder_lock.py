@@ -50,7 +50,8 @@ def hold(folder: Path, mode: int = 0o600) -> None:
         owner = _try(path, mode)
         if owner is None:
             return
-        # Here the kernel knows best; another machine may be gone, and its locks not yet.
+        # On this machine a held lock means a live process. Another one may be gone, and the file
+        # system hold its locks for a while.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "

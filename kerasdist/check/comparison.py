@@ -201,7 +201,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             found = differences(expected, received, precision)
             found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
             suspicious = [one for one in found.deciding if one.is_more_than_rounding]
-        del alone, replicated  # their copies
+        del alone, replicated  # frees the copies of the state
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
         if any(workers.everyone("a difference to one device", bool(suspicious))):

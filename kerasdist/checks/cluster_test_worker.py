@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.scopes import get_replica_context
 from kerasdist.api.strategy import Strategy
-from kerasdist.checks.findings import Finding, as_dicts
-from kerasdist.core.context import get_replica_context
+from kerasdist.checks.findings import Finding, as_dicts, judge
 from kerasdist.job import results
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
@@ -63,51 +63,46 @@ def devices(strategy: Strategy, seconds: float) -> Finding:
     places = {rank: f"on {text}" for rank, text in enumerate(workers)}
     found = f"{count} replicas of {len(workers)} workers, after {seconds:.1f} s; "
     found += named_places(places)
-    if count == 1:
-        said = "There is one replica: nothing is exchanged. Name more: --workers 2."
-        return Finding("devices", "warning", found, said)
-    return Finding("devices", "ok", found, "All workers have found each other.")
+    said = "There is one replica: nothing is exchanged. Name more: --workers 2."
+    ok = "All workers have found each other."
+    return judge("devices", found, ok, warning=said if count == 1 else "")
 
 
 def collectives(strategy: Strategy) -> list[Finding]:
     """Sum, gather and broadcast, whose values are known."""
     count = strategy.num_replicas_in_sync
-    number = strategy.experimental_distribute_values_from_function(
-        lambda ctx: np.full((3,), ctx.replica_id_in_sync_group + 1, "float32")
-    )
-    rows = strategy.experimental_distribute_values_from_function(
-        lambda ctx: np.full((2, 1), ctx.replica_id_in_sync_group, "float32")
-    )
-    total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), number)
-    gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), rows)
-    expected_total = np.full((3,), count * (count + 1) / 2)
-    expected_rows = np.repeat(np.arange(count), 2)[:, None]
+    replicas = strategy.replica_set
+    assert replicas is not None
+    total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), (3,), 1)
+    gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
+    # A variable, which differs by worker, gets the value that it has on the chief.
+    with strategy.scope():
+        rank = 0 if replicas.job is None else replicas.job.rank
+        variable = keras.Variable(np.full((3,), rank, "float32"))
+    replicas.equalize([variable])
     return [
-        _judged(strategy, "sum", total, expected_total),
-        _judged(strategy, "gather", gathered, expected_rows),
-        _judged(strategy, "broadcast", _broadcast(strategy), np.zeros((3,))),
+        _judged(strategy, "sum", total, np.full((3,), count * (count + 1) / 2)),
+        _judged(strategy, "gather", gathered, np.repeat(np.arange(count), 2)[:, None]),
+        _judged(strategy, "broadcast", _local(strategy, variable), np.zeros((3,))),
     ]
 
 
-def _run(strategy: Strategy, call: Any, value: Any) -> list[Any]:
+def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Any]:
+    """Calls a collective with an array of each replica's number, counted from `first`."""
+
     def replica(x: Any) -> Any:
         here = get_replica_context()
         assert isinstance(here, ReplicaContext)
         return call(here, x)
 
-    parts = strategy.experimental_local_results(strategy.run(replica, args=(value,)))
-    return [ops.convert_to_numpy(part) for part in parts]
+    value = strategy.experimental_distribute_values_from_function(
+        lambda ctx: np.full(shape, ctx.replica_id_in_sync_group + first, "float32")
+    )
+    return _local(strategy, strategy.run(replica, args=(value,)))
 
 
-def _broadcast(strategy: Strategy) -> list[Any]:
-    """Gives a variable, which differs by worker, the value that it has on the chief."""
-    replicas = strategy.replica_set
-    assert replicas is not None
-    rank = 0 if replicas.job is None else replicas.job.rank
-    with strategy.scope():
-        variable = keras.Variable(np.full((3,), rank, "float32"))
-    replicas.equalize([variable])
-    return [ops.convert_to_numpy(part) for part in strategy.experimental_local_results(variable)]
+def _local(strategy: Strategy, value: Any) -> list[Any]:
+    return [ops.convert_to_numpy(part) for part in strategy.experimental_local_results(value)]
 
 
 def _judged(strategy: Strategy, name: str, parts: list[Any], expected: Any) -> Finding:
@@ -116,16 +111,13 @@ def _judged(strategy: Strategy, name: str, parts: list[Any], expected: Any) -> F
         for part in parts
         if part.shape != expected.shape or not np.array_equal(part, expected)
     ]
-    wrong = [
-        f"{texts[0]} on worker {rank}"
-        for rank, texts in enumerate(everyone(strategy, name, own))
-        if texts
-    ]
-    if not wrong:
-        return Finding(name, "ok", "right on every replica", "Replicas exchange values.")
-    found = f"{wrong[0]}, expected {expected.tolist()!r:.80}"
-    said = "Training would be wrong. Report it, with the versions that kerasdist info shows."
-    return Finding(name, "problem", found, said)
+    told = everyone(strategy, name, own)
+    wrong = [f"{texts[0]} on worker {rank}" for rank, texts in enumerate(told) if texts]
+    found, problem = "right on every replica", ""
+    if wrong:
+        found = f"{wrong[0]}, expected {expected.tolist()!r:.80}"
+        problem = "Training would be wrong. Report it, with the versions that kerasdist info shows."
+    return judge(name, found, "Replicas exchange values.", problem=problem)
 
 
 def bandwidth(strategy: Strategy) -> Finding:
@@ -200,25 +192,26 @@ def _difference(ours: Any, theirs: Any) -> float:
 
 
 def _equal_to_one_device(difference: float, of_loss: float, batch: int, last: int) -> Finding:
+    is_equal = difference <= TOLERANCE and of_loss <= TOLERANCE
     found = (
-        f"weights equal to one device: {difference:.0e}, losses: {of_loss:.0e} ({STEPS} steps, "
-        f"BatchNormalization, batches of {batch}, the last of {last})"
+        f"weights {'equal to' if is_equal else 'against'} one device: {difference:.0e}, losses: "
+        f"{of_loss:.0e} ({STEPS} steps, BatchNormalization, batches of {batch}, the last of {last})"
     )
-    if difference <= TOLERANCE and of_loss <= TOLERANCE:
-        return Finding("training", "ok", found, "Replicas compute what one device computes.")
     said = (
         f"More than rounding ({TOLERANCE:.0e}): a model trains otherwise here than on one device. "
         "Report it, with the versions that kerasdist info shows."
     )
-    return Finding("training", "problem", found.replace("equal to", "against"), said)
+    ok = "Replicas compute what one device computes."
+    return judge("training", found, ok, problem="" if is_equal else said)
 
 
 def _equal_on_workers(digests: list[str]) -> Finding:
     other = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if not other:
-        return Finding("workers", "ok", "weights equal to the bit", "All have one model.")
-    found = f"weights of {named_workers(other)} differ from the chief's"
-    return Finding("workers", "problem", found, "Workers have come apart. Report it.")
+    found, problem = "weights equal to the bit", ""
+    if other:
+        found = f"weights of {named_workers(other)} differ from the chief's"
+        problem = "Workers have come apart. Report it."
+    return judge("workers", found, "All have one model.", problem=problem)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Verdict = Literal["ok", "warning", "problem"]
@@ -35,6 +36,14 @@ class Finding:
     where: str = ""
 
 
+def judge(
+    check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
+) -> Finding:
+    """Returns a finding that is well, if what would be a warning or a problem is empty."""
+    verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
+    return Finding(check, verdict, found, problem or warning or ok, where)
+
+
 def is_failed(findings: Iterable[Finding]) -> bool:
     """Returns whether there is a problem among the findings."""
     return any(finding.verdict == "problem" for finding in findings)
@@ -60,8 +69,8 @@ def show(title: str, findings: Sequence[Finding], console: Console | None = None
         table.add_column(heading, overflow="fold")
     for one in findings:
         verdict = f"[{_STYLES[one.verdict]}]{one.verdict}[/]"
-        where = (_plain(one.where),) if several else ()
-        table.add_row(*where, one.check, verdict, _plain(one.found), _plain(one.meaning))
+        where = (escape(one.where),) if several else ()
+        table.add_row(*where, one.check, verdict, escape(one.found), escape(one.meaning))
     console.print(table)
     counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
     kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"
@@ -74,8 +83,3 @@ def show(title: str, findings: Sequence[Finding], console: Console | None = None
 
 def _number(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
-
-
-def _plain(text: str) -> str:
-    """Returns a text in which rich sees no marks of its own, such as ``[worker 0/2]``."""
-    return text.replace("[", r"\[")

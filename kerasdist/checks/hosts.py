@@ -1,32 +1,37 @@
-"""The hosts of ``kerasdist doctor``: an agent on each, and what they find of each other."""
+"""``kerasdist doctor``: this machine, or several hosts and what they find of each other.
+
+On each of several hosts an agent answers questions: ``python -m kerasdist.checks.hosts``. The first
+line of its input has variables for the environment, as JSON. Each other one is a question, a line
+of its output the answer. It ends with its input.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-import queue
-import shlex
+import platform
+import secrets
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
-from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any, final
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TextIO, final
 
-from kerasdist.checks import findings
-from kerasdist.checks.findings import Finding
+from kerasdist.checks import findings, machine
+from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.machine import is_loopback
-from kerasdist.launch import environment
-from kerasdist.launch.commands import SSH
-from kerasdist.launch.placement import place
+from kerasdist.launch import info, start
+from kerasdist.launch.placement import listening, place
 
-_AGENT = ("-P", "-m", "kerasdist.checks.agent")
 _SECONDS = 60.0
-_TRIES = 5
-_LARGEST_OFFSET = 0.5
+_SECONDS_TO_CONNECT = 5.0
+_AT_ONCE = 32
 _SHOWN = 8
 
 
@@ -49,60 +54,48 @@ class Agent:
             host: The host; None: this machine.
         """
         self.name = socket.gethostname() if host is None else host.rpartition("@")[2]
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - what it, or ssh, says
+        command = [sys.executable, "-P", "-m", "kerasdist.checks.hosts"]
         self._process = subprocess.Popen(
-            _command(host),
+            command if host is None else start.by_ssh(host, command, os.environ.get("PYTHONPATH")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             start_new_session=True,  # Ctrl-C is for this process
         )
-        self._last = ""
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._threads = [
-            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._note, args=(self._process.stderr,), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
         with contextlib.suppress(OSError):  # the first question finds out why
-            self._send({} if host is None else environment.for_another_machine(os.environ))
+            self._send({} if host is None else start.for_another_machine(os.environ))
 
-    def ask(self, do: str, **arguments: Any) -> None:
-        """Sends a question.
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Asks a question, and returns the answer.
 
         Raises:
-            AgentError: If the agent has ended.
+            AgentError: If there is none.
         """
+        assert self._process.stdout is not None
+        line, limit = "", threading.Timer(_SECONDS, self._process.kill)
+        limit.start()
         try:
             self._send({"do": do, **arguments})
-        except OSError as error:
-            raise AgentError(self._why()) from error
+            line = self._process.stdout.readline()
+        except OSError:
+            pass
+        finally:
+            limit.cancel()
+        if not line:
+            raise AgentError(self._why())
+        return json.loads(line)
 
     def _send(self, line: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
 
-    def answer(self) -> Any:
-        """Returns the answer to the oldest question.
-
-        Raises:
-            AgentError: If there is none.
-        """
-        try:
-            line = self._answers.get(timeout=_SECONDS)
-        except queue.Empty as error:
-            raise AgentError(f"no answer within {_SECONDS:g} s") from error
-        if not line:
-            raise AgentError(self._why())
-        return json.loads(line)
-
     def close(self) -> None:
         """Ends the agent."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -110,29 +103,16 @@ class Agent:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
+        self._said.close()
 
     def _why(self) -> str:
         code = self._process.wait(5)
-        self._threads[1].join(2)
-        return self._last or f"exit code {code}"
-
-    def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self._answers.put(line)
-        self._answers.put("")
-
-    def _note(self, lines: IO[str]) -> None:
-        for line in lines:
-            self._last = line.strip() or self._last
-
-
-def _command(host: str | None) -> list[str]:
-    if host is None:
-        return [sys.executable, *_AGENT]
-    path = os.environ.get("PYTHONPATH")
-    words = [] if path is None else ["env", f"PYTHONPATH={path}"]
-    words += [sys.executable, *_AGENT]
-    return [*SSH, "--", host, f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"]
+        if code == -signal.SIGKILL:
+            return f"no answer within {_SECONDS:g} s"
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said if line.strip()]
+        return lines[-1] if lines else f"exit code {code}"
 
 
 def look(hosts: Sequence[str]) -> list[Finding]:
@@ -144,15 +124,19 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     """
     names = dict.fromkeys(slot.host for slot in place(None, hosts))
     found: list[Finding] = []
-    with _started(list(names)) as agents:
-        there: list[Agent] = []
+    there: list[Agent] = []
+    with contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(contextlib.closing(Agent(name))) for name in names]
         for agent in agents:
             try:
-                agent.ask("look")
-                found += findings.of_dicts(agent.answer(), agent.name)
+                found += findings.of_dicts(agent.ask("look"), agent.name)
                 there.append(agent)
             except AgentError as error:
-                found.append(_unreachable(agent.name, str(error)))
+                said = (
+                    f"No worker can be started there: `ssh {agent.name} true` must work without a "
+                    "password, and the host needs the same interpreter and folder as this machine."
+                )
+                found.append(Finding("ssh", "problem", str(error), said, agent.name))
         if len(there) > 1:
             try:
                 found += between(there)
@@ -162,64 +146,27 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     return found
 
 
-@contextlib.contextmanager
-def _started(hosts: Sequence[str | None]) -> Generator[list[Agent]]:
-    with contextlib.ExitStack() as stack:
-        agents: list[Agent] = []
-        for host in hosts:
-            agents.append(Agent(host))
-            stack.callback(agents[-1].close)
-        yield agents
-
-
-def _unreachable(name: str, why: str) -> Finding:
-    said = (
-        f"No worker can be started there: `ssh {name} true` must work without a password, and "
-        "the host needs the same interpreter and folder as this machine."
-    )
-    return Finding("ssh", "problem", why, said, name)
-
-
 def between(agents: Sequence[Agent]) -> list[Finding]:
-    """Compares versions, clocks, names and ports of several hosts; returns findings.
+    """Compares versions, names and ports of several hosts; returns findings.
 
     Raises:
         AgentError: If an agent has ended.
     """
-    facts = {agent.name: value for agent, value in zip(agents, _all(agents, "facts"), strict=True)}
-    offsets = {agent.name: _offset(agent) for agent in agents}
-    addresses = _all(agents, "listen")
-    reached: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for agent in agents:
-        others = [
-            {"host": other.name, "port": address["port"], "name": address["name"]}
-            for other, address in zip(agents, addresses, strict=True)
-            if other is not agent
-        ]
-        agent.ask("reach", targets=others)
-    for agent in agents:
-        others = [other.name for other in agents if other is not agent]
-        for other, answer in zip(others, agent.answer(), strict=True):
-            reached[agent.name, other] = answer
-    return [of_versions(facts), of_clocks(offsets), *of_reached(reached)]
+    by_name = {agent.name: agent for agent in agents}
+    facts = {name: agent.ask("facts") for name, agent in by_name.items()}
+    known = {name: agent.ask("listen") for name, agent in by_name.items()}
 
+    def reach(agent: Agent) -> list[Mapping[str, Any]]:
+        others = [{"host": name, **each} for name, each in known.items() if name != agent.name]
+        return agent.ask("reach", targets=others)
 
-def _all(agents: Sequence[Agent], question: str) -> list[Any]:
-    for agent in agents:
-        agent.ask(question)
-    return [agent.answer() for agent in agents]
-
-
-def _offset(agent: Agent) -> tuple[float, float]:
-    """Returns how far a host's clock is ahead of this one's, and the largest possible error."""
-    best = (0.0, float("inf"))
-    for _ in range(_TRIES):
-        before = time.time()
-        agent.ask("time")
-        there = agent.answer()
-        after = time.time()
-        best = min(best, (there - (before + after) / 2, (after - before) / 2), key=lambda x: x[1])
-    return best
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(reach, by_name.values()))
+    pairs = itertools.permutations(known, 2)
+    return [
+        of_versions(facts),
+        *of_reached(dict(zip(pairs, itertools.chain(*answers), strict=True))),
+    ]
 
 
 def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
@@ -233,77 +180,135 @@ def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
         for package in packages
         if len({versions.get(package) for versions in facts.values()}) > 1
     ]
-    if differing:
-        said = "Workers refuse to train together. Install the same on all hosts."
-        return Finding("versions", "problem", "; ".join(differing), said, "all hosts")
-    found = f"the same {len(packages)} on {len(facts)} hosts"
-    return Finding("versions", "ok", found, "Workers can train together.", "all hosts")
-
-
-def of_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """Returns the finding about the clocks of the hosts, given their offsets and errors."""
-    first, last = (
-        min(offsets, key=lambda x: offsets[x][0]),
-        max(offsets, key=lambda x: offsets[x][0]),
-    )
-    spread = offsets[last][0] - offsets[first][0]
-    error = offsets[first][1] + offsets[last][1]
-    found = f"{spread * 1e3:.1f} ms between {first} and {last}, within {error * 1e3:.1f} ms"
-    if spread - error > _LARGEST_OFFSET:
-        said = (
-            "The times in logs, files and profiles of the hosts do not fit together. Start a time "
-            "service on all: chrony or systemd-timesyncd."
-        )
-        return Finding("clocks", "warning", found, said, "all hosts")
-    return Finding("clocks", "ok", found, "Times in logs and profiles fit.", "all hosts")
+    said = "Workers refuse to train together. Install the same on all hosts." if differing else ""
+    found = "; ".join(differing) or f"the same {len(packages)} on {len(facts)} hosts"
+    return judge("versions", found, "Workers can train together.", problem=said, where="all hosts")
 
 
 def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Finding]:
     """Returns findings about which hosts know each other's names, and reach each other."""
-    unknown = [pair for pair, each in reached.items() if not each["addresses"]]
-    itself = [
-        pair
-        for pair, each in reached.items()
-        if each["addresses"] and all(map(is_loopback, each["addresses"]))
-    ]
-    closed = [
-        pair
-        for pair, each in reached.items()
-        if each["error"] is not None and pair not in (*unknown, *itself)
-    ]
-    found = [
-        *(
-            Finding(
-                "names",
-                "problem",
-                f"{there} is unknown on {here}: {reached[here, there]['error']}",
-                "Workers there do not find it. Add it to DNS or /etc/hosts, or name addresses.",
-                f"{here} to {there}",
+    names: list[Finding] = []
+    ports: list[Finding] = []
+    for (here, there), each in reached.items():
+        known, error, where = each["addresses"], each["error"], f"{here} to {there}"
+        if not known:
+            what = f"{there} is unknown on {here}: {error}"
+            said = "Workers there do not find it. Add it to DNS or /etc/hosts, or name addresses."
+            names.append(Finding("names", "problem", what, said, where))
+        elif all(map(is_loopback, known)):
+            said = "Workers there would look for it on their own machine. Correct /etc/hosts."
+            what = f"{there} is {known[0]} on {here}"
+            names.append(Finding("names", "problem", what, said, where))
+        elif error is not None:
+            said = (
+                f"A worker on {here} cannot connect to one on {there}. Open the ports from 20000 "
+                "to 65535 between the hosts in the firewall or security group."
             )
-            for here, there in unknown[:_SHOWN]
-        ),
-        *(
-            Finding(
-                "names",
-                "problem",
-                f"{there} is {reached[here, there]['addresses'][0]} on {here}",
-                "Workers there would look for it on their own machine. Correct /etc/hosts.",
-                f"{here} to {there}",
-            )
-            for here, there in itself[:_SHOWN]
-        ),
-    ]
-    if not found:
+            ports.append(Finding("ports", "problem", f"{there}: {error}", said, where))
+    if not (names or ports):
+        what = f"each of {len({here for here, _ in reached})} hosts reaches the others"
+        ports.append(Finding("ports", "ok", what, "No firewall is between them.", "all hosts"))
+    if not names:
         said = "Workers find each other by name."
-        found.append(Finding("names", "ok", "each host knows the others", said, "all hosts"))
-    for here, there in closed[:_SHOWN]:
-        said = (
-            f"A worker on {here} cannot connect to one on {there}. Open the ports from 20000 to "
-            "65535 between the hosts in the firewall or security group."
-        )
-        why = f"{there}: {reached[here, there]['error']}"
-        found.append(Finding("ports", "problem", why, said, f"{here} to {there}"))
-    if not (unknown or itself or closed):
-        text = f"each of {len({here for here, _ in reached})} hosts reaches the others"
-        found.append(Finding("ports", "ok", text, "No firewall is between them.", "all hosts"))
-    return found
+        names.append(Finding("names", "ok", "each host knows the others", said, "all hosts"))
+    return [*names[:_SHOWN], *ports[:_SHOWN]]
+
+
+def main() -> None:
+    """Answers questions until the input ends."""
+    os.environ.update(json.loads(sys.stdin.readline() or "{}"))
+    # Keeps what libraries print apart from the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    serve(sys.stdin, answers)
+
+
+def serve(questions: TextIO, answers: TextIO) -> None:
+    """Answers the questions of a stream."""
+    name = secrets.token_hex(8)
+    known: dict[str, Callable[..., Any]] = {
+        "look": lambda: findings.as_dicts(machine.look()),
+        "facts": _facts,
+        "listen": lambda: _listen(name),
+        "reach": _reach,
+    }
+    for line in questions:
+        question = json.loads(line)
+        answer = known[question.pop("do")](**question)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _facts() -> dict[str, Any]:
+    """Returns what must be equal on all hosts."""
+    versions = info.gather().versions
+    return {"Python": platform.python_version(), **{k: v for k, v in versions.items() if v}}
+
+
+def _listen(name: str) -> dict[str, Any]:
+    """Listens on a port that jobs use, and sends this agent's name to whatever connects."""
+    server = listening("")
+    threading.Thread(target=_greet, args=(server, name), daemon=True).start()
+    return {"port": server.getsockname()[1], "name": name}
+
+
+def _greet(server: socket.socket, name: str) -> None:
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(name.encode())
+
+
+def _reach(targets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns, for each target, its addresses and what keeps this host from it, if anything."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(_reached, targets))
+
+
+def _reached(target: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        addresses = machine.resolved(target["host"])
+    except OSError as error:
+        return {"addresses": [], "error": f"{error}"}
+    try:
+        with socket.create_connection(
+            (target["host"], target["port"]), _SECONDS_TO_CONNECT
+        ) as connection:
+            connection.settimeout(_SECONDS_TO_CONNECT)
+            said = connection.recv(64).decode(errors="replace")
+    except OSError as error:
+        return {"addresses": addresses, "error": f"{error}"}
+    other = None if said == target["name"] else "another machine answers there"
+    return {"addresses": addresses, "error": other}
+
+
+def doctor(names: Sequence[str], *, as_json: bool) -> bool:
+    """Looks at this machine, or at hosts, and prints what it finds. Returns whether all is well.
+
+    Raises:
+        ClusterError: If the hosts are written wrongly.
+        OSError: If there is no ssh.
+    """
+    found = look(names) if names else machine.look()
+    if as_json:
+        sys.stdout.write(json.dumps(findings.as_dicts(found), indent=2) + "\n")
+    else:
+        findings.show(", ".join(names) or "This machine", _shortened(found))
+    return not findings.is_failed(found)
+
+
+def _shortened(found: Sequence[Finding]) -> list[Finding]:
+    """Joins a host's findings without a problem into one line."""
+    shown: list[Finding] = []
+    for where in dict.fromkeys(one.where for one in found):
+        here = [one for one in found if one.where == where]
+        well = [one for one in here if one.verdict == "ok"]
+        if where and len(well) > 3:
+            here = [one for one in here if one not in well]
+            names = ", ".join(one.check for one in well)
+            shown.append(Finding(f"{len(well)} checks", "ok", names, "--json shows each.", where))
+        shown += here
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,25 +1,38 @@
-"""Runs a module of this package as a job of several workers, and reads what the chief has found."""
+"""``kerasdist test``, and how a check runs as a job of several workers."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import json
 import shutil
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+from kerasdist.checks import findings
+from kerasdist.checks.findings import Finding
+from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
-from kerasdist.core.backend_choice import KNOWN, VARIABLE
+from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
 from kerasdist.errors import BackendError
 from kerasdist.job.results import told
-from kerasdist.launch.beginning import log_file
 from kerasdist.launch.job import Launcher
-from kerasdist.launch.spec import JobSpec
+from kerasdist.launch.spec import JobSpec, python_command
+from kerasdist.launch.start import log_file
 
+_WORKER = "kerasdist.checks.cluster_test_worker"
+
+# GPUs round products of float32 to TF32 by default, which is no error of kerasdist.
+_FULL_FLOAT32 = {
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 _ON_CPU = {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
 
 
@@ -61,8 +74,7 @@ class Place:
 
 def has_accelerator() -> bool:
     """Returns whether this machine has a GPU that a process sees, or a TPU."""
-    devices = Path("/dev")
-    return bool(gpus.visible()) or any(devices.glob("accel*")) or any(devices.glob("vfio/[0-9]*"))
+    return bool(gpus.visible()) or cloud_tpu.has_tpus()
 
 
 def backends(wanted: Sequence[str]) -> tuple[str, ...]:
@@ -77,7 +89,7 @@ def backends(wanted: Sequence[str]) -> tuple[str, ...]:
                 f"Expected backends among {list(KNOWN)}. Received: --backend {name}. "
                 "Name one of them."
             )
-    found = tuple(wanted) or tuple(name for name in KNOWN if importlib.util.find_spec(name))
+    found = tuple(wanted) or tuple(filter(is_installed, KNOWN))
     if not found:
         raise BackendError(
             f"Expected one of {list(KNOWN)} to be installed. Received: none of them. Install one: "
@@ -99,7 +111,7 @@ class Ran:
 
     results: Sequence[Any] = ()
     failure: str | None = None
-    logs: Path | None = field(default=None)
+    logs: Path | None = None
 
 
 def run(
@@ -127,17 +139,12 @@ def run(
         last = next((line for line in reversed(attempt.cause.last_lines) if line.strip()), "")
         why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
         return Ran(failure=why, logs=folder)
-    results = _results(folder)
+    file = log_file(folder, 0, 0)
+    results = told(file.read_text(encoding="utf-8", errors="replace").splitlines())
     if not results:
         return Ran(failure=without, logs=folder)
     shutil.rmtree(folder)
     return Ran(results)
-
-
-def _results(folder: Path) -> list[Any]:
-    file = log_file(folder, 0, 0)
-    assert file is not None
-    return told(file.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 @contextlib.contextmanager
@@ -156,3 +163,27 @@ def _limited(launcher: Launcher, seconds: float) -> Generator[threading.Event]:
         yield is_over
     finally:
         timer.cancel()
+
+
+def test(names: Sequence[str], place: Place, *, as_json: bool) -> bool:
+    """Tests backends one after another, and prints what it finds. Returns whether all is well.
+
+    Raises:
+        KerasdistError: If a backend or a host is unknown.
+    """
+    found: dict[str, list[Finding]] = {}
+    for backend in backends(names):
+        began = time.monotonic()
+        spec = place.spec(python_command(_WORKER, module=True), _FULL_FLOAT32)
+        ran = run(spec, backend, place.seconds)
+        if ran.failure is None:
+            found[backend] = findings.of_dicts(ran.results[0], "")
+        else:
+            said = f"No job would run here. The workers' whole output is in {ran.logs}."
+            found[backend] = [Finding("job", "problem", ran.failure, said)]
+        if not as_json:
+            findings.show(f"{backend}, {time.monotonic() - began:.0f} s", found[backend])
+    if as_json:
+        listed = {backend: findings.as_dicts(each) for backend, each in found.items()}
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+    return not any(map(findings.is_failed, found.values()))

@@ -8,17 +8,19 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any, final
 
 from packaging.requirements import Requirement
 
-from kerasdist.checks import gpu_state
-from kerasdist.checks.findings import Finding, Verdict
-from kerasdist.cluster import detection, ports
+from kerasdist.checks.findings import Finding, judge
+from kerasdist.checks.jobs import has_accelerator
+from kerasdist.cluster import addresses, detection
 from kerasdist.core import gpus
-from kerasdist.core.backend_choice import KNOWN, backend_choice
+from kerasdist.core.backend_choice import KNOWN, backend_choice, is_installed, version_of
 from kerasdist.errors import KerasdistError
 from kerasdist.launch import supervisor
 from kerasdist.plan.report import size
@@ -28,22 +30,19 @@ _LEAST_SHM = 1 << 30
 _LEAST_DISK, _FULL_DISK = 10e9, 1e9
 _LEAST_FILES = 4096
 _CPU_PACKAGES = {"tensorflow": "tensorflow-cpu"}
+_NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
+_BUSY = 0.1
+# Bytes per second of one PCIe lane in one direction, by generation, after encoding.
+_PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+_MAX_NVLINKS = 18
 
 
 def look() -> list[Finding]:
     """Returns findings about this machine."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _versions,
-        _backend,
-        gpu_state.look,
-        _processor,
-        _cluster,
-        _ports,
-        _name,
-        _disks,
-        _shared_memory,
-        _files,
-        _locked_memory,
+        *(_versions, _backend, look_at_gpus, _processor, _cluster, _ports),
+        *(_name, _disks, _shared_memory, _files, _locked_memory),
     )
     return [finding for check in checks for finding in check()]
 
@@ -57,110 +56,99 @@ def _versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     found, old = [f"Python {python}", f"kerasdist {metadata.version('kerasdist')}"], []
     for name, requirement in needed.items():
-        version = _version(name) or _version(_CPU_PACKAGES.get(name, name))
+        version = version_of(name) or version_of(_CPU_PACKAGES.get(name, name))
         if version is None:
             continue
         found.append(f"{name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
             old.append(f"{name} {version}, where kerasdist needs {requirement.specifier}")
-    if old:
-        yield Finding("versions", "problem", "; ".join(old), "Jobs may fail. Update them by pip.")
-    else:
-        said = "Supported. All workers need the same versions."
-        yield Finding("versions", "ok", ", ".join(found), said)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    said = "Jobs may fail. Update them by pip." if old else ""
+    ok = "Supported. All workers need the same versions."
+    yield judge("versions", "; ".join(old) or ", ".join(found), ok, problem=said)
 
 
 def _backend() -> Iterator[Finding]:
     choice = backend_choice()
-    found = f"{choice.name} ({choice.reason})"
-    if choice.problem is not None:
-        yield Finding("backend", "problem", found, choice.problem)
-        return
-    built = gpu_state.is_built_for_gpus(choice.name)
-    if built is False and gpus.visible():
-        yield Finding(
-            "backend",
-            "problem",
-            f"{found}, built for CPUs alone, beside {len(gpus.visible())} GPUs",
-            f"A job would compute on the CPU. Install {choice.name} with CUDA: see its own guide.",
+    found, problem = f"{choice.name} ({choice.reason})", choice.problem or ""
+    if not problem and _is_built_for_gpus(choice.name) is False and gpus.visible():
+        found += f", built for CPUs alone, beside {len(gpus.visible())} GPUs"
+        problem = (
+            f"A job would compute on the CPU. Install {choice.name} with CUDA: see its own guide."
         )
-        return
-    yield Finding("backend", "ok", found, "What workers compute with, unless a script says more.")
+    ok = "What workers compute with, unless a script says more."
+    yield judge("backend", found, ok, problem=problem)
+
+
+def _is_built_for_gpus(backend: str) -> bool | None:
+    """Returns whether an installed framework is built for GPUs; None: only it could tell."""
+    if backend == "jax":
+        return any(map(is_installed, _JAX_CUDA)) or None  # perhaps the user's own build, or AMD's
+    if backend == "torch":
+        return False if (version_of("torch") or "").endswith("+cpu") else None
+    return False if version_of("tensorflow-cpu") and not version_of("tensorflow") else None
 
 
 def _processor() -> Iterator[Finding]:
     cores, total = supervisor.cores(), os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = f"{cores} of {total} cores, {size(memory)} of memory"
     load = os.getloadavg()[0]
-    if load > total:
-        said = (
-            f"Others compute here (load {load:.1f}): workers will be slow, and wait for the "
-            "slowest."
-        )
-        yield Finding("processor", "warning", found, said)
-    else:
-        said = "The workers of this machine share the cores in equal parts."
-        yield Finding("processor", "ok", found, said)
+    said = f"Others compute here (load {load:.1f}): workers will be slow, and wait for the slowest."
+    yield judge(
+        "processor",
+        f"{cores} of {total} cores, {size(memory)} of memory",
+        "The workers of this machine share the cores in equal parts.",
+        warning=said if load > total else "",
+    )
 
 
 def _cluster() -> Iterator[Finding]:
     """What the environment says of a cluster."""
+    found, ok, problem = (
+        "no cluster in the variables",
+        "A script started here is a job of its own.",
+        "",
+    )
     try:
         resolver = detection.detect()
+        if resolver is not None:
+            place = resolver.membership()
+            found = f"worker {place.rank} of {place.num_workers}, told by {place.source}"
+            ok = "A script started here waits for the others."
     except KerasdistError as error:
-        said = "A strategy would refuse to start. See kerasdist info."
-        yield Finding("environment", "problem", str(error), said)
-        return
-    if resolver is None:
-        said = "A script started here is a job of its own."
-        yield Finding("environment", "ok", "no cluster in the variables", said)
-    else:
-        place = resolver.membership()
-        found = f"worker {place.rank} of {place.num_workers}, told by {place.source}"
-        yield Finding("environment", "ok", found, "A script started here waits for the others.")
+        found, problem = str(error), "A strategy would refuse to start. See kerasdist info."
+    yield judge("environment", found, ok, problem=problem)
 
 
 def _ports() -> Iterator[Finding]:
     """Whether a process can listen, and reach itself by the loopback address."""
+    problem = ""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname()[:2], timeout=5).close()
-        with socket.create_server(("", ports.of_job(os.getpid()))) as server:
-            number = server.getsockname()[1]
+        with socket.create_server(("", addresses.of_job(os.getpid()))) as server:
+            found = f"can listen on port {server.getsockname()[1]}, loopback works"
     except OSError as error:
-        said = "Workers could not find each other. Look for a sandbox, or a firewall on lo."
-        yield Finding("ports", "problem", f"{error}", said)
-        return
-    said = "Workers of this machine can meet. A job uses ports from 20000, and what Linux gives."
-    yield Finding("ports", "ok", f"can listen on port {number}, loopback works", said)
+        found = str(error)
+        problem = "Workers could not find each other. Look for a sandbox, or a firewall on lo."
+    ok = "Workers of this machine can meet. A job uses ports from 20000, and what Linux gives."
+    yield judge("ports", found, ok, problem=problem)
 
 
 def _name() -> Iterator[Finding]:
     """Whether the machine's own name leads to an address that others reach."""
-    name = socket.gethostname()
+    name, said = socket.gethostname(), ""
     try:
-        addresses = resolved(name)
+        known = resolved(name)
+        found = f"{name} is {', '.join(known)}"
+        if all(map(is_loopback, known)):
+            said = (
+                "Frameworks may tell other machines a loopback address. In /etc/hosts, give the "
+                "name the address of the network card."
+            )
     except OSError as error:
+        found = f"{name}: {error}"
         said = "Rank 0 of a job of several machines tells its name. Add it to /etc/hosts or DNS."
-        yield Finding("own name", "warning", f"{name}: {error}", said)
-        return
-    found = f"{name} is {', '.join(addresses)}"
-    if all(is_loopback(address) for address in addresses):
-        said = (
-            "Frameworks may tell other machines a loopback address. In /etc/hosts, give the name "
-            "the address of the network card."
-        )
-        yield Finding("own name", "warning", found, said)
-    else:
-        yield Finding("own name", "ok", found, "Other machines can be told it.")
+    yield judge("own name", found, "Other machines can be told it.", warning=said)
 
 
 def resolved(name: str) -> list[str]:
@@ -181,35 +169,27 @@ def is_loopback(address: str) -> bool:
 def _disks() -> Iterator[Finding]:
     for check, folder in (("disk", Path.cwd()), ("temporary disk", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
-        found = f"{size(free)} free in {folder}"
-        yield Finding(check, *_of_disk(free, found))
-
-
-def _of_disk(free: float, found: str) -> tuple[Verdict, str, str]:
-    if free < _FULL_DISK:
-        return "problem", found, "Checkpoints and logs cannot be written. Make room."
-    if free < _LEAST_DISK:
-        return "warning", found, "A few checkpoints of a large model fill it."
-    return "ok", found, "Checkpoints and logs have room."
+        full = "Checkpoints and logs cannot be written. Make room." if free < _FULL_DISK else ""
+        few = "A few checkpoints of a large model fill it." if free < _LEAST_DISK else ""
+        found, ok = f"{size(free)} free in {folder}", "Checkpoints and logs have room."
+        yield judge(check, found, ok, warning=few, problem=full)
 
 
 def _shared_memory() -> Iterator[Finding]:
-    if not _SHM.is_dir():
-        return
-    yield of_shared_memory(shutil.disk_usage(_SHM).free)
+    if _SHM.is_dir():
+        yield of_shared_memory(shutil.disk_usage(_SHM).free)
 
 
 def of_shared_memory(free: float) -> Finding:
     """Returns the finding about the free shared memory, in bytes."""
-    found = f"{size(free)} free in {_SHM}"
-    if free < _LEAST_SHM:
-        said = (
-            "NCCL, and PyTorch's data loaders with worker processes, die of a bus error where it "
-            "is full. Start a container with --shm-size=8g or --ipc=host; a pod with an emptyDir "
-            "of medium Memory on /dev/shm."
-        )
-        return Finding("shared memory", "warning", found, said)
-    return Finding("shared memory", "ok", found, "NCCL and data loaders have room.")
+    said = (
+        "NCCL, and PyTorch's data loaders with worker processes, die of a bus error where it is "
+        "full. Start a container with --shm-size=8g or --ipc=host; a pod with an emptyDir of "
+        "medium Memory on /dev/shm."
+    )
+    ok = "NCCL and data loaders have room."
+    warning = said if free < _LEAST_SHM else ""
+    return judge("shared memory", f"{size(free)} free in {_SHM}", ok, warning=warning)
 
 
 def _files() -> Iterator[Finding]:
@@ -218,28 +198,148 @@ def _files() -> Iterator[Finding]:
 
 def of_files(soft: int, hard: int) -> Finding:
     """Returns the finding about the limit of open files."""
-    if soft == resource.RLIM_INFINITY or soft >= _LEAST_FILES:
-        shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} open files"
-        return Finding("open files", "ok", shown, "Enough for connections and data loaders.")
+    is_free = soft == resource.RLIM_INFINITY
     can = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
     said = (
         "Workers with many connections, files of data or data loaders fail with 'Too many open "
         f"files'. Before the job: ulimit -n 65536{can}."
     )
-    return Finding("open files", "warning", f"{soft} open files", said)
+    ok = "Enough for connections and data loaders."
+    warning = "" if is_free or soft >= _LEAST_FILES else said
+    found = "no limit" if is_free else f"{soft} open files"
+    return judge("open files", found, ok, warning=warning)
 
 
 def _locked_memory() -> Iterator[Finding]:
     """The limit of locked memory, which InfiniBand needs."""
-    cards = Path("/sys/class/infiniband")
-    if not cards.is_dir() or not any(cards.iterdir()):
+    names = ", ".join(sorted(card.name for card in Path("/sys/class/infiniband").glob("*")))
+    if not names:
         return
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    names = ", ".join(sorted(card.name for card in cards.iterdir()))
     if soft == resource.RLIM_INFINITY:
-        said = "NCCL can use it without copies."
-        yield Finding("InfiniBand", "ok", f"{names}, locked memory without limit", said)
+        limit, said = "without limit", ""
+    else:
+        limit = f"up to {size(soft)}"
+        said = "NCCL cannot use it: allow memlock unlimited (ulimit -l, --ulimit memlock=-1)."
+    found, ok = f"{names}, locked memory {limit}", "NCCL can use it without copies."
+    yield judge("InfiniBand", found, ok, warning=said)
+
+
+def look_at_gpus() -> Iterator[Finding]:
+    """Yields findings about accelerators: driver, CUDA, NCCL, memory, links."""
+    broken, seen = gpus.driver_problem(), gpus.visible()
+    if broken is not None:
+        said = "No GPU can be used. Reinstall NVIDIA's driver, or start the machine again."
+        yield Finding("GPU driver", "problem", broken, said)
         return
-    said = "NCCL cannot use it: allow memlock unlimited (ulimit -l, --ulimit memlock=-1)."
-    found = f"{names}, locked memory up to {size(soft)}"
-    yield Finding("InfiniBand", "warning", found, said)
+    if not seen:
+        found, said = "no GPU", "A job computes on the CPU. If there is a GPU, look for its driver."
+        if has_accelerator():
+            found, said = "TPUs", "JAX drives all of them in one process a machine."
+        yield Finding("devices", "ok", found, said)
+        return
+    kinds = sorted({gpu.name for gpu in seen})
+    said = "GPUs of several kinds: all wait for the slowest. Choose by CUDA_VISIBLE_DEVICES."
+    found, warning = f"{len(seen)} x {kinds[0]}", ""
+    if len(kinds) > 1:
+        found, warning = ", ".join(kinds), said
+    yield judge("devices", found, "One replica on each.", warning=warning)
+    if seen[0].maker == "NVIDIA":
+        with gpus.opened_nvml() as nvml:
+            yield _driver(nvml)
+            yield _memory(nvml)
+        yield from of_links(gpu_links())
+
+
+def _driver(nvml: Any) -> Finding:
+    driver = nvml.nvmlSystemGetDriverVersion()
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    nccl = next((f"NCCL {version}" for name in _NCCL if (version := version_of(name))), None)
+    found = f"driver {driver}, for CUDA up to {cuda // 1000}.{cuda % 1000 // 10}"
+    said = "The framework's CUDA must not be newer."
+    return Finding("GPU driver", "ok", f"{found}, {nccl or 'NCCL of the framework'}", said)
+
+
+def _memory(nvml: Any) -> Finding:
+    busy: list[str] = []
+    for index, handle in gpus.handles(nvml):
+        memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)  # None: it shares the machine's
+        if memory is not None and memory.used > _BUSY * memory.total:
+            busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
+    said = (
+        "Another process computes there: a job may run out of memory, and is slow. End it "
+        "(nvidia-smi shows it), or leave the GPU out by CUDA_VISIBLE_DEVICES."
+    )
+    found, ok = "; ".join(busy) or "free on all GPUs", "No other process uses them."
+    return judge("GPU memory", found, ok, warning=said if busy else "")
+
+
+@final
+@dataclass(frozen=True)
+class GpuLinks:
+    """How a GPU is connected.
+
+    Attributes:
+        name: Its maker's name for it.
+        nvlinks: How many NVLinks are active.
+        pcie_generation: Of its slot, or of itself if that is less; None where it is not known.
+        pcie_width: How many lanes it uses.
+        pcie_max_width: How many lanes it has.
+    """
+
+    name: str
+    nvlinks: int
+    pcie_generation: int | None
+    pcie_width: int | None
+    pcie_max_width: int | None
+
+    @property
+    def pcie_rate(self) -> float | None:
+        """Bytes a second over PCIe in one direction."""
+        if self.pcie_generation not in _PCIE_LANE or self.pcie_width is None:
+            return None
+        return _PCIE_LANE[self.pcie_generation] * self.pcie_width
+
+
+def gpu_links() -> tuple[GpuLinks, ...]:
+    """Returns how this machine's NVIDIA GPUs are connected; none without a driver."""
+    with gpus.opened_nvml() as nvml:
+        return () if nvml is None else tuple(_links_of(nvml, one) for _, one in gpus.handles(nvml))
+
+
+def _links_of(nvml: Any, handle: Any) -> GpuLinks:
+    links = [gpus.ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MAX_NVLINKS)]
+    return GpuLinks(
+        name=nvml.nvmlDeviceGetName(handle),
+        nvlinks=links.count(1),
+        pcie_generation=gpus.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        pcie_width=gpus.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        pcie_max_width=gpus.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+    )
+
+
+def of_links(found: Sequence[GpuLinks]) -> Iterator[Finding]:
+    """Yields findings about the links between GPUs."""
+    narrow = [
+        f"GPU {index}: x{gpu.pcie_width} of x{gpu.pcie_max_width}"
+        for index, gpu in enumerate(found)
+        if gpu.pcie_width and gpu.pcie_max_width and gpu.pcie_width < gpu.pcie_max_width
+    ]
+    if narrow:
+        said = "Input, and gradients without NVLink, are slow. Look at the slot and the riser."
+        yield Finding("PCIe", "warning", "; ".join(narrow), said)
+    numbers = {gpu.nvlinks for gpu in found}
+    if len(found) < 2:
+        return
+    if numbers == {0}:
+        rate = found[0].pcie_rate
+        shown = "" if rate is None else f", {size(rate)}/s a direction"
+        said = "Gradients travel by PCIe: large models scale worse than with NVLink."
+        yield Finding("links", "ok", f"PCIe without NVLink{shown}", said)
+    elif len(numbers) > 1:
+        shown = ", ".join(f"GPU {index}: {gpu.nvlinks}" for index, gpu in enumerate(found))
+        said = "All wait for the GPU with the fewest. An NVLink may be broken: nvidia-smi nvlink -s"
+        yield Finding("links", "warning", f"NVLinks that are active: {shown}", said)
+    else:
+        said = "Gradients travel by NVLink."
+        yield Finding("links", "ok", f"{found[0].nvlinks} NVLinks on each GPU", said)

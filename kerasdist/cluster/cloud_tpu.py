@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from functools import cache
-from http import HTTPStatus
 from pathlib import Path
 
-from kerasdist.cluster import ports
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent, Kind, Source, Variables
+from kerasdist.cluster import addresses
+from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
 from kerasdist.errors import ClusterError
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -66,7 +62,9 @@ def _membership(variables: Variables, hosts: list[str], worker: int) -> Membersh
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]
-    return variables.worker(rank, count, ports.join(first, ports.DEFAULT_PORT), local=(0, 1))
+    return variables.worker(
+        rank, count, addresses.join(first, addresses.DEFAULT_PORT), local=(0, 1)
+    )
 
 
 def _host_of(endpoint: str) -> str:
@@ -85,7 +83,7 @@ def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
     """Yields the settings of the attribute ``tpu-env``, whose lines are as ``NAME: 'value'``."""
     for line in lines.splitlines():
         name, colon, value = line.partition(":")
-        if colon and name.strip() in SOURCE.variables:
+        if colon and name.strip() in SOURCE.others:
             yield name.strip(), value.strip().strip("'\"")
 
 
@@ -108,6 +106,9 @@ def read_attribute(host: str, name: str) -> str | None:
     Raises:
         OSError: If the server does not answer.
     """
+    import urllib.error  # slow to import, and needed on TPU hosts alone
+    import urllib.request
+
     headers = {"Metadata-Flavor": "Google"}
     request = urllib.request.Request(f"http://{host}/{_PATH}/{name}", headers=headers)
     # The server is on this machine, so no proxy of the environment reaches it.
@@ -118,7 +119,7 @@ def read_attribute(host: str, name: str) -> str | None:
                 return answer.read().decode()
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == HTTPStatus.NOT_FOUND:
+            if error.code == 404:
                 return None
             if not left:
                 raise
@@ -139,7 +140,8 @@ def _text(file: Path) -> str:
 SOURCE = Source(
     name="Cloud TPU",
     kind=Kind.PLACE,
-    variables=(
+    needed=(),
+    others=(
         "TPU_WORKER_ID",
         "TPU_WORKER_HOSTNAMES",
         "MEGASCALE_NUM_SLICES",

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import final
 
 from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
-from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
-from kerasdist.cluster.source import Absent, Kind, Source
+from kerasdist.cluster.source import Absent, Kind, Membership, Source
 from kerasdist.errors import ClusterError, KerasdistError
 
 SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
@@ -62,15 +61,16 @@ def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
 def choose(found: tuple[Finding, ...]) -> Source | None:
     """Returns the source that counts, None if no source describes a cluster."""
     told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
-    of_process = [each for each in told if each[0].kind is Kind.PROCESS]
-    _raise_first_error(of_process)
+    of_process = [answer for source, answer in told if source.kind is Kind.PROCESS]
     # A launcher in this task or pod takes precedence: it describes workers, not the task.
     trusted = [
         (source, answer)
         for source, answer in told
-        if source.kind is Kind.PROCESS or not any(_differ(answer, other) for _, other in of_process)
+        if source.kind is Kind.PROCESS or not any(_differ(answer, other) for other in of_process)
     ]
-    _raise_first_error(trusted)
+    for answer in (*of_process, *(answer for _, answer in trusted)):
+        if isinstance(answer, KerasdistError):
+            raise answer
     for source, answer in trusted[1:]:
         first, place = trusted[0]
         if _differ(place, answer):
@@ -111,12 +111,6 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
     found = SOURCES[source](environ)
     kerasdist_variables.refuse_another_number(environ, found.num_workers, source.name)
     return found if found.num_workers > 1 else None
-
-
-def _raise_first_error(told: list[tuple[Source, Membership | KerasdistError]]) -> None:
-    for _, answer in told:
-        if isinstance(answer, KerasdistError):
-            raise answer
 
 
 def _differ(one: Membership | KerasdistError, other: Membership | KerasdistError) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kerasdist.cluster import ports
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent, Kind, Source, Variables
+from kerasdist.cluster import addresses
+from kerasdist.cluster.source import Kind, Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -17,7 +16,7 @@ WORKERS = "KERASDIST_WORKERS"
 RANK = "KERASDIST_RANK"
 """Which of them this process is, from 0."""
 
-COORDINATOR = ports.COORDINATOR_VARIABLE
+COORDINATOR = addresses.COORDINATOR_VARIABLE
 """``host:port`` on the machine of rank 0. It may be left out where hosts are given."""
 
 LOCAL_RANK = "KERASDIST_LOCAL_RANK"
@@ -46,14 +45,11 @@ RESTART = "KERASDIST_RESTART"
 """How often ``kerasdist run`` has started the job again; no part of the cluster."""
 
 
-def read(variables: Variables) -> Membership | Absent:
+def read(variables: Variables) -> Membership:
     """Reads kerasdist's own variables."""
-    if not variables.has(RANK):
-        return Absent(f"{RANK} is not set.")
-    rank = variables.integer(RANK)
-    count, addresses, coordinator = workers(variables.text(WORKERS))
-    local = variables.optional_integer(LOCAL_RANK), variables.optional_integer(LOCAL_WORKERS)
-    return variables.worker(rank, count, coordinator, addresses=addresses, local=local)
+    rank, (count, known, coordinator) = variables.integer(RANK), workers(variables.text(WORKERS))
+    local = variables.local([LOCAL_RANK], [LOCAL_WORKERS])
+    return variables.worker(rank, count, coordinator, addresses=known, local=local)
 
 
 def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
@@ -70,9 +66,9 @@ def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
             f"{WORKERS}={text!r}."
         )
     if not any(re.search(r":\d+$", entry) for entry in entries):  # hosts alone
-        return len(entries), (), ports.join(entries[0].strip("[]"), ports.DEFAULT_PORT)
+        return len(entries), (), addresses.join(entries[0].strip("[]"), addresses.DEFAULT_PORT)
     place = place_of(ClusterSpec({"worker": entries}), "worker", 0, WORKERS)
-    return len(entries), place.addresses, ports.coordinator_of(place.addresses, WORKERS)
+    return len(entries), place.addresses, addresses.coordinator_of(place.addresses, WORKERS)
 
 
 def is_independent(environ: Mapping[str, str] | None) -> bool:
@@ -114,7 +110,8 @@ def refuse_another_number(environ: Mapping[str, str] | None, count: int, source:
 SOURCE = Source(
     name="KERASDIST",
     kind=Kind.PROCESS,
-    variables=(WORKERS, RANK, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
+    needed=(RANK,),
+    others=(WORKERS, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
     read=read,
     hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
 )

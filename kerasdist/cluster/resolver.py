@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
-from kerasdist.cluster import cloud_tpu, kerasdist_variables, ports, sources
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Source, Variables
-from kerasdist.cluster.spec import ClusterSpec, place_of
+from kerasdist.cluster import cloud_tpu, kerasdist_variables, sources
+from kerasdist.cluster.source import Membership, Source, Variables
+from kerasdist.cluster.spec import ClusterSpec
 
 
 class ClusterResolver(ABC):
@@ -173,21 +172,9 @@ class SimpleClusterResolver(ClusterResolver):
         coordinator: str | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        source = type(self).__name__
-        place = place_of(ClusterSpec(cluster_spec), task_type, task_id, source)
-        if coordinator is None:
-            coordinator = Variables(environ, source).coordinator(
-                ports.coordinator_of(place.addresses, source)
-            )
-        self._membership = Membership(
-            task_type=task_type,
-            task_id=task_id,
-            rank=place.rank,
-            num_workers=len(place.addresses),
-            addresses=place.addresses,
-            coordinator=coordinator,
-            source=source,
-        )
+        variables = Variables(environ, type(self).__name__)
+        cluster = ClusterSpec(cluster_spec)
+        self._membership = variables.task(cluster, task_type, task_id, coordinator)
 
     def membership(self) -> Membership:
         """Returns this process's place in the job."""

@@ -1,16 +1,81 @@
-"""A source of the cluster: a program that describes it in environment variables."""
+"""A process's place in a job, and what describes it in environment variables."""
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from kerasdist.cluster import ports
-from kerasdist.cluster.membership import Membership
+from kerasdist.cluster import addresses
+from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
+
+
+@final
+@dataclass(frozen=True)
+class Membership:
+    """A process's place in a job of several workers.
+
+    Example::
+
+        resolver = kd.cluster.detect()
+        if resolver is not None:
+            place = resolver.membership()
+            print(f"worker {place.rank} of {place.num_workers}, says {place.source}")
+
+    Attributes:
+        task_type: ``"chief"`` or ``"worker"``, as ``TF_CONFIG`` means it.
+        task_id: The number within the type.
+        rank: The number within the job, from 0: the chief first, then the workers.
+        num_workers: How many workers there are, the chief among them.
+        addresses: ``host:port`` of every rank; empty where the environment does not tell.
+        coordinator: ``host:port`` at which the process of rank 0 can be reached by kerasdist; None
+            where the environment does not tell.
+        source: The source of these facts, such as ``"TF_CONFIG"``.
+        local_rank: The number among the workers on this machine; None where it is not known.
+        local_workers: How many workers this machine has; None where it is not known.
+    """
+
+    task_type: str
+    task_id: int
+    rank: int
+    num_workers: int
+    addresses: tuple[str, ...]
+    coordinator: str | None
+    source: str
+    local_rank: int | None = None
+    local_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_workers:
+            raise ClusterError(
+                f"Expected a rank from 0 to {self.num_workers - 1}, in a job of "
+                f"{self.num_workers}. Received: rank={self.rank}, from {self.source}."
+            )
+        if self.addresses and len(self.addresses) != self.num_workers:
+            raise ClusterError(
+                f"Expected an address for each of {self.num_workers} workers. Received: "
+                f"addresses={list(self.addresses)}, from {self.source}."
+            )
+        if self.local_workers is not None and not 0 < self.local_workers <= self.num_workers:
+            raise ClusterError(
+                f"Expected from 1 to {self.num_workers} workers on this machine. Received: "
+                f"local_workers={self.local_workers}, from {self.source}."
+            )
+        if self.local_rank is not None and not 0 <= self.local_rank < (
+            self.local_workers or self.num_workers
+        ):
+            raise ClusterError(
+                f"Expected a number below {self.local_workers or self.num_workers} for the worker "
+                f"on this machine. Received: local_rank={self.local_rank}, from {self.source}."
+            )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files: it has rank 0."""
+        return self.rank == 0
 
 
 class Kind(enum.Enum):
@@ -80,12 +145,16 @@ class Variables:
         """Returns the first of these variables that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
+    def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
+        """Returns the number on this machine and how many it has, by variables of these names."""
+        return self.optional_integer(*rank), self.optional_integer(*workers)
+
     def coordinator(self, otherwise: str | None) -> str | None:
         """Returns ``KERASDIST_COORDINATOR`` if it is set, else `otherwise`."""
-        if not self.has(ports.COORDINATOR_VARIABLE):
+        if not self.has(addresses.COORDINATOR_VARIABLE):
             return otherwise
-        text = self.text(ports.COORDINATOR_VARIABLE)
-        return ports.join(*ports.split(text, ports.COORDINATOR_VARIABLE))
+        text = self.text(addresses.COORDINATOR_VARIABLE)
+        return addresses.join(*addresses.split(text, addresses.COORDINATOR_VARIABLE))
 
     def worker(
         self,
@@ -105,16 +174,20 @@ class Variables:
             addresses: Those of all ranks, if they are known.
             local: Its number on this machine, and how many workers the machine has.
         """
+        where = self.coordinator(coordinator)
+        return Membership("worker", rank, rank, num_workers, addresses, where, self._source, *local)
+
+    def task(
+        self, cluster: ClusterSpec, task_type: str, task_id: int, coordinator: str | None = None
+    ) -> Membership:
+        """Returns the place of a task in a cluster, at whose addresses other programs listen."""
+        place = place_of(cluster, task_type, task_id, self._source)
+        if coordinator is None:
+            beside = addresses.coordinator_of(place.addresses, self._source)
+            coordinator = self.coordinator(beside)
+        count = len(place.addresses)
         return Membership(
-            task_type="worker",
-            task_id=rank,
-            rank=rank,
-            num_workers=num_workers,
-            addresses=addresses,
-            coordinator=self.coordinator(coordinator),
-            source=self._source,
-            local_rank=local[0],
-            local_workers=local[1],
+            task_type, task_id, place.rank, count, place.addresses, coordinator, self._source
         )
 
 
@@ -126,20 +199,32 @@ class Source:
     Attributes:
         name: Its name, for messages.
         kind: What it describes.
-        variables: The environment variables that it is read from.
+        needed: The environment variables without which it is absent.
+        others: The others that it is read from.
         read: Reads them.
         hint: How to set the coordinator, where the source may not know it.
     """
 
     name: str
     kind: Kind
-    variables: tuple[str, ...]
+    needed: tuple[str, ...]
+    others: tuple[str, ...]
     read: Callable[[Variables], Membership | Absent]
-    hint: str = f"Set {ports.COORDINATOR_VARIABLE}=host:port on every worker."
+    hint: str = f"Set {addresses.COORDINATOR_VARIABLE}=host:port on every worker."
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All variables that it is read from."""
+        return self.needed + self.others
 
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
         """Returns this process's place, or why the source describes none."""
-        return self.read(Variables(environ, self.name))
+        variables = Variables(environ, self.name)
+        if variables.has(*self.needed):
+            return self.read(variables)
+        *first, last = self.needed
+        names = f"{', '.join(first)} and {last}" if first else last
+        return Absent(f"{names} {('is not', 'are not both', 'are not all')[len(first)]} set.")
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
         """Returns this process's place; raises if the source has none, or no address of rank 0."""
@@ -152,7 +237,8 @@ class Source:
         if answer.coordinator is None and answer.num_workers > 1:
             raise ClusterError(
                 f"Expected to know on which machine rank 0 is, which {self.name} does not tell. "
-                f"Received: {ports.COORDINATOR_VARIABLE}=None, num_workers={answer.num_workers}, "
-                f"local_workers={answer.local_workers}. {self.hint}"
+                f"Received: {addresses.COORDINATOR_VARIABLE}=None, "
+                f"num_workers={answer.num_workers}, local_workers={answer.local_workers}. "
+                f"{self.hint}"
             )
         return answer

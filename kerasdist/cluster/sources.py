@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from kerasdist.cluster import hosts, kerasdist_variables, ports
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent, Kind, Source, Variables
+from kerasdist.cluster import addresses, kerasdist_variables
+from kerasdist.cluster.source import Absent, Kind, Membership, Source, Variables
 from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
@@ -26,8 +25,6 @@ _EXAMPLE = (
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
     """Reads ``TF_CONFIG``. TensorFlow's servers listen at its addresses: kerasdist, elsewhere."""
-    if not variables.has(_TF_CONFIG):
-        return Absent(f"{_TF_CONFIG} is not set.")
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -37,16 +34,7 @@ def _read_tf_config(variables: Variables) -> Membership | Absent:
         spec = ClusterSpec(cluster)
     except TypeError as error:
         raise _wrong_config("lists of addresses in its cluster", cluster) from error
-    place = place_of(spec, task_type, task_id, _TF_CONFIG)
-    return Membership(
-        task_type=task_type,
-        task_id=task_id,
-        rank=place.rank,
-        num_workers=len(place.addresses),
-        addresses=place.addresses,
-        coordinator=variables.coordinator(ports.coordinator_of(place.addresses, _TF_CONFIG)),
-        source=_TF_CONFIG,
-    )
+    return variables.task(spec, task_type, task_id)
 
 
 def _parse(text: str) -> Any:
@@ -85,21 +73,13 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 def _read_torchrun(variables: Variables) -> Membership | Absent:
     """Reads torch's variables. torchrun's agent listens at ``MASTER_PORT``."""
     # RANK alone is a common name; the four together are torch's.
-    if not variables.has("RANK", "WORLD_SIZE"):
-        return Absent("RANK and WORLD_SIZE are not both set.")
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
-    rank = variables.integer("RANK")
-    master = ports.join(variables.text("MASTER_ADDR"), variables.integer("MASTER_PORT"))
-    return variables.worker(
-        rank,
-        variables.integer("WORLD_SIZE"),
-        ports.coordinator_of([master], "MASTER_ADDR:MASTER_PORT"),
-        local=(
-            variables.optional_integer("LOCAL_RANK"),
-            variables.optional_integer("LOCAL_WORLD_SIZE"),
-        ),
-    )
+    rank, count = variables.integer("RANK"), variables.integer("WORLD_SIZE")
+    master = addresses.join(variables.text("MASTER_ADDR"), variables.integer("MASTER_PORT"))
+    coordinator = addresses.coordinator_of([master], "MASTER_ADDR:MASTER_PORT")
+    local = variables.local(["LOCAL_RANK"], ["LOCAL_WORLD_SIZE"])
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 _KERAS_ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -113,8 +93,6 @@ def _read_keras(variables: Variables) -> Membership | Absent:
     The addresses are those of all processes, or of the first alone, which is enough for JAX. A
     framework listens there.
     """
-    if not variables.has(_KERAS_RANK):
-        return Absent(f"{_KERAS_RANK} is not set.")
     rank = variables.integer(_KERAS_RANK)
     # On Cloud TPU the address may be absent: TPU's own variables have it.
     if not variables.has(_KERAS_ADDRESSES):
@@ -127,32 +105,21 @@ def _read_keras(variables: Variables) -> Membership | Absent:
             f"Expected the address of each of {count} processes, or of the first alone. Received: "
             f"{_KERAS_ADDRESSES}={','.join(entries)!r}, {_KERAS_COUNT}={count}."
         )
-    addresses = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES).addresses
-    return variables.worker(
-        rank,
-        count,
-        ports.coordinator_of(addresses, _KERAS_ADDRESSES),
-        addresses=addresses if len(entries) == count else (),
-    )
+    listed = place_of(ClusterSpec({"worker": entries}), "worker", 0, _KERAS_ADDRESSES).addresses
+    coordinator = addresses.coordinator_of(listed, _KERAS_ADDRESSES)
+    known = listed if len(entries) == count else ()
+    return variables.worker(rank, count, coordinator, addresses=known)
 
 
-_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK = (
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
-)
+_JAX_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+_JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
     """Reads JAX's variables, as `jax.distributed.initialize` does, which listens at the address."""
-    if not variables.has(_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK):
-        return Absent(f"{_JAX_ADDRESS}, {_JAX_COUNT} and {_JAX_RANK} are not all set.")
-    address = variables.text(_JAX_ADDRESS)
-    return variables.worker(
-        variables.integer(_JAX_RANK),
-        variables.integer(_JAX_COUNT),
-        ports.coordinator_of([address], _JAX_ADDRESS),
-    )
+    coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
+    rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
+    return variables.worker(rank, count, coordinator)
 
 
 # Slurm numbers the steps that no `srun` has started from the end of 32 bits downwards: the script
@@ -166,8 +133,6 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     Rank 0 is on the first node of the step, with every distribution of tasks but ``arbitrary``. The
     nodes of the other ranks depend on the distribution, so no addresses are given.
     """
-    if not variables.has("SLURM_JOB_ID"):
-        return Absent("SLURM_JOB_ID is not set.")
     if not variables.has("SLURM_STEP_ID", "SLURM_PROCID"):
         return Absent("This process is in a Slurm job, but in no step: srun has not started it.")
     step = variables.integer("SLURM_STEP_ID")
@@ -180,13 +145,10 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if count == 1:
         return Absent("This Slurm step has one task.")
     name = "SLURM_STEP_NODELIST" if variables.has("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
-    first = hosts.expand(variables.text(name), name)[0]
-    return variables.worker(
-        rank,
-        count,
-        ports.join(first, ports.of_job(variables.integer("SLURM_JOB_ID"), step)),
-        local=(variables.optional_integer("SLURM_LOCALID"), _count_tasks_of_node(variables)),
-    )
+    port = addresses.of_job(variables.integer("SLURM_JOB_ID"), step)
+    coordinator = addresses.join(addresses.expand(variables.text(name), name)[0], port)
+    local = variables.optional_integer("SLURM_LOCALID"), _count_tasks_of_node(variables)
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 def _count_tasks_of_node(variables: Variables) -> int | None:
@@ -194,13 +156,13 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
     text, node = variables.optional_text(*names), variables.optional_integer("SLURM_NODEID")
     if text is None or node is None:
         return None
-    by_node = hosts.counts(text, names[0])
+    by_node = addresses.counts(text, names[0])
     return by_node[node] if node < len(by_node) else None
 
 
 def _port_of(job: str | None) -> int:
     """Returns a port that is equal on every rank of a job, and another in every job."""
-    return ports.DEFAULT_PORT if job is None else ports.of_job(zlib.crc32(job.encode()))
+    return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 
 _NAMESPACE = "PMIX_NAMESPACE"  # Open MPI 5: prterun-<host of mpirun>-<its process>@<job>
@@ -213,19 +175,13 @@ def _read_open_mpi(variables: Variables) -> Membership | Absent:
     Rank 0 is taken to be on the machine of ``mpirun``. That is right unless a list of hosts leaves
     that machine out.
     """
-    if not variables.has("OMPI_COMM_WORLD_RANK"):
-        return Absent("OMPI_COMM_WORLD_RANK is not set.")
     rank = variables.integer("OMPI_COMM_WORLD_RANK")
     count = variables.integer("OMPI_COMM_WORLD_SIZE")
-    local_workers = variables.optional_integer("OMPI_COMM_WORLD_LOCAL_SIZE")
+    local = variables.local(["OMPI_COMM_WORLD_LOCAL_RANK"], ["OMPI_COMM_WORLD_LOCAL_SIZE"])
     job = variables.optional_text(_URI, _NAMESPACE)
-    host = "127.0.0.1" if local_workers == count else _machine_of_mpirun(job or "")
-    return variables.worker(
-        rank,
-        count,
-        None if host is None else ports.join(host, _port_of(job)),
-        local=(variables.optional_integer("OMPI_COMM_WORLD_LOCAL_RANK"), local_workers),
-    )
+    host = "127.0.0.1" if local[1] == count else _machine_of_mpirun(job or "")
+    coordinator = None if host is None else addresses.join(host, _port_of(job))
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 def _machine_of_mpirun(job: str) -> str | None:
@@ -246,17 +202,11 @@ def _read_pmi(variables: Variables) -> Membership | Absent:
 
     Its variables do not name rank 0's machine, which matters only if there are several machines.
     """
-    if not variables.has("PMI_RANK", "PMI_SIZE"):
-        return Absent("PMI_RANK and PMI_SIZE are not both set.")
     rank, count = variables.integer("PMI_RANK"), variables.integer("PMI_SIZE")
-    local_workers = variables.optional_integer(*_PMI_LOCAL_WORKERS)
+    local = variables.local(_PMI_LOCAL_RANK, _PMI_LOCAL_WORKERS)
     port = _port_of(variables.optional_text(*_PMI_JOB))
-    return variables.worker(
-        rank,
-        count,
-        ports.join("127.0.0.1", port) if local_workers == count else None,
-        local=(variables.optional_integer(*_PMI_LOCAL_RANK), local_workers),
-    )
+    coordinator = addresses.join("127.0.0.1", port) if local[1] == count else None
+    return variables.worker(rank, count, coordinator, local=local)
 
 
 _SKY_ADDRESSES, _SKY_RANK = "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK"
@@ -265,8 +215,6 @@ _SKY_COUNT, _SKY_TASK = "SKYPILOT_NUM_NODES", "SKYPILOT_TASK_ID"
 
 def _read_skypilot(variables: Variables) -> Membership | Absent:
     """Reads the variables of a SkyPilot task, whose command runs once on each node."""
-    if not variables.has(_SKY_RANK, _SKY_ADDRESSES):
-        return Absent(f"{_SKY_RANK} and {_SKY_ADDRESSES} are not both set.")
     nodes = variables.text(_SKY_ADDRESSES).split()
     count = variables.optional_integer(_SKY_COUNT)
     if count not in (None, len(nodes)):
@@ -278,7 +226,7 @@ def _read_skypilot(variables: Variables) -> Membership | Absent:
         return Absent("This SkyPilot task has one node.")
     port = _port_of(variables.optional_text(_SKY_TASK))
     rank = variables.integer(_SKY_RANK)
-    return variables.worker(rank, len(nodes), ports.join(nodes[0], port), local=(0, 1))
+    return variables.worker(rank, len(nodes), addresses.join(nodes[0], port), local=(0, 1))
 
 
 _INDEX, _SERVICE = "JOB_COMPLETION_INDEX", "KERASDIST_SERVICE"
@@ -291,8 +239,6 @@ def _read_kubernetes(variables: Variables) -> Membership | Absent:
     Without it the pods of a Job are independent.
     """
     own = kerasdist_variables
-    if not variables.has(_INDEX):
-        return Absent(f"{_INDEX} is not set.")
     if not variables.has(own.WORKERS):
         return Absent(f"{_INDEX} is set, but {own.WORKERS}, the number of pods, is not.")
     rank = variables.integer(_INDEX)
@@ -313,58 +259,63 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
             f"{variables.optional_text(_SERVICE)!r}, HOSTNAME={host!r}, {_INDEX}={rank}. Set it in "
             f"the manifest, or {kerasdist_variables.COORDINATOR} to host:port of pod 0."
         )
-    return ports.join(f"{job}-0.{variables.text(_SERVICE)}", ports.DEFAULT_PORT)
+    return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
-TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), _read_tf_config)
+# First the variables without which a source is absent.
+TF_CONFIG = Source(_TF_CONFIG, Kind.PROCESS, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",
     Kind.PROCESS,
-    ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+    ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _read_torchrun,
 )
 KERAS = Source(
     "KERAS_DISTRIBUTION",
     Kind.PROCESS,
-    (_KERAS_ADDRESSES, _KERAS_COUNT, _KERAS_RANK),
+    (_KERAS_RANK,),
+    (_KERAS_ADDRESSES, _KERAS_COUNT),
     _read_keras,
 )
-JAX = Source("JAX", Kind.PROCESS, (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), _read_jax)
+JAX = Source("JAX", Kind.PROCESS, (_JAX_ADDRESS, _JAX_COUNT, _JAX_RANK), (), _read_jax)
 SLURM = Source(
     "Slurm",
     Kind.PLACE,
+    ("SLURM_JOB_ID",),
     (
-        *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
-        *("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
-        *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
-        *("SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+        *("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+        *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_NODEID"),
+        *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
     ),
     _read_slurm,
 )
 OPEN_MPI = Source(
     "Open MPI",
     Kind.PROCESS,
+    ("OMPI_COMM_WORLD_RANK",),
     (
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         *(_NAMESPACE, _URI),
     ),
     _read_open_mpi,
-    f"Start with mpirun -x {ports.COORDINATOR_VARIABLE}=host:{ports.DEFAULT_PORT}",
+    f"Start with mpirun -x {addresses.COORDINATOR_VARIABLE}=host:{addresses.DEFAULT_PORT}",
 )
 PMI = Source(
     "PMI",
     Kind.PROCESS,
-    ("PMI_RANK", "PMI_SIZE", *_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
+    ("PMI_RANK", "PMI_SIZE"),
+    (*_PMI_LOCAL_RANK, *_PMI_LOCAL_WORKERS, *_PMI_JOB),
     _read_pmi,
-    f"Start with mpirun -genv {ports.COORDINATOR_VARIABLE} host:{ports.DEFAULT_PORT}",
+    f"Start with mpirun -genv {addresses.COORDINATOR_VARIABLE} host:{addresses.DEFAULT_PORT}",
 )
 SKYPILOT = Source(
-    "SkyPilot", Kind.PLACE, (_SKY_ADDRESSES, _SKY_RANK, _SKY_COUNT, _SKY_TASK), _read_skypilot
+    "SkyPilot", Kind.PLACE, (_SKY_RANK, _SKY_ADDRESSES), (_SKY_COUNT, _SKY_TASK), _read_skypilot
 )
 KUBERNETES = Source(
     "Kubernetes",
     Kind.PLACE,
-    (_INDEX, kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
+    (_INDEX,),
+    (kerasdist_variables.WORKERS, _SERVICE, "HOSTNAME"),
     _read_kubernetes,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-from kerasdist.cluster import ports
+from kerasdist.cluster import addresses
 from kerasdist.errors import ClusterError, UnsupportedError
 
 _INSTEAD = {
@@ -184,15 +184,15 @@ def place_of(cluster: ClusterSpec, task_type: str, task_id: int, source: str) ->
             f"Expected this process's task to be in the cluster, from {source}. Received: "
             f"task_type={task_type!r}, task_id={task_id}, cluster={cluster.as_dict()}."
         )
-    addresses = tuple(
+    listed = tuple(
         cluster.task_address(job, index) for job, size in sizes.items() for index in range(size)
     )
-    for address in addresses:
-        ports.split(address, source)
-    repeated = sorted({address for address in addresses if addresses.count(address) > 1})
+    for address in listed:
+        addresses.split(address, source)
+    repeated = sorted({address for address in listed if listed.count(address) > 1})
     if repeated:
         raise ClusterError(
             f"Expected every task at an address of its own, from {source}. "
             f"Received: {repeated[0]!r} more than once, in cluster={cluster.as_dict()}."
         )
-    return Place(task_id + (sizes.get("chief", 0) if task_type == "worker" else 0), addresses)
+    return Place(task_id + (sizes.get("chief", 0) if task_type == "worker" else 0), listed)

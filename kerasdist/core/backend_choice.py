@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -44,7 +45,7 @@ class BackendChoice:
     @property
     def problem(self) -> str | None:
         """Why this interpreter cannot use the backend, and what to do; None if it can."""
-        installed = [name for name in KNOWN if _is_installed(name)]
+        installed = [name for name in KNOWN if is_installed(name)]
         if self.name in installed:
             return None
         there = f"Installed here: {', '.join(installed) or 'none of them'}."
@@ -78,5 +79,17 @@ def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
     return BackendChoice("tensorflow", "Keras's default")
 
 
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+def is_installed(package: str) -> bool:
+    """Returns whether a package, or a module of one, can be imported here."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of a distribution that is installed, None if it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

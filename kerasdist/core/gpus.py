@@ -96,28 +96,24 @@ class Watch:
     """
 
     def __init__(self, seen: Sequence[Gpu]) -> None:
-        self._nvml = _library()
         self._handles: list[Any] = []
         nvidia = [gpu for gpu in seen if gpu.maker == "NVIDIA"]
         if not nvidia:
             return
-        with contextlib.suppress(self._nvml.NVMLError):  # a GPU that falls off the bus
-            self._nvml.nvmlInit()
-            self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
+        nvml = _library()
+        with contextlib.suppress(nvml.NVMLError):  # a GPU that falls off the bus
+            nvml.nvmlInit()
+            self._handles = [nvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in nvidia]
 
     def usage(self) -> list[Usage]:
         """Returns the usage of each GPU that reports it."""
         found: list[Usage] = []
         for handle in self._handles:
-            try:
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-            except self._nvml.NVMLError:
-                continue
-            try:
-                busy = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-            except self._nvml.NVMLError:
-                busy = None
-            found.append(Usage(int(memory.used), int(memory.total), busy))
+            memory = ask("nvmlDeviceGetMemoryInfo", handle)
+            rates = ask("nvmlDeviceGetUtilizationRates", handle)
+            busy = None if rates is None else rates.gpu / 100
+            if memory is not None:
+                found.append(Usage(int(memory.used), int(memory.total), busy))
         return found
 
 
@@ -144,11 +140,18 @@ def opened_nvml() -> Generator[Any]:
 def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
     """Yields number and handle of each GPU, without those of other containers and jobs."""
     for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml.NVMLError:
-            continue
-        yield index, handle
+        handle = ask("nvmlDeviceGetHandleByIndex", index)
+        if handle is not None:
+            yield index, handle
+
+
+def ask(name: str, *arguments: Any) -> Any:
+    """Calls a function of NVML, which is open; returns None where it, or the GPU, refuses."""
+    nvml = _library()
+    try:
+        return getattr(nvml, name)(*arguments)
+    except nvml.NVMLError:
+        return None
 
 
 def driver_problem() -> str | None:
@@ -213,6 +216,37 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
     return [seen[sharing[0]][1][index] for index in own]
 
 
+def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """Returns, for each worker of this machine, the variables that show it its part of the GPUs.
+
+    So what a script does before it makes a strategy touches no other worker's GPU. Nothing is
+    changed where there are too few, which the strategy reports.
+
+    Args:
+        environ: The variables that the workers have otherwise.
+        workers: How many workers this machine has.
+    """
+    if workers < 2:
+        return [{} for _ in range(workers)]
+    variable, names = offered(environ)
+    given = {} if environ.get(variable) else {ORDER: environ.get(ORDER, "PCI_BUS_ID")}
+    parts = [part(len(names), workers, number) for number in range(workers)]
+    return [
+        {**given, variable: ",".join(names[index] for index in own)} if own else {} for own in parts
+    ]
+
+
+def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Returns the variable that chooses among this machine's GPUs, and their names there."""
+    seen = visible(environ)
+    is_hip = bool(seen) and seen[0].maker == "AMD" and not environ.get(CUDA)
+    variable = HIP if is_hip else CUDA
+    chosen = environ.get(variable)
+    if chosen is None:
+        return variable, [str(index) for index in range(len(seen))]
+    return variable, [name for name in chosen.split(",") if name]
+
+
 def _library() -> Any:
     return importlib.import_module("pynvml")  # without types
 
@@ -257,29 +291,23 @@ def _nvidia() -> Iterator[tuple[Gpu, ...]]:
             return
         for _, handle in handles(nvml):
             with contextlib.suppress(nvml.NVMLError):
-                yield (_described(nvml, handle), *_parts(nvml, handle))
+                yield (_described(handle), *_parts(handle))
 
 
-def _parts(nvml: Any, handle: Any) -> Iterator[Gpu]:
-    try:
-        divided = nvml.nvmlDeviceGetMigMode(handle)[0]
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
-    except nvml.NVMLError:  # a GPU that cannot be divided
-        return
-    for index in range(count):
-        try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except nvml.NVMLError:  # fewer than there may be
-            continue
-        yield _described(nvml, part)
+def _parts(handle: Any) -> Iterator[Gpu]:
+    mode = ask("nvmlDeviceGetMigMode", handle)  # None of a GPU that cannot be divided
+    count = ask("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else None
+    for index in range(count or 0):
+        part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        if part is not None:  # there may be fewer
+            yield _described(part)
 
 
-def _described(nvml: Any, handle: Any) -> Gpu:
-    try:
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # the GPU shares the machine's memory
-        memory = None
-    return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
+def _described(handle: Any) -> Gpu:
+    nvml = _library()
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)  # None of a GPU that shares the machine's
+    size = None if memory is None else int(memory.total)
+    return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), size)
 
 
 def _amd(root: Path) -> Iterator[Gpu]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.source import Membership
 from kerasdist.errors import JobError
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from kerasdist._version import __version__
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.ports import split
+from kerasdist.cluster.addresses import split
+from kerasdist.cluster.source import Membership
 from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
 from kerasdist.job import comparison, joined, protocol, saves
 from kerasdist.job.client import Client

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, final
 
-from kerasdist.cluster import ports
+from kerasdist.cluster import addresses
 from kerasdist.errors import JobError
 
 COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
@@ -95,7 +95,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise JobError(
             f"Expected port {port} of this machine to be free, for the workers of the job to "
             f"connect to. Received: {error}. End the process that has it, start the job again (a "
-            f"launcher then chooses another port), or set {ports.COORDINATOR_VARIABLE}="
+            f"launcher then chooses another port), or set {addresses.COORDINATOR_VARIABLE}="
             f"{host}:<another port> for all workers."
         ) from error
 

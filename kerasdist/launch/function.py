@@ -1,24 +1,59 @@
-"""Calls a function in several workers of this machine: ``kerasdist.launch``."""
+"""Calls a function in several workers of this machine: ``kerasdist.launch``.
+
+Each of them runs this file, which calls the function whose pickle is in a folder. Worker 0 leaves
+there what the function returned, and each what it raised.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import os
 import pickle
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from kerasdist.cluster import detection
+from kerasdist.cluster.kerasdist_variables import RANK
 from kerasdist.core.backend_choice import VARIABLE
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job import current
-from kerasdist.launch import called
 from kerasdist.launch.job import run_job
+from kerasdist.launch.placement import with_workers
 from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
-from kerasdist.launch.worker_count import with_workers
+
+CALL, RESULT = "call", "result"
+
+
+def pickler() -> Any:
+    """Returns the module that pickles: cloudpickle, which can do functions of a notebook."""
+    found = importlib.util.find_spec("cloudpickle") is not None
+    return importlib.import_module("cloudpickle") if found else pickle
+
+
+def _failure_file(folder: Path, rank: int) -> Path:
+    """Returns the file for what a worker's function raises: its traceback, and the error itself."""
+    return folder / f"failure-{rank}"
+
+
+def _main(folder: Path, rank: int) -> None:
+    try:
+        fn, args = pickle.loads((folder / CALL).read_bytes())
+        value = fn(*args)
+        if rank == 0:
+            (folder / RESULT).write_bytes(pickler().dumps(value))
+    except Exception as error:
+        written = pickle.dumps("".join(traceback.format_exception(error)))
+        with contextlib.suppress(Exception):  # not every error can be pickled
+            written += pickler().dumps(error)
+        _failure_file(folder, rank).write_bytes(written)
+        raise
 
 
 def launch(
@@ -76,9 +111,9 @@ def launch(
     call = _pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as name:
         folder = Path(name)
-        (folder / called.CALL).write_bytes(call)
+        (folder / CALL).write_bytes(call)
         spec = JobSpec(
-            (sys.executable, "-m", called.__name__, name),
+            (sys.executable, "-m", __name__, name),
             workers,
             logs=logs,
             stop_seconds=stop_seconds,
@@ -92,21 +127,25 @@ def _outcome(attempt: AttemptResult, folder: Path) -> Any:
     """Returns what worker 0 has returned, or raises what a worker has raised."""
     if attempt.signal == signal.SIGINT:
         raise KeyboardInterrupt
-    result, workers = folder / called.RESULT, len(attempt.endings)
+    result, workers = folder / RESULT, len(attempt.endings)
     if attempt.exit_code == 0 and result.exists():
         return pickle.loads(result.read_bytes())
     failed = attempt.cause or attempt.endings[0]
     who = f"[worker {failed.rank}/{workers}]"
-    failure = called.read_failure(folder, failed.rank)
-    if failure is None:
+    file = _failure_file(folder, failed.rank)
+    if not file.exists():
         raise JobError(
             f"{who} Expected the function to return. Received: {failed.reason}. Its last lines: "
             f"{list(failed.last_lines[-3:])}."
         )
-    if failure.error is None:
-        raise JobError(f"{who} The function has raised an error.\n{failure.trace}")
-    failure.error.add_note(f"{who} {failure.trace}")
-    raise failure.error
+    with file.open("rb") as written:
+        trace = pickle.load(written)
+        try:
+            error: Exception = pickle.load(written)
+        except Exception:  # noqa: BLE001 - nor can every error be unpickled
+            raise JobError(f"{who} The function has raised an error.\n{trace}") from None
+    error.add_note(f"{who} {trace}")
+    raise error
 
 
 def _of_this_process() -> dict[str, str]:
@@ -120,18 +159,22 @@ def _of_this_process() -> dict[str, str]:
 
 
 def _pickled(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    pickler = called.pickler()
-    if pickler is pickle and fn.__module__ == "__main__":
+    chosen = pickler()
+    if chosen is pickle and fn.__module__ == "__main__":
         raise UnsupportedError(
             "Expected the package cloudpickle, which takes functions of a notebook or script to "
             f"other processes. Received: fn={fn!r:.200}, without it. Install it: pip install "
             "'kerasdist[launch]'; or write the function into a module of its own and import it."
         )
     try:
-        return pickler.dumps((fn, tuple(args)))
+        return chosen.dumps((fn, tuple(args)))
     except Exception as error:  # any error of any object that pickles itself
         raise UnsupportedError(
             f"Expected a function and arguments that can be pickled. Received: fn={fn!r:.200}, "
             f"args={args!r:.200}, and {type(error).__name__}: {error}. Make models, strategies and "
             "open files in the function."
         ) from error
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(os.environ[RANK]))

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import final
 
 from rich.console import Console
@@ -18,11 +17,10 @@ from rich.table import Table
 import kerasdist
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Finding
-from kerasdist.cluster.membership import Membership
-from kerasdist.cluster.source import Absent
+from kerasdist.cluster.source import Absent, Membership
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
-from kerasdist.core.backend_choice import backend_choice
+from kerasdist.core.backend_choice import backend_choice, version_of
 from kerasdist.errors import KerasdistError
 
 _PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "torch", "numpy")
@@ -124,17 +122,7 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
         membership=membership,
         error=error,
         independent=error is None and kerasdist_variables.is_independent(environ),
-        sources=tuple(
-            SourceFacts(
-                name=each.source.name,
-                verdict=_verdict(each, place),
-                reason=_reason(each),
-                variables={
-                    name: environ[name] for name in each.source.variables if environ.get(name)
-                },
-            )
-            for each in found
-        ),
+        sources=tuple(_source(each, place, environ) for each in found),
         backend=backend.name,
         backend_reason=backend.reason,
         backend_problem=backend.problem,
@@ -144,7 +132,7 @@ def gather(environ: Mapping[str, str] | None = None) -> Facts:
         strategy=_strategy(environ, membership, seen, backend.name),
         versions={
             "kerasdist": kerasdist.__version__,
-            **{each: _version(each) for each in _PACKAGES},
+            **{each: version_of(each) for each in _PACKAGES},
         },
     )
 
@@ -158,18 +146,13 @@ def show(facts: Facts, console: Console | None = None) -> None:
     """Prints the facts for people."""
     console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
-    table = Table(title="Sources, in the order in which they are asked", title_justify="left")
-    for heading in ("source", "verdict", "why", "variables"):
-        table.add_column(heading, overflow="fold")
+    table = _table(
+        "Sources, in the order in which they are asked", "source", "verdict", "why", "variables"
+    )
     for source in facts.sources:
         variables = "\n".join(f"{name}={value}" for name, value in source.variables.items())
-        table.add_row(
-            source.name,
-            source.verdict,
-            source.reason,
-            variables,
-            style="dim" if source.verdict == "absent" else None,
-        )
+        style = "dim" if source.verdict == "absent" else None
+        table.add_row(source.name, source.verdict, source.reason, variables, style=style)
     console.print(table)
     console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
     if facts.backend_problem is not None:
@@ -186,10 +169,16 @@ def show(facts: Facts, console: Console | None = None) -> None:
     console.print(f"Versions: {', '.join(installed)}", markup=False)
 
 
-def _table_of_gpus(facts: Facts) -> Table:
-    table = Table(title="GPUs that this process sees", title_justify="left")
-    for heading in ("device", "model", "memory", "UUID", "worker of this machine that takes it"):
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
         table.add_column(heading, overflow="fold")
+    return table
+
+
+def _table_of_gpus(facts: Facts) -> Table:
+    owner = "worker of this machine that takes it"
+    table = _table("GPUs that this process sees", "device", "model", "memory", "UUID", owner)
     for gpu in facts.gpus:
         memory = "unknown" if gpu.memory is None else f"{gpu.memory / 2**30:.0f} GiB"
         owner = "idle" if gpu.local_worker is None else str(gpu.local_worker)
@@ -252,31 +241,16 @@ def _headline(facts: Facts) -> str:
     )
 
 
-def _verdict(finding: Finding, believed: object) -> str:
+def _source(finding: Finding, believed: object, environ: Mapping[str, str]) -> SourceFacts:
     answer = finding.answer
+    variables = {name: environ[name] for name in finding.source.variables if environ.get(name)}
     if isinstance(answer, Absent):
-        return "absent"
+        return SourceFacts(finding.source.name, "absent", answer.reason, variables)
     if isinstance(answer, KerasdistError):
-        return "wrong"
+        return SourceFacts(finding.source.name, "wrong", str(answer), variables)
+    place, verdict = (answer.rank, answer.num_workers), "contradicts"
     if answer is believed:
-        return "believed"
-    if not isinstance(believed, Membership):  # the sources contradict each other
-        return "contradicts"
-    same = (answer.rank, answer.num_workers) == (believed.rank, believed.num_workers)
-    return "agrees" if same else "outer"
-
-
-def _reason(finding: Finding) -> str:
-    answer = finding.answer
-    if isinstance(answer, Absent):
-        return answer.reason
-    if isinstance(answer, KerasdistError):
-        return str(answer)
-    return f"rank {answer.rank} of {answer.num_workers}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        verdict = "believed"
+    elif isinstance(believed, Membership):  # else the sources contradict each other
+        verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
+    return SourceFacts(finding.source.name, verdict, "rank {} of {}".format(*place), variables)

@@ -12,22 +12,198 @@ assert result.exit_code == 0
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import signal
 import threading
-from collections.abc import Generator
-from types import FrameType
-from typing import final
+import time
+from collections.abc import Generator, Iterable
+from typing import Protocol, final
 
+from kerasdist.job.exit_codes import ExitCode
 from kerasdist.launch import report, traces
-from kerasdist.launch.attempt import Attempt
-from kerasdist.launch.beginning import begin
-from kerasdist.launch.board import Board
-from kerasdist.launch.output import Screen
-from kerasdist.launch.placement import place
-from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec
-from kerasdist.launch.worker import Event, Signalled
-from kerasdist.launch.worker_count import counted
+from kerasdist.launch.live import Board
+from kerasdist.launch.placement import counted, place
+from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
+from kerasdist.launch.start import begin
+from kerasdist.launch.worker import Event, Exited, Screen, Signalled
+
+SETTLE_SECONDS = 0.5
+"""How long to wait, after a failure, for others that fail by themselves at the same moment."""
+
+LOST_SECONDS = 15.0
+"""How long to wait for the worker whose loss another complains of.
+
+It tells the others first, and a framework may then keep it from its end for as long as
+`kerasdist.job.monitor` lets it.
+"""
+
+KILL_SECONDS = 3.0
+"""How long a supervisor has to end its worker by SIGKILL, before it is ended itself."""
+
+OUTPUT_SECONDS = 2.0
+"""How long to wait for the end of the output of workers that have ended."""
+
+
+class Held(Protocol):
+    """A worker that has started, as an attempt sees it; `kerasdist.launch.worker.Worker` is one."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's number."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker has not ended yet."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on to the worker."""
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+
+    def kill_supervisor(self) -> None:
+        """Ends the worker's supervisor, if it did not end the worker."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended; waits for its output until `deadline`."""
+        ...
+
+
+@final
+class Attempt:
+    """One start of a job."""
+
+    def __init__(
+        self,
+        workers: Iterable[Held],
+        events: queue.SimpleQueue[Event],
+        stop_seconds: float,
+        *,
+        chief_leads: bool = False,
+    ) -> None:
+        """Makes the attempt.
+
+        Args:
+            workers: The workers, each of which starts when it is asked for.
+            events: What happens to them.
+            stop_seconds: How long they have from SIGTERM to SIGKILL.
+            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal
+                that it passes on to them ends nobody who does not end by it.
+        """
+        self._to_begin = workers
+        self._chief_leads = chief_leads
+        self._passed_on = False
+        self._events = events
+        self._stop_seconds = stop_seconds
+        self._workers: list[Held] = []
+        self._signal: int | None = None
+        self._stopped_twice = False
+        # When to send SIGTERM, to kill the workers, and to kill their supervisors.
+        self._stop_at = self._kill_at = self._abandon_at = math.inf
+
+    def run(self) -> AttemptResult:
+        """Runs the workers until all have ended."""
+        try:
+            for worker in self._to_begin:
+                self._workers.append(worker)
+        except BaseException:
+            self._kill_at = 0.0
+            self._finish()
+            raise
+        return self._finish()
+
+    def _finish(self) -> AttemptResult:
+        self._watch()
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        endings = tuple(worker.ending(deadline) for worker in self._workers)
+        return AttemptResult(endings, self._signal, self._stopped_twice)
+
+    def _watch(self) -> None:
+        """Waits until all workers have ended, and ends them when one fails."""
+        running = {worker.rank for worker in self._workers}
+        self._act()
+        while running:
+            event = self._next_event()
+            if isinstance(event, Exited):
+                running.discard(event.rank)
+                self._on_exit(self._workers[event.rank])
+            elif isinstance(event, Signalled):
+                self._on_signal(event.number)
+            self._act()
+
+    def _next_event(self) -> Event | None:
+        """Waits for an event, or for the time to act."""
+        at = min(self._stop_at, self._kill_at, self._abandon_at)
+        try:
+            return self._events.get(
+                timeout=None if at == math.inf else max(0.0, at - time.monotonic())
+            )
+        except queue.Empty:
+            return None
+
+    def _on_exit(self, worker: Held) -> None:
+        code = 0 if self._passed_on else worker.exit_code
+        of_leader = self._chief_leads and worker.rank == 0
+        if self._stopping or (code == 0 and not of_leader):
+            return
+        # The others end as well, or back up as well, or tell who was lost.
+        slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
+        slow[ExitCode.LOST_WORKER] = LOST_SECONDS
+        self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
+
+    def _on_signal(self, number: int) -> None:
+        if self._chief_leads:
+            self._passed_on = True
+            self._signal_all(number)
+            return
+        if self._signal is not None:  # the second time: at once
+            self._stopped_twice = True
+            self._kill_at = time.monotonic()
+            return
+        self._signal = number
+        # Scripts handle SIGTERM; a closed terminal (SIGHUP) means the same here.
+        self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._kill_at != math.inf or self._abandon_at != math.inf
+
+    def _act(self) -> None:
+        """Sends the signals whose time has come."""
+        now = time.monotonic()
+        if now >= self._stop_at:
+            self._stop(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at, self._abandon_at = math.inf, now + KILL_SECONDS
+            for worker in self._running():
+                worker.kill()
+        if now >= self._abandon_at:
+            self._abandon_at = math.inf
+            for worker in self._running():
+                worker.kill_supervisor()
+
+    def _stop(self, number: int) -> None:
+        self._stop_at = math.inf
+        if self._stopping:
+            return
+        self._kill_at = time.monotonic() + self._stop_seconds
+        self._signal_all(number)
+
+    def _signal_all(self, number: int) -> None:
+        for worker in self._running():
+            worker.stop(number)
+
+    def _running(self) -> list[Held]:
+        return [worker for worker in self._workers if worker.running]
+
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -123,10 +299,9 @@ class Launcher:
             return
 
         # SimpleQueue.put may be called in a handler, which the queue's own `get` is waiting under.
-        def handle(number: int, _: FrameType | None) -> None:
-            self.stop(number)
-
-        before = {number: signal.signal(number, handle) for number in _PASSED_ON}
+        before = {
+            each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
+        }
         try:
             yield
         finally:

@@ -1,29 +1,142 @@
-"""The live view: a table of all workers at the bottom of the terminal, below their lines."""
+"""What the launcher knows of the workers: in a file, and as a table on the terminal."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kerasdist.launch.board import Board
+from kerasdist.core import whole_files
+from kerasdist.job import stragglers
+from kerasdist.launch.placement import Slot
 
-_A_SECOND = 4
-"""How often it is drawn in a second."""
+State = dict[str, Any]
+"""What a worker has reported, or what `Board.state` returns: as JSON has it."""
+
+STATUS_FILE = "status.json"
+
+SLOW = 1.1
+"""A worker that takes so many times as long as the others is marked."""
 
 SILENT_SECONDS = 60.0
 """A worker that has given no sign of life for so long is marked."""
 
-_BESIDE_WORKERS = 6
-"""The lines of the terminal that are not for workers."""
+_SECONDS_BETWEEN_FILES = 1.0
+_DRAWN_A_SECOND = 4
+_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
+
+
+@final
+class Board:
+    """The state of a job's workers: where each is, and when it last gave a sign of life.
+
+    Several threads write and read it.
+
+    Args:
+        slots: Where the workers run.
+        folder: Where the state is written as JSON, every second at most; None: nowhere.
+    """
+
+    def __init__(self, slots: Sequence[Slot], folder: Path | None = None) -> None:
+        self._slots = slots
+        self._path = None if folder is None else folder / STATUS_FILE
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._written = -_SECONDS_BETWEEN_FILES
+        self._later: threading.Timer | None = None
+        self._began = time.time()
+        self._attempt = -1
+        self._workers: list[State] = []
+        self.begin_attempt()
+
+    def begin_attempt(self) -> None:
+        """Forgets the workers of the attempt before."""
+        with self._lock:
+            self._attempt += 1
+            self._workers = [
+                {"worker": slot.rank, "host": slot.host, "phase": "starting", "last_sign": None}
+                for slot in self._slots
+            ]
+
+    def heard(self, rank: int, line: bytes) -> None:
+        """Takes a worker's report."""
+        try:
+            report = json.loads(line)
+        except ValueError:  # cut off, at the worker's end
+            return
+        if not isinstance(report, dict):
+            return
+        with self._lock:
+            if self._workers[rank]["phase"] == "ended":  # the report was late
+                report["phase"] = "ended"
+            self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
+        self.write()
+
+    def ended(self, rank: int, exit_code: int) -> None:
+        """Records that a worker has ended."""
+        with self._lock:
+            self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
+        self.write()
+
+    def state(self) -> State:
+        """Returns the state of the job."""
+        with self._lock:
+            workers = [dict(one) for one in self._workers]
+            attempt = self._attempt
+        rates = [one for one in workers if one.get("samples_per_s") is not None]
+        # Each worker of one job counts the global batch.
+        counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
+        is_job = all(one.get("workers", 1) > 1 for one in workers)
+        slowest = stragglers.slowest(workers) if is_job else None
+        is_slow = slowest is not None and slowest["ms"] >= SLOW * slowest["others_ms"]
+        return {
+            "schema": 1,
+            "time": time.time(),
+            "began": self._began,
+            "attempt": attempt,
+            "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
+            "slowest": slowest if is_slow else None,
+            "workers": workers,
+        }
+
+    def write(self, *, at_last: bool = False) -> None:
+        """Writes the state: now, or when a second has gone by since it was written."""
+        if self._path is None:
+            return
+        with self._writing:
+            left = self._written + _SECONDS_BETWEEN_FILES - time.monotonic()
+            if left > 0 and not at_last:
+                if self._later is None:
+                    self._later = threading.Timer(left, self._write_later)
+                    self._later.daemon = True
+                    self._later.start()
+                return
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
+            self._written = time.monotonic()
+            with contextlib.suppress(OSError):  # a full disk: what comes later may find room
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_files.replacing(self._path, survives=False) as unfinished:
+                    text = json.dumps(self.state(), indent=2)
+                    Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
+
+    def _write_later(self) -> None:
+        with self._writing:
+            was_overtaken, self._later = self._later is None, None
+        if not was_overtaken:
+            self.write()
 
 
 def is_possible() -> bool:
@@ -46,23 +159,26 @@ def shown(board: Board, console: Console) -> Generator[None]:
     with Live(
         get_renderable=drawn,
         console=console,
-        refresh_per_second=_A_SECOND,
+        refresh_per_second=_DRAWN_A_SECOND,
         redirect_stdout=False,
         redirect_stderr=False,
     ):
         yield
 
 
-def view(state: dict[str, Any], *, rows: int) -> RenderableType:
-    """Returns the picture of a state of `kerasdist.launch.board.Board`.
+def view(state: State, *, rows: int) -> RenderableType:
+    """Returns the picture of a board's state.
 
     Args:
         state: The state.
         rows: How many workers there is room for. The first ones are shown, and the slowest.
     """
-    workers: Sequence[dict[str, Any]] = state["workers"]
-    now, slowest = state["time"], state["slowest"]
-    marked = None if slowest is None else slowest["worker"]
+    workers: list[State] = state["workers"]
+    slowest: State = state["slowest"] or {}
+    marked = slowest.get("worker")
+    chosen = workers[:rows]
+    if marked is not None and marked >= rows:
+        chosen[-1] = workers[marked]
     has_gpus = any(one.get("gpus") for one in workers)
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     table.add_column("worker")
@@ -70,64 +186,37 @@ def view(state: dict[str, Any], *, rows: int) -> RenderableType:
         table.add_column(name, justify="right")
     table.add_column("last sign")
     table.add_column("")
-    for one in _chosen(workers, marked, rows):
-        cells = [_name(one), _epoch(one), _step(one), _number(one.get("loss"), ".4g")]
-        cells += [
+    for one in chosen:
+        is_slow, memory = one["worker"] == marked, one.get("memory")
+        table.add_row(
+            str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}",
+            _progress(one, "epoch", "epochs"),
+            _progress(one, "step", "steps"),
+            _number(one.get("loss"), ".4g"),
             _number(one.get("step_ms"), ".1f"),
-            _memory(one),
-        ]
-        cells += [_gpus(one.get("gpus") or [])] if has_gpus else []
-        is_slow = one["worker"] == marked
-        note = Text(_note(one, slowest if is_slow else None), "yellow")
-        table.add_row(*cells, _last_sign(one, now), note, style="bold" if is_slow else "")
-    lines: list[RenderableType] = [Text(_head(state), "bold"), table]
-    left_out = len(workers) - table.row_count
-    if left_out:
-        lines.append(Text(f"and {left_out} more workers", "dim"))
-    return Group(*lines)
-
-
-def _head(state: dict[str, Any]) -> str:
-    count = len(state["workers"])
-    parts = [f"{count} worker{'s'[: count - 1]}"]
+            _bytes(memory and memory["bytes"]),
+            *([", ".join(map(_gpu, one.get("gpus") or []))] if has_gpus else []),
+            _last_sign(one, state["time"]),
+            Text(_note(one, slowest if is_slow else {}), "yellow"),
+            style="bold" if is_slow else "",
+        )
+    parts = [f"{len(workers)} worker{'s'[: len(workers) - 1]}"]
     if state["samples_per_s"] is not None:
         parts.append(f"{state['samples_per_s']:,.0f} samples/s")
     parts.append(time.strftime("%H:%M:%S", time.gmtime(state["time"] - state["began"])))
     if state["attempt"]:
         parts.append(f"restart {state['attempt']}")
-    return " · ".join(parts)
+    left_out = len(workers) - len(chosen)
+    more = [Text(f"and {left_out} more workers", "dim")] if left_out else []
+    return Group(Text(" · ".join(parts), "bold"), table, *more)
 
 
-def _chosen(
-    workers: Sequence[dict[str, Any]], marked: int | None, rows: int
-) -> list[dict[str, Any]]:
-    if len(workers) <= rows:
-        return list(workers)
-    chosen = list(workers[:rows])
-    if marked is not None and marked >= rows:
-        chosen[-1] = workers[marked]
-    return chosen
-
-
-def _name(one: dict[str, Any]) -> str:
-    return str(one["worker"]) if one["host"] is None else f"{one['worker']} {one['host']}"
-
-
-def _epoch(one: dict[str, Any]) -> str:
-    return f"{one['epoch']}/{one['epochs'] or '?'}" if "epoch" in one else ""
-
-
-def _step(one: dict[str, Any]) -> str:
-    return f"{one['step']}/{one['steps'] or '?'}" if "step" in one else ""
+def _progress(one: State, done: str, of: str) -> str:
+    return f"{one[done]}/{one[of] or '?'}" if done in one else ""
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _memory(one: dict[str, Any]) -> str:
-    memory = one.get("memory")
-    return "" if memory is None else _bytes(memory["bytes"])
 
 
 def _bytes(count: float | None) -> str:
@@ -136,25 +225,22 @@ def _bytes(count: float | None) -> str:
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
-def _gpus(gpus: Sequence[dict[str, Any]]) -> str:
-    parts: list[str] = []
-    for gpu in gpus:
-        busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
-        parts.append(f"{busy}{_bytes(gpu['bytes'])}")
-    return ", ".join(parts)
+def _gpu(gpu: State) -> str:
+    busy = "" if gpu["busy"] is None else f"{gpu['busy']:.0%} "
+    return f"{busy}{_bytes(gpu['bytes'])}"
 
 
-def _last_sign(one: dict[str, Any], now: float) -> Text:
+def _last_sign(one: State, now: float) -> Text:
     if one["last_sign"] is None or one["phase"] == "ended":
         return Text("")
     seconds = max(0.0, now - one["last_sign"])
     return Text(f"{seconds:.0f} s ago", "red" if seconds > SILENT_SECONDS else "green")
 
 
-def _note(one: dict[str, Any], slowest: dict[str, Any] | None) -> str:
+def _note(one: State, slowest: State) -> str:
     if one["phase"] == "ended":
         return "done" if one["exit_code"] == 0 else f"exit code {one['exit_code']}"
-    if slowest is None:
+    if not slowest:
         return "" if one["phase"] == "training" else one["phase"]
     waits = " for data" if slowest["by"] == "data_ms" else ""
     return f"slowest: {slowest['ms']:.1f} ms a step{waits}, others {slowest['others_ms']:.1f}"

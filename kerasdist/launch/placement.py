@@ -1,4 +1,4 @@
-"""The machine of each worker, and the address of the coordinator."""
+"""How many workers a job has, the machine of each, and the address of the coordinator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import random
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from kerasdist.cluster import hosts as host_lists
-from kerasdist.cluster import ports
-from kerasdist.errors import ClusterError
+from kerasdist.cluster import addresses
+from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN, MIRRORED
+from kerasdist.core import gpus
+from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE, backend_choice
+from kerasdist.errors import ClusterError, DeviceError
 from kerasdist.job.listening import BACKLOG
-from kerasdist.launch.spec import GPU
+from kerasdist.launch.spec import GPU, JobSpec
 
 # No name begins with a dash: ssh would take it for an option.
 _ENTRY = re.compile(r"(?P<host>[^:\-][^:]*)(?::(?P<slots>\d+))?")
 _TRIES = 100
+_LOOPBACK = "127.0.0.1"
 
 
 @final
@@ -51,7 +54,7 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
         assert workers != GPU  # they have been counted
         count = workers or 1
         return tuple(Slot(None, rank, rank, count) for rank in range(count))
-    listed = [_parsed(entry) for text in hosts for entry in host_lists.expand(text, "hosts")]
+    listed = [_parsed(entry) for text in hosts for entry in addresses.expand(text, "hosts")]
     machines = [None if _is_here(name) else name for name, _ in listed]
     if len(set(machines)) < len(machines):
         raise ClusterError(
@@ -89,13 +92,19 @@ def open_coordinator(slots: Sequence[Slot]) -> tuple[str, socket.socket | None]:
     Returns ``host:port``, and the listening socket that the chief inherits. The socket is None
     where the chief is on another machine: the port is drawn at random at every start.
     """
-    first = slots[0].host
-    if first is not None:
-        return ports.join(first.rpartition("@")[2], ports.of_job(_draw())), None
+    host = host_of_chief(slots)
+    if slots[0].host is not None:
+        return addresses.join(host, addresses.of_job(_draw())), None
+    opened = listening(host if host == _LOOPBACK else "")
+    return addresses.join(host, opened.getsockname()[1]), opened
+
+
+def host_of_chief(slots: Sequence[Slot]) -> str:
+    """Returns the name by which workers look for the chief."""
+    if slots[0].host is not None:
+        return slots[0].host.rpartition("@")[2]
     alone = all(slot.host is None for slot in slots)
-    opened = listening("127.0.0.1" if alone else "")
-    host = "127.0.0.1" if alone else socket.gethostname()
-    return ports.join(host, opened.getsockname()[1]), opened
+    return _LOOPBACK if alone else socket.gethostname()
 
 
 def free_port() -> int:
@@ -108,7 +117,7 @@ def listening(host: str) -> socket.socket:
     """Returns a socket that listens on a port outside of Linux's range for outgoing connections."""
     for _ in range(_TRIES):
         try:
-            return socket.create_server((host, ports.of_job(_draw())), backlog=BACKLOG)
+            return socket.create_server((host, addresses.of_job(_draw())), backlog=BACKLOG)
         except OSError:
             continue
     raise ClusterError(
@@ -127,11 +136,36 @@ def _parsed(entry: str) -> tuple[str, int | None]:
     if match is None or match["slots"] == "0":
         raise ClusterError(
             "Expected hosts as host or host:slots, with one slot at least, and a name that does "
-            "not begin with a dash. "
-            f"Received: hosts={entry!r}."
+            f"not begin with a dash. Received: hosts={entry!r}."
         )
     return match["host"], None if match["slots"] is None else int(match["slots"])
 
 
 def _is_here(name: str) -> bool:
-    return name in ("localhost", "127.0.0.1", socket.gethostname())
+    return name in ("localhost", _LOOPBACK, socket.gethostname())
+
+
+def counted(spec: JobSpec) -> JobSpec:
+    """Returns a job whose number of workers on this machine is a number.
+
+    By default there is a worker a GPU on PyTorch, and one on other backends, where one process
+    drives all GPUs.
+    """
+    if spec.hosts or isinstance(spec.workers, int):
+        return spec
+    count = len(gpus.visible(spec.variables))
+    if spec.workers is None and backend_choice(spec.variables).name not in WANT_PROCESS_A_DEVICE:
+        count = 1
+    if count == 0 and spec.workers == GPU:
+        raise DeviceError(
+            "Expected a GPU on this machine, for a worker on each. Received: workers='gpu', "
+            f"{gpus.CUDA}={spec.variables.get(gpus.CUDA)!r}, and no GPU that a process sees. Say "
+            "how many workers there are to be, for example 2."
+        )
+    return with_workers(spec, max(1, count))
+
+
+def with_workers(spec: JobSpec, count: int) -> JobSpec:
+    """Returns a job of so many workers, over which a `MirroredStrategy` may be."""
+    told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
+    return replace(spec, workers=count, environment={**told, **spec.environment})

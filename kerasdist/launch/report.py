@@ -1,20 +1,24 @@
-"""The messages of the launcher: at the start of a job, and about failures."""
+"""The launcher's messages: at the start of a job, about failures, and for ``--dry-run``."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
+from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice
 from kerasdist.job.comparison import NAMED
-from kerasdist.launch import environment
-from kerasdist.launch.beginning import log_file
-from kerasdist.launch.placement import Slot
-from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
+from kerasdist.job.secret import JOB_ID, SECRET
+from kerasdist.launch import start
+from kerasdist.launch.placement import Slot, counted, host_of_chief, place
+from kerasdist.launch.spec import AttemptResult, JobSpec
+from kerasdist.launch.start import log_file
 
 _SSH_FAILED = 255
 
@@ -33,17 +37,22 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     if result.preempted:
         lines.append("the job was preempted, and has backed up")
     elif result.cause is not None:
-        lines += _of_failure(result.cause, total)
-        log = log_file(spec.logs, number, result.cause.rank)
-        if log is not None:
+        cause = result.cause
+        lines.append(
+            f"worker {cause.rank}/{total} failed after {cause.seconds:.1f} s: {cause.reason}"
+        )
+        if cause.last_lines:
+            lines += ["its last lines:", *(f"  | {line}" for line in cause.last_lines)]
+        if spec.logs is not None:
+            log = log_file(spec.logs, number, cause.rank)
             lines.append(f"all of its output is in {log}")
-        if result.cause.exit_code == _SSH_FAILED and spec.hosts:
+        if cause.exit_code == _SSH_FAILED and spec.hosts:
             lines.append("255 is also what ssh ends with where it cannot reach a host")
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
     if len(killed) > NAMED:
         lines.append(f"so were {len(killed) - NAMED} others")
-    if result.apart and not kerasdist_variables.is_independent({**os.environ, **spec.environment}):
+    if result.apart and not kerasdist_variables.is_independent(spec.variables):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
@@ -56,13 +65,11 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
 
 def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     """Returns the launcher's first line: how many workers, where, and on which backend."""
-    backend = backend_choice({**os.environ, **spec.environment})
+    backend = backend_choice(spec.variables)
     sizes = Counter(slot.host for slot in slots)
     workers = f"{len(slots)} worker{'s'[: len(slots) - 1]}"
-    if list(sizes) == [None]:
-        where = "on this machine"
-    else:
-        where = "on " + ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
+    by_host = ", ".join(f"{host or 'here'}:{size}" for host, size in sizes.items())
+    where = "on this machine" if list(sizes) == [None] else f"on {by_host}"
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
     if slots[0].host is None:
@@ -73,10 +80,9 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
 
 
 def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
-    environ = {**os.environ, **spec.environment}
-    if workers < 2 or spec.devices_per_worker or environ.get(CPU_DEVICES_VARIABLE):
+    if workers < 2 or spec.devices_per_worker or spec.variables.get(CPU_DEVICES_VARIABLE):
         return ""
-    count = len(environment.offered_gpus(environ)[1])
+    count = len(gpus.offered(spec.variables)[1])
     each, idle = divmod(count, workers)
     if not (each and idle):
         return ""
@@ -84,8 +90,34 @@ def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
     return f"\n{idle} of the {count} GPUs of this machine stay idle: {having}"
 
 
-def _of_failure(cause: WorkerExit, total: int) -> list[str]:
-    lines = [f"worker {cause.rank}/{total} failed after {cause.seconds:.1f} s: {cause.reason}"]
-    if cause.last_lines:
-        lines += ["its last lines:", *(f"  | {line}" for line in cause.last_lines)]
-    return lines
+# Variables whose values are random at every start, or secret.
+_HIDDEN = (JOB_ID, SECRET)
+
+
+def of_dry_run(spec: JobSpec) -> str:
+    """Returns the workers that a job would start.
+
+    Raises:
+        ClusterError: If the workers cannot be placed.
+        DeviceError: If there is to be a worker a GPU, and there is none.
+    """
+    spec = counted(spec)
+    slots = place(spec.workers, spec.hosts)
+    parts = [of_start(spec, slots)]
+    here = sum(slot.host is None for slot in slots)
+    given = start.variables_of(spec, slots, f"{host_of_chief(slots)}:<port>", 0)
+    for slot, own in zip(slots, given, strict=True):
+        where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
+        lines = [f"worker {slot.rank}/{len(slots)} {where}"]
+        lines.append(f"cd {shlex.quote(str(spec.directory or Path.cwd()))}")
+        lines += [f"{name}={text}" for name, text in _variables(slot, here, own)]
+        parts.append("\n  ".join([*lines, shlex.join(spec.command)]))
+    return "\n\n".join(parts)
+
+
+def _variables(slot: Slot, workers: int, own: dict[str, str]) -> list[tuple[str, str]]:
+    """Returns what a worker has in its environment beyond this process's own, or that of ssh."""
+    more = start.thread_variables(workers) if slot.host is None else {}
+    before = {} if slot.host is None else start.for_another_machine(os.environ)
+    hidden = {name: "<hidden>" for name in _HIDDEN if name in own}
+    return sorted({**before, **more, **own, **hidden}.items())

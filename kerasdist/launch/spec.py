@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import sys
@@ -62,6 +63,11 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     directory: Path | None = None
     run_id: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a worker on this machine, but for those that give it its place."""
+        return {**os.environ, **self.environment}
 
 
 @final

@@ -96,33 +96,24 @@ def cores() -> int:
 def main() -> int:
     """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds from SIGTERM to SIGKILL")
-    parser.add_argument("--share", type=int, default=1, help="workers on this machine")
-    parser.add_argument("--slot", type=int, default=0, help="the worker's number among them")
-    parser.add_argument(
-        "--pass-fd", type=int, action="append", default=[], help="a file that the worker inherits"
-    )
-    parser.add_argument(
-        "--relay-status", action="store_true", help="pass the worker's reports on by the output"
-    )
-    parser.add_argument(
-        "--variables-on-input",
-        action="store_true",
-        help="the first line of the input has the worker's variables, as JSON",
-    )
-    parser.add_argument(
-        "--must-join", action="store_true", help="to end without joining the job is a failure"
-    )
+    parser.add_argument("--grace", type=float, default=10.0)  # seconds from SIGTERM to SIGKILL
+    parser.add_argument("--share", type=int, default=1)  # workers on this machine
+    parser.add_argument("--slot", type=int, default=0)  # the worker's number among them
+    parser.add_argument("--pass-fd", type=int, action="append", default=[])  # files it inherits
+    # Its reports are passed on by the output; the first line of the input has its variables, as
+    # JSON; and to end without joining the job is a failure.
+    for flag in ("--relay-status", "--variables-on-input", "--must-join"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:]  # the first is "--"
     if arguments.variables_on_input:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or b"{}"))
         # This is not the launcher's machine, where the launcher has counted the GPUs.
-        from kerasdist.launch.environment import of_gpus
+        from kerasdist.core.gpus import divide
 
         slot: int = arguments.slot
-        os.environ.update(of_gpus(os.environ, arguments.share)[slot])
+        os.environ.update(divide(os.environ, arguments.share)[slot])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.
@@ -153,13 +144,16 @@ def main() -> int:
     threading.Thread(
         target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
     ).start()
+    relaying = threading.Thread(target=relay, args=(reports,), daemon=True)
     if reports is not None:
-        threading.Thread(target=relay, args=(reports,), daemon=True).start()
+        relaying.start()
     # Its process number is its group's, and is not given to another process before the wait.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     end_group(worker)
     code = worker.wait()
+    if reports is not None:
+        relaying.join(1)  # the last ones
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:

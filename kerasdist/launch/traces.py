@@ -11,6 +11,9 @@ from typing import Any
 from kerasdist.core import whole_files
 from kerasdist.job.profiling import ProfiledSteps
 
+Event = dict[str, Any]
+"""An event, or a whole trace, as JSON has it."""
+
 MERGED = "trace.json.gz"
 
 # Kinds of events in Chrome's trace format that belong together by their id.
@@ -47,24 +50,24 @@ def merge(steps: ProfiledSteps, workers: int) -> str:
     return said
 
 
-def merged(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(traces: Sequence[Event]) -> list[Event]:
     """Returns the events of all traces, with times since the first of them."""
     timed = [one["ts"] for trace in traces for one in trace["traceEvents"] if "ts" in one]
     first = min(timed, default=0.0)
     return [one for trace in traces for one in _of_worker(trace, first)]
 
 
-def _of_worker(trace: dict[str, Any], first: float) -> Iterator[dict[str, Any]]:
+def _of_worker(trace: Event, first: float) -> Iterator[Event]:
     facts, events = trace["kerasdist"], trace["traceEvents"]
     worker = facts["worker"]
-    names: dict[tuple[str, Any, Any], str] = {}
+    names: dict[tuple[object, ...], str] = {}
     for one in events:
         if one.get("ph") == "M" and one.get("name") in ("process_name", "thread_name"):
             thread = one.get("tid") if one["name"] == "thread_name" else None
             names[one["name"], one.get("pid"), thread] = one["args"]["name"]
     yield _metadata("process_name", worker, 0, f"worker {worker} ({facts['host']})")
     yield {**_metadata("process_sort_index", worker, 0, ""), "args": {"sort_index": worker}}
-    rows: dict[tuple[Any, Any], int] = {}
+    rows: dict[tuple[object, object], int] = {}
     for one in events:
         if one.get("ph") == "M" or "ts" not in one:
             continue
@@ -73,14 +76,13 @@ def _of_worker(trace: dict[str, Any], first: float) -> Iterator[dict[str, Any]]:
             rows[key] = len(rows)
             process = names.get(("process_name", key[0], None), str(key[0]))
             thread = names.get(("thread_name", *key))
-            yield _metadata(
-                "thread_name", worker, rows[key], f"{process}: {thread}" if thread else process
-            )
+            name = f"{process}: {thread}" if thread else process
+            yield _metadata("thread_name", worker, rows[key], name)
         moved = {**one, "pid": worker, "tid": rows[key], "ts": one["ts"] - first}
         if "id" in one and one.get("ph") in _LINKED:
             moved["id"] = f"{worker}-{one['id']}"
         yield moved
 
 
-def _metadata(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _metadata(kind: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""The launcher's side of a worker."""
+"""The launcher's side of a worker: its process and its output."""
 
 from __future__ import annotations
 
@@ -6,19 +6,188 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import IO, TextIO, final
+
+from rich.console import Console
+from rich.text import Text
 
 from kerasdist.launch import supervisor
-from kerasdist.launch.output import LogFile, Pump, Screen, last_lines_of
 from kerasdist.launch.spec import WorkerExit
+
+LAST_LINES = 20
+"""How many of a worker's lines are shown again if it fails."""
+
+_COLOURS = (36, 33, 35, 32, 34, 31)
+_LONGEST_LINE = 1 << 16
+
+_REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
+
+REDRAW_SECONDS = 10.0
+"""How often a line that is drawn again and again, such as a progress bar, is shown unfinished."""
+
+
+@final
+class Screen:
+    """This process's output, shared by the workers, a whole line at a time."""
+
+    def __init__(self, *, is_scripts: bool = False) -> None:
+        """Makes the screen.
+
+        Args:
+            is_scripts: Whether this process prints lines of its own, which must not be broken.
+        """
+        self._lock = threading.Lock()
+        self._is_scripts = is_scripts
+        self._console: Console | None = None
+
+    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
+        """Writes a worker's line."""
+        if line == supervisor.APART:
+            return  # the launcher reports it once for all workers
+        if stream.isatty() and not os.environ.get("NO_COLOR"):
+            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+        self._put([f"{prefix} {line}"], stream)
+
+    def say(self, text: str) -> None:
+        """Writes the launcher's own message to the error output."""
+        self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
+
+    @contextlib.contextmanager
+    def above(self, console: Console) -> Generator[None]:
+        """Writes what goes to a terminal above the live view that this console shows."""
+        self._console = console
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._console = None
+
+    def _put(self, lines: list[str], stream: TextIO) -> None:
+        # A character that the reader's encoding lacks, a reader that is gone, a full disk: none may
+        # end this thread, since a worker blocks when its lines are not read.
+        code = stream.encoding or "utf-8"
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
+            if self._console is not None and stream.isatty():
+                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
+                self._console.print(shown, soft_wrap=True)
+                return
+            if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
+                while text:  # not through the stream, which may hold half a line of the script
+                    text = text[os.write(stream.fileno(), text) :]
+                return
+            stream.write(text.decode(code))
+            stream.flush()
+
+
+@final
+class LogFile:
+    """A worker's own file in the screen's place."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+
+    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
+        """Writes a line."""
+        del prefix, stream, rank
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or it came too late
+            self._file.write(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+@final
+class Pump:
+    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
+
+    Args:
+        screen: Where the lines go.
+        prefix: What stands before each.
+        rank: The worker's number.
+        told: Takes the reports that come with the output; None: none do.
+    """
+
+    def __init__(
+        self,
+        screen: Screen | LogFile,
+        prefix: str,
+        rank: int,
+        told: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._screen = screen
+        self._prefix = prefix
+        self._rank = rank
+        self._told = told
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, source: IO[bytes], stream: TextIO) -> None:
+        """Begins to read one of the worker's outputs."""
+        thread = threading.Thread(target=self._move, args=(source, stream), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def last_lines(self, deadline: float) -> tuple[str, ...]:
+        """Returns the last lines, once all have been read."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return tuple(self._last)
+
+    def _move(self, source: IO[bytes], stream: TextIO) -> None:
+        rest, shown_at = b"", time.monotonic()
+        cut_off = b""
+        while chunk := os.read(source.fileno(), 1 << 16):
+            if self._told is not None:
+                chunk, cut_off = self._without_reports(cut_off + chunk)
+            *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
+            if lines:
+                shown_at = time.monotonic()
+            for line in lines:
+                self._put(_as_drawn(line), stream)
+            if b"\r" in rest:
+                rest = b"\r" + _as_drawn(rest)
+                if time.monotonic() - shown_at >= REDRAW_SECONDS:
+                    self._put(rest[1:], stream)
+                    shown_at = time.monotonic()
+            elif len(rest) > _LONGEST_LINE:
+                self._put(rest, stream)
+                rest = b""
+        if rest:
+            self._put(_as_drawn(rest), stream)
+        source.close()
+
+    def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
+        """Passes on the reports in an output; returns the rest, and a report without its end."""
+        assert self._told is not None
+        for report in _REPORT.findall(chunk):
+            self._told(report)
+        chunk = _REPORT.sub(b"", chunk)
+        begin = chunk.rfind(supervisor.MARK[:1])
+        is_cut_off = begin >= 0 and b"\n" not in chunk[begin:]
+        return (chunk[:begin], chunk[begin:]) if is_cut_off else (chunk, b"")
+
+    def _put(self, line: bytes, stream: TextIO) -> None:
+        text = line.decode(errors="replace")
+        self._last.append(text)
+        self._screen.write(self._prefix, text, stream, self._rank)
+
+
+def _as_drawn(line: bytes) -> bytes:
+    """Returns what a terminal shows in the end of a line that was drawn several times."""
+    drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
+    return next((text for text in reversed(drawn) if text), b"")
 
 
 @final
@@ -55,19 +224,17 @@ class Start:
         carried: The variables that the supervisor on another machine reads from its standard
             input; None: it has them from its environment.
         inherited: The files that the worker inherits.
-        reports: The pipe that carries its reports; None: its output carries them, if it sends any.
-        told: Is called with each of its reports; None: it sends none.
+        told: Is called with each report that its output carries; None: it sends none.
     """
 
     rank: int
     name: str
     command: Sequence[str]
     variables: Mapping[str, str]
-    directory: Path | None
-    log: Path | None
+    directory: Path | None = None
+    log: Path | None = None
     carried: Mapping[str, str] | None = field(default=None, repr=False)
     inherited: Sequence[int] = ()
-    reports: int | None = None
     told: Callable[[bytes], None] | None = None
 
 
@@ -77,34 +244,28 @@ class Worker:
 
     def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
         self.rank = start.rank
-        self._log = start.log
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
-        by_output = start.told is not None and start.reports is None
-        shown = LogFile(start.log) if by_output and start.log is not None else screen
-        self._pump = Pump(shown, f"[{start.name}]", start.rank, start.told if by_output else None)
-        with contextlib.ExitStack() as files:
-            direct = start.log is not None and not by_output
-            file = files.enter_context(start.log.open("wb")) if direct and start.log else None
-            self._process = subprocess.Popen(
-                start.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if file is None else file,
-                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
-                env={**os.environ, **start.variables},
-                cwd=start.directory,
-                # Ctrl-C is for the launcher, which passes it on.
-                start_new_session=True,
-                pass_fds=start.inherited,
-            )
+        self._log = None if start.log is None else LogFile(start.log)
+        self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        self._process = subprocess.Popen(
+            start.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
+            env={**os.environ, **start.variables},
+            cwd=start.directory,
+            # Ctrl-C is for the launcher, which passes it on.
+            start_new_session=True,
+            pass_fds=start.inherited,
+        )
         if start.carried is not None:
             self._order(json.dumps(dict(start.carried)))
-        if self._process.stdout is not None and self._process.stderr is not None:
-            self._pump.start(self._process.stdout, sys.stdout)
-            self._pump.start(self._process.stderr, sys.stderr)
-        if start.reports is not None and start.told is not None:
-            threading.Thread(target=_pass_on, args=(start.reports, start.told), daemon=True).start()
+        outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
+        for source, stream in outputs:
+            if source is not None:
+                self._pump.start(source, stream)
         threading.Thread(target=self._wait, args=(events,), daemon=True).start()
 
     @property
@@ -151,7 +312,7 @@ class Worker:
         exit_code = self.exit_code
         lines = self._pump.last_lines(deadline)
         if self._log is not None:
-            lines = last_lines_of(self._log)
+            self._log.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -169,9 +330,3 @@ class Worker:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
-
-
-def _pass_on(reports: int, told: Callable[[bytes], None]) -> None:
-    with os.fdopen(reports, "rb") as lines:
-        for line in lines:
-            told(line)

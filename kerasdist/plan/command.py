@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.core.backend_choice import VARIABLE
+from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.sharding import Divided, Sharding
 from kerasdist.errors import BackendError, InputError
-from kerasdist.plan.hardware import Chip
-from kerasdist.plan.targets import parse_target
+from kerasdist.plan.hardware import Chip, parse_target
 
 # What libraries say about GPUs, TPUs and hosts that they do not find here.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
@@ -64,14 +62,14 @@ def run(options: PlanOptions) -> bool:
     _prepare_environment()
     # Only now, as these import Keras and JAX, which read the variables.
     from kerasdist.backends.jax import ahead_of_time
-    from kerasdist.plan import compiling, planning, report, script
+    from kerasdist.plan import planning, report, script
 
     if options.plot is not None:
         report.require_matplotlib()
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
     asked = None if options.sharding is None else Sharding(options.sharding)
-    described = ahead_of_time.PlanningBackend(compiling.devices_of(target), asked)
+    described = ahead_of_time.PlanningBackend(script.devices_of(target), asked)
     _say(f"running {options.script} up to its first training step ...")
     step = script.first_step(options.script, options.arguments, described)
     if asked is not None and step.strategy is None:
@@ -88,13 +86,13 @@ def run(options: PlanOptions) -> bool:
         strategy=step.strategy,
         parameters=step.model.count_params(),
         examples=step.examples,
-        sharding=_name_of(compiling.sharding_of(step.model)),
+        sharding=_name_of(script.sharding_of(step.model)),
     )
     plan = planning.make_plan(
         subject,
         examples,
         target,
-        compiling.compiler(step.model, step.batch, _say),
+        script.compiler(step.model, step.batch, _say),
         largest=options.largest_batch,
         measured=None if options.step_time is None else options.step_time / 1e3,
     )
@@ -138,16 +136,16 @@ def _prepare_environment() -> None:
 
 def _require_compiler(chip: Chip) -> None:
     """Refuses a target whose compiler is not installed."""
-    if not _is_there("jax"):
+    if not is_installed("jax"):
         raise BackendError(
             "Expected JAX to be installed, on which plans are made. Received: no package jax. "
             "Install it: pip install 'kerasdist[plan]'."
         )
     if chip.platform == "tpu":
-        found, packages = _is_there("libtpu"), "libtpu"
+        found, packages = is_installed("libtpu"), "libtpu"
     else:
         version = importlib.metadata.version("jaxlib")
-        found = any(map(_is_there, _PLUGINS))
+        found = any(map(is_installed, _PLUGINS))
         packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
     if not found:
         raise BackendError(
@@ -155,10 +153,3 @@ def _require_compiler(chip: Chip) -> None:
             f"Received: devices of {chip.name}, without the package. Install it: pip install "
             f"--no-deps {packages}, or pip install 'kerasdist[plan]'."
         )
-
-
-def _is_there(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False

@@ -5,9 +5,13 @@ All rates are of one chip and of one direction, in bytes or floating-point opera
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
+
+from kerasdist.errors import DeviceError
 
 _GB = 1e9
 _GIB = 2.0**30
@@ -26,52 +30,37 @@ class Chip:
         title: As its maker spells it.
         platform: XLA's compiler: ``"cuda"`` or ``"tpu"``.
         memory: Bytes of memory.
-        usable: The part of it that JAX takes by default.
         memory_rate: Bytes a second between the chip and its memory.
         flops: Operations a second of the matrix units, by the type of the operands as XLA
             multiplies them by default.
-        domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
-        axes: Dimensions of the torus that a slice of TPUs forms; 0: a switch connects all.
         link_rate: Bytes a second that an all-reduce sends over a chip's fast links.
         network_rate: Bytes a second that a chip has between machines, or between slices.
-        base_latency: Seconds that a collective takes at least.
         link_latency: Seconds of a step over a fast link.
+        sources: Where the numbers come from.
+        usable: The part of the memory that JAX takes by default.
+        domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
+        axes: Dimensions of the torus that a slice of TPUs forms; 0: a switch connects all.
+        base_latency: Seconds that a collective takes at least.
         network_latency: Seconds of a step between machines, or between slices.
         clock: Cycles a second, where XLA estimates the cycles of its instructions; 0: unknown.
-        sources: Where the numbers come from.
     """
 
     name: str
     title: str
     platform: str
     memory: float
-    usable: float
     memory_rate: float
     flops: Mapping[str, float]
-    domain: int
-    axes: int
     link_rate: float
     network_rate: float
-    base_latency: float
     link_latency: float
-    network_latency: float
-    clock: float
     sources: tuple[str, ...]
-
-
-# XLA multiplies float32 in TF32 on NVIDIA GPUs, and in bfloat16 on TPUs, where Keras asks for no
-# other precision.
-def _gpu_flops(half: float, tf32: float, double: float) -> dict[str, float]:
-    return {
-        "bfloat16": half * _TERA,
-        "float16": half * _TERA,
-        "float32": tf32 * _TERA,
-        "float64": double * _TERA,
-    }
-
-
-def _tpu_flops(bfloat16: float) -> dict[str, float]:
-    return dict.fromkeys(("bfloat16", "float16", "float32"), bfloat16 * _TERA)
+    usable: float = 1.0
+    domain: int = 8
+    axes: int = 0
+    base_latency: float = 0.0
+    network_latency: float = 5.0 * _MICROSECOND
+    clock: float = 0.0
 
 
 _NCCL = "latencies: NCCL's own model, github.com/NVIDIA/nccl src/graph/tuning.cc (tree, LL)"
@@ -79,137 +68,81 @@ _JAX_MEMORY = "JAX takes 75 % of a GPU's memory: docs.jax.dev/en/latest/gpu_memo
 _ICI = "1 us a hop: jax-ml.github.io/scaling-book/sharding"
 _DCN = "latency between slices: 5 us, an assumption"
 
+# By name: memory in bytes, its rate in GB/s; TFLOP/s of half precision, of TF32, of float64; rate
+# of the links in GB/s, of the network in Gbit/s. XLA multiplies float32 in TF32 on NVIDIA GPUs.
+_GPUS = {
+    "a100": ("A100 SXM 80 GB", 85_100_068_864, 2039, (312, 156, 19.5), 235, 200),
+    "h100": ("H100 SXM 80 GB", 84_942_979_072, 3352, (989.4, 494.7, 66.9), 370, 400),
+    "h200": ("H200 SXM 141 GB", 151_397_597_184, 4800, (989.4, 494.7, 66.9), 370, 400),
+}
+_HOPPER_SOURCES = (
+    "NVLink: 450 GB/s a direction by its maker, of which an all-reduce of 8 reaches 370, "
+    "measured: jax-ml.github.io/scaling-book/gpus",
+    "network: 400 Gbit/s a GPU, as in a DGX H100: docs.nvidia.com/dgx/dgxh100-user-guide",
+)
+_GPU_SOURCES = {
+    "a100": (
+        "compute, memory: www.nvidia.com/en-us/data-center/a100 (dense)",
+        "NVLink: 300 GB/s a direction by its maker, of which NCCL counts on 235 (tuning.cc)",
+        "network: 200 Gbit/s a GPU, as in a DGX A100: docs.nvidia.com/dgx/dgxa100-user-guide",
+    ),
+    **{
+        name: (
+            f"compute, memory: www.nvidia.com/en-us/data-center/{name} (dense: half of the sparse)",
+            *_HOPPER_SOURCES,
+        )
+        for name in ("h100", "h200")
+    },
+}
+# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which XLA multiplies float32
+# too; matrix units, where XLA estimates cycles; chips and axes of a slice; rates of links and of
+# the network in Gbit/s.
+_TPUS = {
+    "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
+    "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
+    "v6e": (32, 1600, 918, None, 256, 2, 3200, 100),
+}
 
-def _nvidia(
-    name: str,
-    title: str,
-    *sources: str,
-    memory: float,
-    memory_rate: float,
-    flops: dict[str, float],
-    link_rate: float,
-    network_rate: float,
-) -> Chip:
+
+def _gpu(name: str) -> Chip:
+    title, memory, rate, (half, tf32, double), links, network = _GPUS[name]
+    flops = {"bfloat16": half, "float16": half, "float32": tf32, "float64": double}
     return Chip(
         name=name,
-        title=title,
+        title=f"NVIDIA {title}",
         platform="cuda",
         memory=memory,
-        usable=0.75,
-        memory_rate=memory_rate * _GB,
-        flops=flops,
-        domain=8,
-        axes=0,
-        link_rate=link_rate * _GB,
-        network_rate=network_rate * _GBIT,
-        base_latency=4.4 * _MICROSECOND,
+        memory_rate=rate * _GB,
+        flops={kind: value * _TERA for kind, value in flops.items()},
+        link_rate=links * _GB,
+        network_rate=network * _GBIT,
         link_latency=0.52 * _MICROSECOND,
-        network_latency=5.0 * _MICROSECOND,
-        clock=0.0,
-        sources=(*sources, _NCCL, _JAX_MEMORY),
+        sources=(*_GPU_SOURCES[name], _NCCL, _JAX_MEMORY),
+        usable=0.75,
+        base_latency=4.4 * _MICROSECOND,
     )
 
 
-def _google(
-    name: str,
-    *,
-    memory: float,
-    memory_rate: float,
-    bfloat16: float,
-    matrix_units: int | None,  # of 128 x 128
-    domain: int,
-    axes: int,
-    link_rate: float,
-    network_rate: float,
-) -> Chip:
+def _tpu(name: str) -> Chip:
+    memory, rate, half, units, domain, axes, links, network = _TPUS[name]
     return Chip(
         name=name,
         title=f"TPU {name}",
         platform="tpu",
         memory=memory * _GIB,
-        usable=1.0,
-        memory_rate=memory_rate * _GB,
-        flops=_tpu_flops(bfloat16),
+        memory_rate=rate * _GB,
+        flops=dict.fromkeys(("bfloat16", "float16", "float32"), half * _TERA),
+        link_rate=links * _GBIT,
+        network_rate=network * _GBIT,
+        link_latency=1.0 * _MICROSECOND,
+        sources=(f"compute, memory, links, network: cloud.google.com/tpu/docs/{name}", _ICI, _DCN),
         domain=domain,
         axes=axes,
-        link_rate=link_rate * _GBIT,
-        network_rate=network_rate * _GBIT,
-        base_latency=0.0,
-        link_latency=1.0 * _MICROSECOND,
-        network_latency=5.0 * _MICROSECOND,
-        clock=0.0 if matrix_units is None else bfloat16 * _TERA / (matrix_units * 2 * 128**2),
-        sources=(f"compute, memory, links, network: cloud.google.com/tpu/docs/{name}", _ICI, _DCN),
+        clock=0.0 if units is None else half * _TERA / (units * 2 * 128**2),
     )
 
 
-def _hopper(name: str, title: str, *, memory: float, memory_rate: float) -> Chip:
-    return _nvidia(
-        name,
-        title,
-        f"compute, memory: www.nvidia.com/en-us/data-center/{name} (dense: half of the sparse)",
-        "NVLink: 450 GB/s a direction by its maker, of which an all-reduce of 8 reaches 370, "
-        "measured: jax-ml.github.io/scaling-book/gpus",
-        "network: 400 Gbit/s a GPU, as in a DGX H100: docs.nvidia.com/dgx/dgxh100-user-guide",
-        memory=memory,
-        memory_rate=memory_rate,
-        flops=_gpu_flops(half=989.4, tf32=494.7, double=66.9),
-        link_rate=370,
-        network_rate=400,
-    )
-
-
-CHIPS: dict[str, Chip] = {
-    chip.name: chip
-    for chip in (
-        _nvidia(
-            "a100",
-            "NVIDIA A100 SXM 80 GB",
-            "compute, memory: www.nvidia.com/en-us/data-center/a100 (dense)",
-            "NVLink: 300 GB/s a direction by its maker, of which NCCL counts on 235 (tuning.cc)",
-            "network: 200 Gbit/s a GPU, as in a DGX A100: docs.nvidia.com/dgx/dgxa100-user-guide",
-            memory=85_100_068_864,
-            memory_rate=2039,
-            flops=_gpu_flops(half=312, tf32=156, double=19.5),
-            link_rate=235,
-            network_rate=200,
-        ),
-        _hopper("h100", "NVIDIA H100 SXM 80 GB", memory=84_942_979_072, memory_rate=3352),
-        _hopper("h200", "NVIDIA H200 SXM 141 GB", memory=151_397_597_184, memory_rate=4800),
-        _google(
-            "v5e",
-            memory=16,
-            memory_rate=819,
-            bfloat16=197,
-            matrix_units=4,
-            domain=256,
-            axes=2,
-            link_rate=1600,
-            network_rate=25,
-        ),
-        _google(
-            "v5p",
-            memory=95,
-            memory_rate=2765,
-            bfloat16=459,
-            matrix_units=8,
-            domain=6144,
-            axes=3,
-            link_rate=4800,
-            network_rate=50,
-        ),
-        _google(
-            "v6e",
-            memory=32,
-            memory_rate=1600,
-            bfloat16=918,
-            matrix_units=None,
-            domain=256,
-            axes=2,
-            link_rate=3200,
-            network_rate=100,
-        ),
-    )
-}
+CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
 _REGISTERS = """
@@ -252,3 +185,111 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{chip.title}"
 """
+
+
+_GPU_TARGET = re.compile(r"(?:(\d+)x)?(?:(\d+)x)?([a-z]\w*)")
+_TPU_TARGET = re.compile(r"(v\w+):(\d+(?:x\d+)*)")
+_EXAMPLES = "8xh100, 2x8xh100 (2 machines of 8), v5e:4x4 or v5p:4x4x8"
+
+
+@final
+@dataclass(frozen=True)
+class Target:
+    """A number of accelerators of one kind, and how they are connected.
+
+    Attributes:
+        chip: The kind.
+        shape: For GPUs machines and GPUs of each; for TPUs the axes of a slice's torus.
+        slices: How many slices there are, of TPUs.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        if self.chip.platform == "tpu":
+            return f"{self.chip.name}:{sizes}" if self.slices == 1 else f"{self.slices} x {sizes}"
+        return f"{sizes.removeprefix('1x')}x{self.chip.name}"
+
+    @property
+    def devices(self) -> int:
+        """How many accelerators there are."""
+        return math.prod(self.shape) * self.slices
+
+    @property
+    def usable(self) -> float:
+        """The bytes of a device that a program can have."""
+        return self.chip.memory * self.chip.usable
+
+    @property
+    def domain(self) -> int:
+        """How many of them the fast links connect."""
+        return self.shape[1] if self.chip.platform == "cuda" else math.prod(self.shape)
+
+    @property
+    def topology(self) -> str:
+        """The name by which XLA's compiler knows it."""
+        sizes = "x".join(map(str, self.shape))
+        return f"1x{sizes}" if self.chip.platform == "cuda" else f"{self.chip.name}:{sizes}"
+
+
+def parse_target(text: str) -> Target:
+    """Reads the value of `--devices`.
+
+    Raises:
+        DeviceError: If it names no accelerators that a plan can be made for.
+    """
+    name = text.strip().lower()
+    if match := _TPU_TARGET.fullmatch(name):
+        chip = _chip(match[1], "tpu", text)
+        shape = tuple(map(int, match[2].split("x")))
+        if len(shape) != chip.axes:
+            raise _wrong(text, f"A slice of {chip.title} has {chip.axes} axes.")
+        if 0 in shape or math.prod(shape) > chip.domain:
+            raise _wrong(text, f"A slice of {chip.title} has 1 to {chip.domain} chips.")
+        return Target(chip, shape)
+    if match := _GPU_TARGET.fullmatch(name):
+        chip = _chip(match[3], "cuda", text)
+        first, second = (int(one) if one else 1 for one in match.groups()[:2])
+        machines, each = (first, second) if match[2] else (1, first)
+        if not machines or not 1 <= each <= chip.domain:
+            several = f"{max(2, -(-each // chip.domain))}x{chip.domain}x{chip.name}"
+            raise _wrong(text, f"A machine has 1 to {chip.domain} GPUs; several are {several}.")
+        return Target(chip, (machines, each))
+    raise _wrong(text, f"Known are {', '.join(CHIPS)}.")
+
+
+def _chip(name: str, platform: str, text: str) -> Chip:
+    chip = CHIPS.get(name)
+    if chip is None:
+        raise _wrong(text, f"Known are {', '.join(CHIPS)}.")
+    if chip.platform != platform:
+        form = f"{name}:{'x'.join('4' * chip.axes)}" if chip.platform == "tpu" else f"8x{name}"
+        raise _wrong(text, f"Write {form}.")
+    return chip
+
+
+def _wrong(text: str, hint: str) -> DeviceError:
+    return DeviceError(
+        f"Expected accelerators such as {_EXAMPLES}. Received: devices={text!r}. {hint}"
+    )
+
+
+def group_of(chip: Chip, devices: int) -> Target:
+    """Returns a target of so many devices: full machines, or slices that are nearly cubes.
+
+    Args:
+        chip: The kind.
+        devices: A power of two, as far as TPUs are concerned.
+    """
+    if chip.platform == "cuda":
+        each = min(devices, chip.domain)
+        return Target(chip, (devices // each, each))
+    largest = 1 << (chip.domain.bit_length() - 1)
+    in_slice = min(devices, largest)
+    shape = [1] * chip.axes
+    while math.prod(shape) < in_slice:
+        shape[shape.index(min(shape))] *= 2
+    return Target(chip, tuple(sorted(shape)), devices // in_slice)

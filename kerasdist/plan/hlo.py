@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
@@ -99,23 +99,20 @@ class _Instruction:
         return 0 if estimate == _NO_ESTIMATE else estimate
 
 
-@final
-@dataclass(frozen=True)
-class _Computation:
-    name: str
-    instructions: list[_Instruction] = field(default_factory=list[_Instruction])
+_Program = dict[str, list[_Instruction]]
+"""The instructions of each computation."""
 
 
-def _read(text: str) -> tuple[dict[str, _Computation], _Computation]:
+def _read(text: str) -> tuple[_Program, list[_Instruction]]:
     """Returns a program's computations by name, and its entry computation."""
-    found: dict[str, _Computation] = {}
-    entry = current = _Computation("")
+    found: _Program = {}
+    entry = current = list[_Instruction]()
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            current = found[header[2]] = _Computation(header[2])
+            current = found[header[2]] = []
             entry = current if header[1] else entry
         elif match := _LINE.match(line):
-            current.instructions.append(_Instruction(*match.groups()))
+            current.append(_Instruction(*match.groups()))
     return found, entry
 
 
@@ -126,17 +123,15 @@ def collectives(text: str) -> list[Collective]:
         text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
     """
     known = _read(text)[0]
-    fused = {_fused_by(each) for one in known.values() for each in one.instructions}
+    fused = {_fused_by(each) for one in known.values() for each in one}
     found: list[Collective] = []
-    for computation in known.values():
-        if computation.name not in fused:
-            found += _collectives_in(computation.instructions, known)
+    for name, instructions in known.items():
+        if name not in fused:
+            found += _collectives_in(instructions, known)
     return found
 
 
-def _collectives_in(
-    instructions: Sequence[_Instruction], known: Mapping[str, _Computation]
-) -> list[Collective]:
+def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> list[Collective]:
     found: list[Collective] = []
     fused = [_fused_collective(each, known) for each in instructions]
     work = [_weight(each, one) for each, one in zip(instructions, fused, strict=True)]
@@ -165,10 +160,10 @@ def _collectives_in(
     return found
 
 
-def _fused_collective(fusion: _Instruction, known: Mapping[str, _Computation]) -> Collective | None:
+def _fused_collective(fusion: _Instruction, known: _Program) -> Collective | None:
     """Returns the collective of a fusion, as if nothing hid it; None if it has none."""
     name = _fused_by(fusion)
-    for each in known[name].instructions if name in known else ():
+    for each in known.get(name, ()):
         if match := _COLLECTIVE.fullmatch(each.operation):
             size = _whole_size(match[1], each, asynchronous=False)
             kind = "reduce-scatter" if name.startswith(_SUMS_PARTS) else match[1]
@@ -202,12 +197,10 @@ def device_work(text: str) -> DeviceWork:
     return _work_of(entry, computations, trips=1)
 
 
-def _work_of(
-    computation: _Computation, known: Mapping[str, _Computation], trips: int
-) -> DeviceWork:
-    shapes = {each.name: each.shape for each in computation.instructions}
+def _work_of(instructions: Sequence[_Instruction], known: _Program, trips: int) -> DeviceWork:
+    shapes = {each.name: each.shape for each in instructions}
     total = DeviceWork()
-    for each in computation.instructions:
+    for each in instructions:
         if each.operation == "while":
             body = known[_named("body", each)]
             count = _trips(each, known)
@@ -229,13 +222,13 @@ def _named(role: str, each: _Instruction) -> str:
     return match[1]
 
 
-def _trips(loop: _Instruction, known: Mapping[str, _Computation]) -> int:
+def _trips(loop: _Instruction, known: _Program) -> int:
     """Returns how often a loop runs: as XLA says, else the number that its condition names."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [
         int(match[1])
-        for each in known[_named("condition", loop)].instructions
+        for each in known[_named("condition", loop)]
         if each.operation == "constant" and (match := re.match(r"(\d+)\)", each.rest))
     ]
     return max(limits, default=1)

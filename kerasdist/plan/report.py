@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kerasdist.core.backend_choice import is_installed
 from kerasdist.errors import BackendError
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.planning import LargestBatch, Plan, Subject
-from kerasdist.plan.prediction import StepTime
-from kerasdist.plan.targets import Target
+from kerasdist.plan.planning import LargestBatch, Plan, StepTime, Subject
 
 _LIMITS = {
     "compute": "the matrix units",
@@ -48,20 +47,16 @@ def show(plan: Plan, console: Console | None = None) -> None:
 
 
 def _show_memory(plan: Plan, console: Console) -> None:
-    need, have = plan.compiled.total, plan.usable
-    if plan.fits:
-        verdict = f"It fits: {size(need)} of {size(have)} a device."
-    else:
-        verdict = f"It does not fit: {size(need)} of {size(have)} a device."
+    need, have = plan.compiled.total, plan.target.usable
+    verdict = "It fits" if plan.fits else "It does not fit"
+    verdict += f": {size(need)} of {size(have)} a device."
     console.print(verdict, style="bold green" if plan.fits else "bold red", markup=False)
     if plan.largest_batch is not None:
         console.print(_largest(plan.largest_batch, plan.subject), markup=False)
-    table = Table(title="Memory of a device", title_justify="left")
-    table.add_column("kind")
-    table.add_column("bytes", justify="right")
+    shown = table("Memory of a device", ("kind", "bytes"), left=1)
     for kind, value in plan.compiled.memory.items():
-        table.add_row(kind, size(value))
-    console.print(table)
+        shown.add_row(kind, size(value))
+    console.print(shown)
 
 
 def _largest(found: LargestBatch, subject: Subject) -> str:
@@ -83,14 +78,13 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
 
 def _show_work(plan: Plan, console: Console) -> None:
     compiled, step = plan.compiled, plan.step
-    table = Table(title="Collectives of a step", title_justify="left")
-    for heading in ("kind", "number", "bytes", "of these overlapped"):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    headings = ("kind", "number", "bytes", "of these overlapped")
+    shown = table("Collectives of a step", headings, left=1)
     for kind in sorted({each.kind for each in compiled.collectives}):
         alike = [each for each in compiled.collectives if each.kind == kind]
         hidden = sum(each.bytes for each in alike if each.overlap)
-        table.add_row(kind, str(len(alike)), size(_bytes(alike)), size(hidden))
-    console.print(table if compiled.collectives else "Collectives of a step: none.")
+        shown.add_row(kind, str(len(alike)), size(_bytes(alike)), size(hidden))
+    console.print(shown if compiled.collectives else "Collectives of a step: none.")
     flops = sum(compiled.work.flops.values())
     kinds = ", ".join(compiled.work.flops) or "none"
     console.print(
@@ -113,12 +107,10 @@ def _show_work(plan: Plan, console: Console) -> None:
 
 def _show_scaling(plan: Plan, console: Console) -> None:
     title = f"Weak scaling: {plan.compiled.batch:,} examples on each device"
-    table = Table(title=title, title_justify="left")
     headings = ("devices", "step", "examples/s", "efficiency", "if nothing overlaps", "limit")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    shown = table(title, headings)
     for each in plan.scaling:
-        table.add_row(
+        shown.add_row(
             f"{each.devices:,}",
             milliseconds(each.total),
             f"{_throughput(each, plan):,.0f}",
@@ -127,24 +119,24 @@ def _show_scaling(plan: Plan, console: Console) -> None:
             each.limit,
             style="bold" if each.devices == plan.target.devices else None,
         )
-    console.print(table)
+    console.print(shown)
 
 
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
-    compiled, largest = plan.compiled, plan.largest_batch
+    compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
     facts: dict[str, Any] = {
         "script": plan.subject.script,
         "backend": "jax",
         "strategy": plan.subject.strategy,
         "sharding": plan.subject.sharding,
-        "target": _target(plan.target),
+        "target": {"name": str(target), "chip": target.chip.title, "devices": target.devices},
         "parameters": plan.subject.parameters,
         "batch_per_device": compiled.batch,
-        "global_batch": compiled.batch * plan.target.devices,
+        "global_batch": compiled.batch * target.devices,
         "fits": plan.fits,
         "memory": {
-            "usable": plan.usable,
+            "usable": target.usable,
             "needed": compiled.total,
             "by_kind": dict(compiled.memory),
             "refused": compiled.refused,
@@ -156,13 +148,9 @@ def as_json(plan: Plan) -> str:
         "collectives": [asdict(each) for each in compiled.collectives],
         "step": _step(plan.step, plan) if compiled.refused is None else None,
         "scaling": [_step(each, plan) for each in plan.scaling] if not compiled.refused else [],
-        "sources": list(plan.target.chip.sources),
+        "sources": list(target.chip.sources),
     }
     return json.dumps(facts, indent=2)
-
-
-def _target(target: Target) -> dict[str, Any]:
-    return {"name": str(target), "chip": target.chip.title, "devices": target.devices}
 
 
 def _step(step: StepTime, plan: Plan) -> dict[str, Any]:
@@ -182,39 +170,62 @@ def _throughput(step: StepTime, plan: Plan) -> float:
 
 def require_matplotlib() -> None:
     """Refuses `--plot` where matplotlib is missing, before anything is compiled."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not is_installed("matplotlib"):
         raise BackendError(
             "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
             "the package. Install it: pip install matplotlib, or leave out --plot."
         )
 
 
-def plot(plan: Plan, path: Path) -> None:
-    """Draws the efficiency and the throughput of groups of all sizes."""
+def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
+    """Returns a table whose first `left` columns are texts, and the others numbers."""
+    made = Table(title=title, title_justify="left")
+    for index, heading in enumerate(headings):
+        made.add_column(heading, justify="left" if index < left else "right")
+    return made
+
+
+@contextlib.contextmanager
+def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Generator[Any]:
+    """Draws a picture of something by numbers of devices; yields its axes."""
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
+    drawn: Any = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = drawn.subplots()
+    yield axes
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    axes.margins(x=0.1)
+    axes.legend(loc="best")
+    drawn.savefig(path, dpi=100)
+
+
+def annotate(
+    axes: Any, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], above: int
+) -> None:
+    """Writes a text above each point, or below."""
+    for *place, text in zip(xs, ys, texts, strict=True):
+        axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize=8)
+
+
+def plot(plan: Plan, path: Path) -> None:
+    """Draws the efficiency and the throughput of groups of all sizes."""
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]
     worst = [each.efficiency_without_overlap for each in plan.scaling]
-    axes.axhline(1.0, color="0.6", linestyle="--")
-    axes.fill_between(counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap")
-    axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
-    for each in plan.scaling:
-        text = f"{_short(_throughput(each, plan))}/s"
-        place = (each.devices, each.efficiency)
-        axes.annotate(text, place, (0, 8), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [f"{count:,}" for count in counts])
-    axes.margins(x=0.1)
-    axes.set_ylim(0, 1.12)
-    axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.set_xlabel(f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each")
-    axes.set_ylabel("efficiency against one device")
-    axes.set_title(f"{plan.subject.script}: efficiency, and examples a second")
-    axes.legend(loc="best")
-    figure.savefig(path, dpi=100)
+    title = f"{plan.subject.script}: efficiency, and examples a second"
+    x = f"{plan.target.chip.title}, {plan.compiled.batch:,} examples on each"
+    with figure(path, title, counts, x, "efficiency against one device") as axes:
+        axes.axhline(1.0, color="0.6", linestyle="--")
+        axes.fill_between(
+            counts, worst, ours, color="tab:blue", alpha=0.2, label="with less overlap"
+        )
+        axes.plot(counts, ours, "o-", color="tab:blue", label="predicted")
+        rates = [f"{_short(_throughput(each, plan))}/s" for each in plan.scaling]
+        annotate(axes, counts, ours, rates, 8)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 1.12)
+        axes.yaxis.set_major_formatter("{x:.0%}")
 
 
 def _bytes(collectives: Sequence[Collective]) -> int:

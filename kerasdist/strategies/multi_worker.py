@@ -19,8 +19,8 @@ from kerasdist.backends.base.options import (
     checked_check,
 )
 from kerasdist.cluster.detection import detect
-from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
 from kerasdist.job import current
 from kerasdist.job.job import Job

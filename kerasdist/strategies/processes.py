@@ -15,7 +15,7 @@ from kerasdist.core.devices import Device, parse_devices
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
-from kerasdist.launch import own_script
+from kerasdist.launch import ranks
 from kerasdist.launch.ranks import Ranks
 
 Launcher = Literal["processes", "threads"]
@@ -47,7 +47,7 @@ def told_devices() -> str | None:
 
     None: it is no such worker, or multiprocessing has started it, as data loaders do.
     """
-    if own_script.is_child():
+    if ranks.is_child():
         return None
     told = os.environ.get(MIRRORED) or None
     if current.current() is not None:
@@ -62,16 +62,16 @@ def are_started_by_script() -> bool:
     they are in a process that multiprocessing has started, which takes no part in the job.
     """
     told = told_devices() or os.environ.get(MIRRORED)
-    return bool(told) and (own_script.is_child() or told not in (EACH_ITS_OWN, JOINED))
+    return bool(told) and (ranks.is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
 def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher | None) -> bool:
     """Returns whether this script is to be started again for each device but the first."""
-    if launcher == "threads" or len(devices) < 2 or own_script.is_child():
+    if launcher == "threads" or len(devices) < 2 or ranks.is_child():
         return False
     if backend.name not in WANT_PROCESS_A_DEVICE:
         return False
-    why_not = own_script.why_not_again() or _other_job()
+    why_not = ranks.why_not_again() or _other_job()
     if launcher == "processes":
         if why_not is None:
             return True
@@ -82,7 +82,7 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
         )
     if devices[0].kind == "cpu":
         return False
-    why_not = why_not or own_script.why_not_unasked()
+    why_not = why_not or ranks.why_not_unasked()
     if why_not is None:
         return True
     warn_user(
@@ -99,7 +99,7 @@ def start(devices: Sequence[Device]) -> str:
     """Starts this script again for each device but the first; returns the devices by rank."""
     names = _by_rank(devices)
     told = ",".join(names)
-    _ranks.append(Ranks(own_script.command(), names, {MIRRORED: told}))
+    _ranks.append(Ranks(ranks.command(), names, {MIRRORED: told}))
     return told
 
 

@@ -11,8 +11,8 @@ from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend, ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.cluster.detection import detect
-from kerasdist.cluster.membership import Membership
 from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster.source import Membership
 from kerasdist.core.partitions import DeviceAssignment
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.strategies.choice import chosen_devices

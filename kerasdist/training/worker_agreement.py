@@ -74,7 +74,7 @@ def _calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # of `fit`, whose batches may have come to their end on this worker alone
+        if is_inner:  # called in `fit`: this worker's data may have ended while the others train
             weights.require_equal_batches(replicas, f"the call of {name}")
         else:
             replicas.batch_history.clear()

@@ -10,7 +10,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from kerasdist.launch import beginning, environment, info, report
+from kerasdist.core import gpus
+from kerasdist.launch import info, report, start
 from kerasdist.launch.placement import place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
@@ -22,7 +23,7 @@ A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 
 def given(variable, workers):
     environ = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    return [each.get("CUDA_VISIBLE_DEVICES") for each in environment.of_gpus(environ, workers)]
+    return [each.get("CUDA_VISIBLE_DEVICES") for each in gpus.divide(environ, workers)]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,11 @@ def test_workers_divide_the_gpus_that_they_may_see(machine_with, variable, worke
 
 def test_numbers_are_those_of_the_machine_s_slots(machine_with):
     machine_with("4")
-    assert environment.of_gpus({}, 2)[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    chosen = environment.of_gpus({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 2)[0]
+    assert gpus.divide({}, 2)[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    chosen = gpus.divide({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 2)[0]
     assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
     # The user's numbers keep the meaning that they have.
-    assert "CUDA_DEVICE_ORDER" not in environment.of_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, 2)[0]
+    assert "CUDA_DEVICE_ORDER" not in gpus.divide({"CUDA_VISIBLE_DEVICES": "0,1"}, 2)[0]
 
 
 def test_a_container_with_some_of_the_gpus(machine_with):
@@ -64,14 +65,14 @@ def test_a_container_with_some_of_the_gpus(machine_with):
 
 def test_a_machine_without_gpus_leaves_things_as_they_are(machine_with):
     machine_with(None)
-    assert environment.of_gpus({}, 2) == [{}, {}]
+    assert gpus.divide({}, 2) == [{}, {}]
 
 
 def test_gpus_of_amd_have_a_variable_of_their_own(monkeypatch):
-    two = [environment.gpus.Gpu(f"GPU-{index}", "gfx90a", None, "AMD") for index in range(2)]
-    monkeypatch.setattr(environment.gpus, "visible", lambda environ: two)
-    assert [each["HIP_VISIBLE_DEVICES"] for each in environment.of_gpus({}, 2)] == ["0", "1"]
-    by_cuda = environment.of_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}, 2)
+    two = [gpus.Gpu(f"GPU-{index}", "gfx90a", None, "AMD") for index in range(2)]
+    monkeypatch.setattr(gpus, "visible", lambda environ: two)
+    assert [each["HIP_VISIBLE_DEVICES"] for each in gpus.divide({}, 2)] == ["0", "1"]
+    by_cuda = gpus.divide({"CUDA_VISIBLE_DEVICES": "2,3"}, 2)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in by_cuda] == ["2", "3"]
 
 
@@ -79,10 +80,10 @@ def test_each_worker_is_started_with_its_own(machine_with, monkeypatch, tmp_path
     machine_with("2")
     started = []
     monkeypatch.setattr(
-        beginning, "Worker", lambda start, screen, events: started.append(start.variables)
+        start, "Worker", lambda begun, screen, events: started.append(begun.variables)
     )
     spec = JobSpec(("true",), workers=2)
-    list(beginning.begin(spec, place(2, []), 0, None, queue.SimpleQueue()))
+    list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue()))
     assert [each["CUDA_VISIBLE_DEVICES"] for each in started] == ["0", "1"]
 
 

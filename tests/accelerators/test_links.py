@@ -2,11 +2,11 @@
 
 import pytest
 
-from kerasdist.checks import bench, gpu_state, links
+from kerasdist.checks import bench, machine
 
 
 def verdicts():
-    return {one.check: one.verdict for one in gpu_state.look()}
+    return {one.check: one.verdict for one in machine.look_at_gpus()}
 
 
 def gpus(number, **facts):
@@ -16,8 +16,8 @@ def gpus(number, **facts):
 def test_without_a_driver(machine_with):
     machine_with(None)
     assert verdicts() == {"devices": "ok"}
-    assert links.gpu_links() == ()
-    assert links.reference("gpu:0", is_one_machine=True) is None
+    assert machine.gpu_links() == ()
+    assert bench.reference(is_one_machine=True) is None
 
 
 def test_a_driver_that_does_not_work(machine_with):
@@ -27,30 +27,30 @@ def test_a_driver_that_does_not_work(machine_with):
 
 def test_a_machine_of_eight(machine_with):
     machine_with(gpus(8, nvlinks=18))
-    found = list(gpu_state.look())
+    found = list(machine.look_at_gpus())
     assert {one.verdict for one in found} == {"ok"}
     said = {one.check: one.found for one in found}
     assert said["devices"] == "8 x NVIDIA H100 80GB HBM3"
     assert said["links"] == "18 NVLinks on each GPU"
     assert said["GPU driver"].startswith("driver 550.1, for CUDA up to 12.4")
-    reference = links.reference("gpu:0", is_one_machine=True)
+    reference = bench.reference(is_one_machine=True)
     assert (reference.rate, reference.source) == (370e9, "NVLink of NVIDIA H100 SXM 80 GB")
-    between = links.reference("gpu:0", is_one_machine=False)
+    between = bench.reference(is_one_machine=False)
     assert between.rate == pytest.approx(50e9)
 
 
 def test_gpus_that_are_joined_by_pcie(machine_with):
     machine_with(gpus(2, name="GeForce RTX 4090"))
-    said = {one.check: one.found for one in gpu_state.look()}
+    said = {one.check: one.found for one in machine.look_at_gpus()}
     assert said["links"] == "PCIe without NVLink, 31.5 GB/s a direction"
-    reference = links.reference("gpu:0", is_one_machine=True)
+    reference = bench.reference(is_one_machine=True)
     assert reference.source == "PCIe 4 x16"
 
 
 def test_what_is_slow(machine_with):
     first, second = gpus(2, nvlinks=18)
     machine_with([{**first, "used": 40 << 30, "pcie_width": 8}, {**second, "nvlinks": 17}])
-    found = {one.check: one for one in gpu_state.look()}
+    found = {one.check: one for one in machine.look_at_gpus()}
     assert {one.verdict for name, one in found.items() if name in ("PCIe", "links")} == {"warning"}
     assert found["PCIe"].found == "GPU 0: x8 of x16"
     assert found["GPU memory"].verdict == "warning"

@@ -3,9 +3,8 @@
 import pytest
 
 from kerasdist.errors import ClusterError, DeviceError
-from kerasdist.launch.placement import place
+from kerasdist.launch.placement import counted, place
 from kerasdist.launch.spec import JobSpec
-from kerasdist.launch.worker_count import counted
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,8 @@ from kerasdist.backends.jax import ahead_of_time
 from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.plan import hlo
-from kerasdist.plan.compiling import devices_of
-from kerasdist.plan.targets import parse_target
+from kerasdist.plan.hardware import parse_target
+from kerasdist.plan.script import devices_of
 
 L = keras.layers
 CLASSES = 8

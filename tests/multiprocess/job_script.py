@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from kerasdist.cluster.membership import Membership
+from kerasdist.cluster.source import Membership
 from kerasdist.errors import DisagreementError, WorkerLostError
 from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.job.job import Job

@@ -13,8 +13,7 @@ from kerasdist.cluster import detect
 from kerasdist.cluster.kerasdist_variables import RANK
 from kerasdist.errors import JobError
 from kerasdist.job import current
-from kerasdist.launch import own_script
-from kerasdist.launch.ranks import Ranks
+from kerasdist.launch.ranks import Ranks, command
 
 SECONDS = 60
 
@@ -82,9 +81,9 @@ def mark(name):
 
 
 def main():
-    ranks = None
+    started = None
     if RANK not in os.environ:
-        ranks = Ranks(own_script.command(), ["cpu:0", "cpu:0"], {"MINE": "1"})
+        started = Ranks(command(), ["cpu:0", "cpu:0"], {"MINE": "1"})
     elif sys.argv[1] == "fail_early":
         sys.exit("no data here")
     elif sys.argv[1] == "end_early":
@@ -94,8 +93,8 @@ def main():
     except JobError:
         sys.exit("kept from its end")
     job.after_connecting()
-    if ranks is not None:
-        ranks.pass_on_interrupts()
+    if started is not None:
+        started.pass_on_interrupts()
     job.all_gather_object("all are here", None)
     mark(f"ready-{job.rank}")
     globals()[sys.argv[1]](job)

@@ -15,7 +15,7 @@ import pytest
 
 import kerasdist
 from kerasdist.job.exit_codes import ExitCode
-from kerasdist.launch import attempt, commands, output, supervisor
+from kerasdist.launch import job, start, supervisor, worker
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command
 from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
@@ -187,7 +187,7 @@ sys.exit(10)
     def test_who_was_lost_is_reported_not_who_says_so(self, tmp_path):
         body = f"""
 if rank == 0: sys.exit({int(ExitCode.LOST_WORKER)})
-time.sleep({attempt.SETTLE_SECONDS + 0.5})
+time.sleep({job.SETTLE_SECONDS + 0.5})
 sys.exit(9)
 """
         result = run(tmp_path, body)
@@ -273,7 +273,7 @@ sys.stderr.write("x" * 200_000 + "\\n")
         self, tmp_path, capfd, monkeypatch
     ):
         """As Keras draws it: 20 times a second, with backspaces and a carriage return."""
-        monkeypatch.setattr(output, "REDRAW_SECONDS", 0.5)
+        monkeypatch.setattr(worker, "REDRAW_SECONDS", 0.5)
         body = """
 for step in range(1, 61):
     sys.stdout.write("\\b" * 9 + "\\r" + f"{step}/60 bär")
@@ -302,14 +302,14 @@ print()
 
 class TestLibrary:
     def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
-        def second_fails(spec, slot, inherited=()):
+        def second_fails(spec, slot, inherited=(), *, reports=False):
             if slot.rank == 0:
                 return here(spec, slot)
             wait_for(tmp_path, "pid0")
             return ["/no/such/program"]
 
-        here = commands.here
-        monkeypatch.setattr(commands, "here", second_fails)
+        here = start.command_here
+        monkeypatch.setattr(start, "command_here", second_fails)
         with pytest.raises(FileNotFoundError):
             run(tmp_path, "mark(f'pid{rank}'); time.sleep(60)")
         assert left_after(wait_for(tmp_path, "pid0"), 1) == []

@@ -21,7 +21,7 @@ FRAMEWORK_OF = {
 LAYERS = (
     ("_version", "errors"),
     ("core",),
-    ("config", "api.collectives", "api.run_options", "api.values"),
+    ("config", "api.collectives", "api.run_options", "api.scopes", "api.values"),
     ("keras_compat", "cluster"),
     ("job", "input", "api.losses"),
     ("launch", "backends"),
@@ -43,7 +43,7 @@ LATE = {
     ("kerasdist.config", "backends"),
     # the command line starts jobs without Keras, which a plan needs
     ("kerasdist.launch.app", "plan"),
-    ("kerasdist.launch.check_commands", "checks"),
+    ("kerasdist.launch.app", "checks"),
 }
 MAX_LINES = 700
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}

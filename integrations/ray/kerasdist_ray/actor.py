@@ -15,12 +15,11 @@ from typing import final
 
 import ray
 
-from kerasdist.launch import commands
-from kerasdist.launch.attempt import OUTPUT_SECONDS
-from kerasdist.launch.output import Screen
+from kerasdist.launch import start
+from kerasdist.launch.job import OUTPUT_SECONDS
 from kerasdist.launch.placement import Slot, free_port
 from kerasdist.launch.spec import JobSpec, WorkerExit
-from kerasdist.launch.worker import Event, Start, Worker
+from kerasdist.launch.worker import Event, Screen, Start, Worker
 from kerasdist_ray.process import Answer, read_answer, write_call
 
 
@@ -71,16 +70,14 @@ class WorkerActor:
             command = (sys.executable, "-m", "kerasdist_ray", name_of_folder)
             # Ray has made the modules importable here; the worker gets the same paths.
             paths = [variables.get("PYTHONPATH", ""), *sys.path]
-            start = Start(
+            begun = Start(
                 rank=slot.rank,
                 name=name,
-                command=commands.here(JobSpec(command, stop_seconds=grace), slot),
+                command=start.command_here(JobSpec(command, stop_seconds=grace), slot),
                 variables={**variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-                directory=None,
-                log=None,
             )
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-            self._worker = Worker(start, Screen(), events)
+            self._worker = Worker(begun, Screen(), events)
             self._begun.set()
             events.get()  # the worker has ended
             ending = self._worker.ending(time.monotonic() + OUTPUT_SECONDS)

@@ -15,10 +15,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from kerasdist.cluster import ports
+from kerasdist.cluster import addresses
 from kerasdist.errors import JobError
-from kerasdist.launch import environment
-from kerasdist.launch.attempt import Attempt
+from kerasdist.launch import start
+from kerasdist.launch.job import Attempt
 from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.launch.worker import Event, Exited
@@ -48,13 +48,13 @@ def run_once(
         slots = _slots(nodes, own_devices="GPU" in group.bundle_specs[0])
         coordinator = _meeting_point(nodes)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        of_job = environment.of_job(spec, number)
+        of_job = start.job_variables(spec, number)
 
         def begin() -> Iterator[_Held]:
             for slot, actor in zip(slots, actors, strict=True):
                 variables = {
-                    **environment.for_another_machine(os.environ),
-                    **environment.of_worker(spec, slot, len(slots), coordinator, number),
+                    **start.for_another_machine(os.environ),
+                    **start.worker_variables(spec, slot, len(slots), coordinator, number),
                     **of_job,
                 }
                 name = f"worker {slot.rank}/{len(slots)}"
@@ -124,12 +124,12 @@ def _slots(nodes: Sequence[Node], *, own_devices: bool) -> list[Slot]:
 
 def _meeting_point(nodes: Sequence[Node]) -> str:
     alone = len({node.number for node in nodes}) == 1
-    return ports.join("127.0.0.1" if alone else nodes[0].address, nodes[0].port)
+    return addresses.join("127.0.0.1" if alone else nodes[0].address, nodes[0].port)
 
 
 @final
 class _Held:
-    """The driver's side of a worker; see `kerasdist.launch.attempt.Held`."""
+    """The driver's side of a worker; see `kerasdist.launch.job.Held`."""
 
     def __init__(
         self, rank: int, actor: Any, ending: Any, events: queue.SimpleQueue[Event]

@@ -11,8 +11,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from kerasdist.errors import ClusterError
 from kerasdist.launch import report
-from kerasdist.launch.output import Screen
 from kerasdist.launch.spec import AttemptResult, JobSpec, WorkerExit
+from kerasdist.launch.worker import Screen
 from kerasdist_ray.attempt import run_once
 from kerasdist_ray.errors import RayJobError
 from kerasdist_ray.process import Answer

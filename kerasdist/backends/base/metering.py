@@ -86,7 +86,7 @@ class Window:
             self._listener(self)
 
     def add_waits(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds times: of a pause's beginning, and of the host's waits for data and collectives."""
+        """Adds seconds up to a pause, and those for which the host waited."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives

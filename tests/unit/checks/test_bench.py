@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from kerasdist.checks import bench, bench_report, links
-from kerasdist.checks.bench_report import Row, Scaling
+from kerasdist.checks import bench
+from kerasdist.checks.bench import Row, Scaling
 from kerasdist.errors import BackendError, KerasdistError
 
 
@@ -29,12 +29,12 @@ def measured(replicas, seconds, batch=32, device="gpu:0"):
 
 def shown(scaling):
     file = io.StringIO()
-    bench_report.show(scaling, Console(file=file, width=80))
+    bench.show(scaling, Console(file=file, width=80))
     return file.getvalue()
 
 
 ROWS = [Row(1, measured(1, 1.0)), Row(2, measured(2, 1.25, batch=64))]
-SCALING = Scaling("train.py", "jax", ROWS, links.Reference(160e9, "NVLink of a GPU"))
+SCALING = Scaling("train.py", "jax", ROWS, bench.Reference(160e9, "NVLink of a GPU"))
 
 
 def test_efficiency_and_bandwidth():
@@ -69,16 +69,16 @@ def test_the_notes():
 
 
 def test_a_job_that_failed_is_shown_and_the_others_too():
-    scaling = Scaling("x", "jax", [ROWS[0], Row(2, None, "worker 1/2: exit code 3")], None)
+    scaling = Scaling("x", "jax", [ROWS[0], Row(2, {}, "worker 1/2: exit code 3")], None)
     assert "2 workers failed: worker 1/2: exit code 3" in shown(scaling)
-    told = json.loads(bench_report.as_json(scaling))
+    told = json.loads(bench.as_json(scaling))
     assert told["reference"] is None
     assert told["rows"][0]["efficiency"] == 1.0
     assert told["rows"][1] == {"workers": 2, "failure": "worker 1/2: exit code 3"}
 
 
 def test_the_plot(tmp_path):
-    bench_report.plot(SCALING, tmp_path / "scaling.png")
+    bench.draw(SCALING, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -106,12 +106,5 @@ def test_what_is_refused():
     ],
 )
 def test_the_chip_of_a_gpu(name, chip):
-    found = links.chip_of(name)
+    found = bench.chip_of(name)
     assert (None if found is None else found.name) == chip
-
-
-def test_the_reference_of_cpus():
-    found = links.reference("cpu:0", is_one_machine=True)
-    assert found is not None
-    assert found.rate > 1e8
-    assert links.reference("cpu:0", is_one_machine=False) is None

@@ -8,7 +8,7 @@ import socket
 import pytest
 from rich.console import Console
 
-from kerasdist.checks import agent, doctor, findings, hosts, machine
+from kerasdist.checks import findings, hosts, machine
 from kerasdist.checks.findings import Finding
 
 
@@ -89,7 +89,7 @@ class TestOneMachine:
     def test_the_exit_code_and_the_json(self, monkeypatch, capsys):
         given = [Finding("a", "warning", "[worker 0/2] b", "c")]
         monkeypatch.setattr(machine, "look", lambda: given)
-        assert doctor.run((), as_json=True)
+        assert hosts.doctor((), as_json=True)
         [told] = json.loads(capsys.readouterr().out)
         assert told == {
             "check": "a",
@@ -99,7 +99,7 @@ class TestOneMachine:
             "where": "",
         }
         given.append(Finding("d", "problem", "e", "f"))
-        assert not doctor.run((), as_json=False)
+        assert not hosts.doctor((), as_json=False)
         said = capsys.readouterr().out
         assert "[worker 0/2] b" in said
         assert "0 ok, 1 warning, 1 problem\n" in said
@@ -112,15 +112,6 @@ class TestSeveralHosts:
         assert found.verdict == "problem"
         assert found.found == "jax: 0.7 on a, none on b"
         assert hosts.of_versions({"a": {"keras": "1"}, "b": {"keras": "1"}}).verdict == "ok"
-
-    @pytest.mark.parametrize(
-        ("offset", "error", "verdict"),
-        [(0.1, 0.01, "ok"), (2.0, 0.01, "warning"), (-2.0, 0.01, "warning"), (2.0, 1.0, "ok")],
-    )
-    def test_clocks(self, offset, error, verdict):
-        found = hosts.of_clocks({"a": (0.0, error), "b": (offset, error)})
-        assert found.verdict == verdict
-        assert f"{abs(offset) * 1e3:.1f} ms between" in found.found
 
     def test_who_reaches_whom(self):
         well = {"addresses": ["10.0.0.1"], "error": None}
@@ -142,7 +133,7 @@ class TestSeveralHosts:
     def test_what_is_well_on_a_host_is_one_line(self):
         found = [Finding(name, "ok", "x", "y", "host") for name in "abcd"]
         found += [Finding("e", "warning", "x", "y", "host"), Finding("f", "ok", "x", "y", "other")]
-        shortened = doctor._shortened(found)
+        shortened = hosts._shortened(found)
         assert [one.check for one in shortened] == ["4 checks", "e", "f"]
         assert "a, b, c, d" in shown(shortened)
 
@@ -150,14 +141,13 @@ class TestSeveralHosts:
 class TestAgent:
     def ask(self, *questions):
         answers = io.StringIO()
-        agent.serve(io.StringIO("".join(json.dumps(each) + "\n" for each in questions)), answers)
+        hosts.serve(io.StringIO("".join(json.dumps(each) + "\n" for each in questions)), answers)
         return [json.loads(line) for line in answers.getvalue().splitlines()]
 
-    def test_facts_and_time(self):
-        facts, now = self.ask({"do": "facts"}, {"do": "time"})
+    def test_facts(self):
+        [facts] = self.ask({"do": "facts"})
         assert facts["Python"]
         assert facts["kerasdist"]
-        assert isinstance(now, float)
 
     def test_it_reaches_another_and_knows_it(self):
         [listening] = self.ask({"do": "listen"})

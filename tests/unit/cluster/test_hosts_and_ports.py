@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist.cluster import hosts, ports
+from kerasdist.cluster import addresses
 from kerasdist.errors import ClusterError
 
 
@@ -20,37 +20,37 @@ from kerasdist.errors import ClusterError
     ],
 )
 def test_hosts(text, expected):
-    assert hosts.expand(text, "it") == expected
+    assert addresses.expand(text, "it") == expected
 
 
 @pytest.mark.parametrize("text", ["", "a[1-", "a]", "a,,b", "a,", "a[3-1]", "a[x]", "a[]"])
 def test_hosts_that_are_none(text):
     with pytest.raises(ClusterError, match="Received: it="):
-        hosts.expand(text, "it")
+        addresses.expand(text, "it")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4])])
 def test_counts(text, expected):
-    assert hosts.counts(text, "it") == expected
+    assert addresses.counts(text, "it") == expected
 
 
 @pytest.mark.parametrize("text", ["", "2(x)", "a", "2,,1"])
 def test_counts_that_are_none(text):
     with pytest.raises(ClusterError, match="Received: it="):
-        hosts.counts(text, "it")
+        addresses.counts(text, "it")
 
 
 @given(st.integers(1, 65_535))
 def test_beside_a_port_is_another_one(port):
-    assert 1024 <= ports.beside(port) < 65_536
-    assert ports.beside(port) != port
+    assert 1024 <= addresses.beside(port) < 65_536
+    assert addresses.beside(port) != port
 
 
 @given(st.integers(0, 2**33), st.integers(0, 2**16))
 def test_a_jobs_port_is_below_those_of_outgoing_connections(job, step):
-    assert 20_000 <= ports.of_job(job, step) < 32_768
+    assert 20_000 <= addresses.of_job(job, step) < 32_768
 
 
 @given(st.sampled_from(["a.example", "10.0.0.1", "fe80::1"]), st.integers(1, 65_535))
 def test_an_address_is_put_together_and_taken_apart(host, port):
-    assert ports.split(ports.join(host, port), "it") == (host, port)
+    assert addresses.split(addresses.join(host, port), "it") == (host, port)

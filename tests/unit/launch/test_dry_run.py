@@ -3,13 +3,13 @@
 import pytest
 from typer.testing import CliRunner
 
-from kerasdist.launch import dry_run
+from kerasdist.launch import report
 from kerasdist.launch.app import app
 from kerasdist.launch.spec import JobSpec
 
 
 def described(**spec):
-    first, *workers = dry_run.described(JobSpec(("python", "train.py", "a b"), **spec)).split(
+    first, *workers = report.of_dry_run(JobSpec(("python", "train.py", "a b"), **spec)).split(
         "\n\n"
     )
     return first, [worker.splitlines() for worker in workers]

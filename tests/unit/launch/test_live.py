@@ -15,9 +15,9 @@ from rich.console import Console
 from kerasdist.job import stragglers
 from kerasdist.job.status import Channel
 from kerasdist.launch import live, supervisor
-from kerasdist.launch.board import STATUS_FILE, Board
-from kerasdist.launch.output import LogFile, Pump, Screen
+from kerasdist.launch.live import STATUS_FILE, Board
 from kerasdist.launch.placement import Slot
+from kerasdist.launch.worker import LogFile, Pump, Screen
 
 REPORT = {
     "workers": 2,

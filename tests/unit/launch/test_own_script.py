@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from kerasdist.launch import own_script
+from kerasdist.launch import ranks
 from tests.fresh import ROOT
 
-ASK = "from kerasdist.launch.own_script import *; print(why_not_again(), '|', why_not_unasked())"
+ASK = "from kerasdist.launch.ranks import *; print(why_not_again(), '|', why_not_unasked())"
 
 
 def asked(*arguments, text=None):
@@ -36,10 +36,10 @@ def test_what_multiprocessing_starts_is_no_script(tmp_path, way):
     (tmp_path / "train.py").write_text(f"""
 import multiprocessing, sys
 sys.path.insert(0, {str(ROOT)!r})
-from kerasdist.launch import own_script
-at_import = own_script.is_child()  # in a new interpreter the script is imported again
+from kerasdist.launch import ranks
+at_import = ranks.is_child()  # in a new interpreter the script is imported again
 def child():
-    assert own_script.is_child()
+    assert ranks.is_child()
     sys.exit(7 + at_import)
 if __name__ == "__main__":
     assert not at_import
@@ -63,7 +63,7 @@ def test_a_program_that_is_not_the_users_own_is_not_started_unasked(monkeypatch,
     main = ModuleType("__main__")
     main.__file__ = f"{sysconfig.get_path(name)}/pytest/__main__.py"
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert "not a script of yours" in str(own_script.why_not_unasked())
+    assert "not a script of yours" in str(ranks.why_not_unasked())
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_the_command_is_the_same_in_another_folder(monkeypatch, given, spec, exp
     main.__file__, main.__spec__ = "/home/train.py", spec
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "orig_argv", ["python", *given])
-    assert own_script.command() == (sys.executable, *expected)
+    assert ranks.command() == (sys.executable, *expected)

@@ -6,10 +6,10 @@ import socket
 import pytest
 
 from kerasdist.errors import ClusterError
-from kerasdist.launch import commands
-from kerasdist.launch.environment import for_another_machine, of_job, of_worker
+from kerasdist.launch import start
 from kerasdist.launch.placement import Slot, open_coordinator, place
 from kerasdist.launch.spec import JobSpec, python_command
+from kerasdist.launch.start import for_another_machine, job_variables, worker_variables
 
 
 def shape(workers, *hosts):
@@ -87,7 +87,7 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
         used, free = taken.getsockname()[1], other.getsockname()[1]
         other.close()
         drawn = iter([used, free])
-        monkeypatch.setattr("kerasdist.launch.placement.ports.of_job", lambda _: next(drawn))
+        monkeypatch.setattr("kerasdist.launch.placement.addresses.of_job", lambda _: next(drawn))
         address, listener = open_coordinator(place(1, []))
         assert address == f"127.0.0.1:{free}"
         assert listener is not None
@@ -100,7 +100,7 @@ def test_a_remote_command_survives_the_shell(tmp_path):
         directory=tmp_path / "some folder",
         stop_seconds=7.5,
     )
-    words = commands.there(spec, Slot("far", 1, 0, 2), "/a 'b' $c")
+    words = start.command_there(spec, Slot("far", 1, 0, 2), "/a 'b' $c")
     *ssh, dashes, host, line = words
     assert (ssh[0], dashes, host) == ("ssh", "--", "far")
     assert "BatchMode=yes" in ssh
@@ -139,7 +139,7 @@ def test_what_another_machine_gets():
 
 def test_ours_win_over_those_given():
     spec = JobSpec(("true",), environment={"KERASDIST_RANK": "9", "PYTHONUNBUFFERED": "0"})
-    variables = of_worker(spec, Slot(None, 1, 1, 2), 2, "h:1", 0)
+    variables = worker_variables(spec, Slot(None, 1, 1, 2), 2, "h:1", 0)
     assert variables["KERASDIST_RANK"] == "1"
     assert variables["PYTHONUNBUFFERED"] == "0"
     assert "KERASDIST_CPU_DEVICES" not in variables
@@ -148,7 +148,7 @@ def test_ours_win_over_those_given():
 def test_every_start_of_a_job_has_a_secret_and_a_name(monkeypatch):
     monkeypatch.delenv("KERASDIST_SECRET", raising=False)
     monkeypatch.delenv("KERASDIST_SECRET_FILE", raising=False)
-    one, other = (of_job(JobSpec(("true",)), 0) for _ in range(2))
+    one, other = (job_variables(JobSpec(("true",)), 0) for _ in range(2))
     for name in ("KERASDIST_SECRET", "KERASDIST_JOB_ID"):
         assert one[name] != other[name]
     assert len(one["KERASDIST_SECRET"]) == 64
@@ -157,6 +157,8 @@ def test_every_start_of_a_job_has_a_secret_and_a_name(monkeypatch):
 @pytest.mark.parametrize("name", ["KERASDIST_SECRET", "KERASDIST_SECRET_FILE"])
 def test_a_secret_that_the_user_sets_is_used(monkeypatch, name):
     monkeypatch.delenv("KERASDIST_SECRET", raising=False)
-    assert "KERASDIST_SECRET" not in of_job(JobSpec(("true",), environment={name: "mine"}), 0)
+    assert "KERASDIST_SECRET" not in job_variables(
+        JobSpec(("true",), environment={name: "mine"}), 0
+    )
     monkeypatch.setenv(name, "mine")
-    assert "KERASDIST_SECRET" not in of_job(JobSpec(("true",)), 0)
+    assert "KERASDIST_SECRET" not in job_variables(JobSpec(("true",)), 0)

@@ -11,10 +11,9 @@ from rich.console import Console
 from kerasdist.errors import BackendError, DeviceError
 from kerasdist.plan import command, report
 from kerasdist.plan.command import PlanOptions
+from kerasdist.plan.hardware import parse_target
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.planning import Compilation, LargestBatch, Subject, make_plan
-from kerasdist.plan.prediction import Work
-from kerasdist.plan.targets import parse_target
+from kerasdist.plan.planning import Compilation, LargestBatch, Subject, Work, make_plan
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ from kerasdist.plan.targets import parse_target
     ],
 )
 def test_a_missing_compiler(monkeypatch, devices, missing, hint):
-    monkeypatch.setattr(command, "_is_there", lambda name: not name.startswith(missing))
+    monkeypatch.setattr(command, "is_installed", lambda name: not name.startswith(missing))
     with pytest.raises(BackendError, match=f"Expected .* to be installed.*Received: .*{hint}"):
         command.run(PlanOptions("train.py", (), devices))
 

@@ -4,9 +4,8 @@ import pytest
 
 from kerasdist.errors import InputError
 from kerasdist.plan import planning
-from kerasdist.plan.planning import Compilation, Subject, examples_of, fits, make_plan
-from kerasdist.plan.prediction import Work
-from kerasdist.plan.targets import parse_target
+from kerasdist.plan.hardware import parse_target
+from kerasdist.plan.planning import Compilation, Subject, Work, examples_of, fits, make_plan
 
 
 def compiler(constant, each, refuses_above=None, hidden=0.0, is_told=True):
@@ -39,7 +38,7 @@ def largest(target, compile_step, start, most=None):
 @pytest.mark.parametrize("hidden", [0, 1e9])
 def test_the_largest_batch_is_close_to_the_limit_and_was_compiled(text, start, hidden):
     target = parse_target(text)
-    limit = planning.usable_bytes(target)
+    limit = target.usable
     refuses_above = limit if "v5e" in text else None
     compile_step, tried = compiler(1e9, 4e6, refuses_above, hidden)
     found = largest(target, compile_step, start)
@@ -54,7 +53,7 @@ def test_the_data_end_the_search_before_the_memory_does():
     found = largest(parse_target("8xh100"), compile_step, 4, most=168)
     assert (found.examples, found.limit) == (168, "data")
     assert tried == [("8xh100", 4), ("8xh100", 168)]
-    limit = planning.usable_bytes(parse_target("8xh100"))
+    limit = parse_target("8xh100").usable
     assert found.room == pytest.approx((limit - 1e9) / 4e6, rel=1e-3)
 
 

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from kerasdist.plan.hardware import CHIPS
+from kerasdist.plan.hardware import CHIPS, group_of, parse_target
 from kerasdist.plan.hlo import Collective
-from kerasdist.plan.prediction import Work, collective_time, scaling, step_time
-from kerasdist.plan.targets import group_of, parse_target
+from kerasdist.plan.planning import Work, collective_time, scaling, step_time
 
 NOTHING = Work({}, 0.0)
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from kerasdist.errors import DeviceError
-from kerasdist.plan.hardware import CHIPS, target_config
-from kerasdist.plan.targets import group_of, parse_target
+from kerasdist.plan.hardware import CHIPS, group_of, parse_target, target_config
 
 
 @pytest.mark.parametrize(

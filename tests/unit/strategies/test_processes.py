@@ -8,7 +8,7 @@ import pytest
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import current
-from kerasdist.launch import own_script
+from kerasdist.launch import ranks
 from kerasdist.strategies import processes
 
 TORCH, JAX = SimpleNamespace(name="torch"), SimpleNamespace(name="jax")
@@ -21,9 +21,9 @@ VARIABLES = ("KERASDIST_MIRRORED", "KERASDIST_RANK", "KERASDIST_CLUSTER", "TF_CO
 def a_script_that_nobody_has_started(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(own_script, "why_not_again", lambda: None)
-    monkeypatch.setattr(own_script, "why_not_unasked", lambda: None)
-    monkeypatch.setattr(own_script, "is_child", lambda: False)
+    monkeypatch.setattr(ranks, "why_not_again", lambda: None)
+    monkeypatch.setattr(ranks, "why_not_unasked", lambda: None)
+    monkeypatch.setattr(ranks, "is_child", lambda: False)
     monkeypatch.setattr(current, "current", lambda: None)
     monkeypatch.setattr(processes, "_joined", [])
 
@@ -45,7 +45,7 @@ def test_processes_are_for_several_gpus_on_torch_or_asked_for(backend, devices, 
 
 
 def notebook(monkeypatch):
-    monkeypatch.setattr(own_script, "why_not_again", lambda: "this is a notebook")
+    monkeypatch.setattr(ranks, "why_not_again", lambda: "this is a notebook")
 
 
 def job(monkeypatch):
@@ -69,14 +69,14 @@ def test_elsewhere_threads_say_what_they_cost_and_processes_cannot_be_had(monkey
 
 
 def test_a_program_of_a_library_is_started_again_only_if_asked(monkeypatch):
-    monkeypatch.setattr(own_script, "why_not_unasked", lambda: "this is pytest")
+    monkeypatch.setattr(ranks, "why_not_unasked", lambda: "this is pytest")
     with pytest.warns(UserWarning, match="this is pytest"):
         assert not processes.are_wanted(TORCH, GPUS, None)
     assert processes.are_wanted(TORCH, GPUS, "processes")
 
 
 def test_what_multiprocessing_has_started_starts_nothing_and_is_no_worker(monkeypatch):
-    monkeypatch.setattr(own_script, "is_child", lambda: True)
+    monkeypatch.setattr(ranks, "is_child", lambda: True)
     monkeypatch.setenv("KERASDIST_MIRRORED", "gpu:0,gpu:1")
     assert processes.told_devices() is None
     assert processes.are_started_by_script()

@@ -240,7 +240,7 @@ class _Arguments:
         """Adds a leaf to the arrays or the constants; returns its part of `form`."""
         if is_distributed(leaf):
             source = joined(leaf)
-            if source is None:  # if the program uses it, `unlike` raises
+            if source is None:  # of unequal components: a program that reads it raises (`unlike`)
                 return self._constant(leaf)
             kind = type(leaf), type(source), source.layout
             return kind, self._array(source.array, partial(rebuilt, *kind))

@@ -158,7 +158,7 @@ class AmongWorkers(Maker):
         return transpose(split_batch(batch, self._replicas), brought)
 
     def entering(self, structure: Any) -> Any:
-        """Makes global values of those whose components the user has made by hand."""
+        """Returns a structure whose distributed values, if made by hand, are global arrays."""
         leaves, form = jax.tree.flatten(structure, is_leaf=is_distributed)
         by_hand = [
             index

@@ -110,7 +110,7 @@ class OneDevicePlacement(Placement):
         return jax.tree.map(self._here, _apart(state))
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
-        """Moves arrays that the user has committed to another device."""
+        """Moves a batch to this device if the user has bound arrays of it to another one."""
         del axis
         return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
 
