@@ -213,15 +213,18 @@ def on_a_setting_of_the_framework(lab):
     names = {"jax": "jax_default_prng_impl", "tensorflow": "run_functions_eagerly"}
     odd = lab.job.rank == lab.job.num_workers - 1
     x, y = regression(ROWS)
+    model = _model(lab)
     with _settings(lab, odd):
-        model = _model(lab)
+        if lab.backend in names:
+            named = rf"Received: settings\.{names[lab.backend]}="
+            with lab.raises(kd.errors.DisagreementError, named):
+                lab.strategy(batch_norm="synchronized")
         said = r"settings\.epsilon=0\.001 on worker .*"
         if lab.backend in names:
             said += rf"further differences: settings\.{names[lab.backend]}\)"
         for call in (lambda: _fit(model), lambda: model.train_on_batch(x, y)):
             with lab.raises(kd.errors.DisagreementError, said):
                 call()
-    model = _model(lab)
     _fit(model)  # and go on
     lab.alike([array.tolist() for array in values(model.weights)])
 
