@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, cast
 
@@ -78,7 +77,6 @@ def of_function(function: FunctionType) -> dict[str, Any]:
     return facts
 
 
-@cache
 def of_class(kind: type) -> str | None:
     """Returns a digest of the user-defined methods, None if there are none."""
     parts = [
@@ -114,7 +112,6 @@ def _is_compared(name: str, value: Any) -> bool:
     return isinstance(value, bool | int | float | str | None)
 
 
-@cache
 def _named(kind: type) -> frozenset[str]:
     """Returns the names that the computing methods use, directly or in methods they call."""
     methods: dict[str, set[str]] = {}
@@ -168,7 +165,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-@cache
 def _digest(code: CodeType) -> str:
     constants = [
         _digest(constant)

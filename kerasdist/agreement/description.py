@@ -15,7 +15,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -121,16 +121,18 @@ def _is_plain_or_of_keras(value: Any) -> bool:
     return callable(getattr(value, "get_config", None))
 
 
-@functools.lru_cache(maxsize=256)
-def _parameters(kind: type) -> tuple[str, ...]:
-    """Returns the names of a class's arguments, and of those that it passes on to its parents."""
-    left_out = {"self", "args", "kwargs", "dtype", "trainable", "activity_regularizer", *_LEFT_OUT}
-    names: dict[str, None] = {}
+def _parameters(kind: type) -> Iterator[str]:
+    """Yields the names of a class's arguments, and of those that it passes on to its parents."""
     for parent in kind.__mro__:
         made = vars(parent).get("__init__")
         if isinstance(made, FunctionType):
-            names.update(dict.fromkeys(inspect.signature(made).parameters))
-    return tuple(name for name in names if name not in left_out and not name.endswith(_START))
+            own = inspect.unwrap(made).__code__
+            named = own.co_varnames[1 : own.co_argcount + own.co_kwonlyargcount]
+            yield from (name for name in named if name not in _OWN_FORM)
+
+
+# Arguments that have a form of their own here, or stand elsewhere.
+_OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 
 def own_code(instance: Any) -> dict[str, Any]:

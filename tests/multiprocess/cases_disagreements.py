@@ -568,6 +568,9 @@ def on_what_code_uses(lab):
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(_model(lab, loss=loss), callbacks=[note])
         lab.check(not steps, f"{kind}: found after steps {steps}")
+    near = 1.001 if factor > 1.0 else 1.0  # a thousandth, in a loss alone
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(_model(lab, loss=_losses_by_what_they_use(near)["a list"], rate=0.0))
     for kind in ("a number named seed", "an array", "a tuple", "a dict"):
         with lab.strategy().scope():
             layers = [keras.Input((4,)), _scaled(kind, factor), keras.layers.Dense(1)]

@@ -65,6 +65,7 @@ class Jobs:
         self._waiting = [
             *LOSSES,
             "have_another_model",
+            "have_data_that_ends",
             "be_preempted",
         ]
         self._begun: dict[str, Job] = {}
@@ -143,6 +144,17 @@ def test_another_model_ends_the_job(jobs):
     for worker in ended:
         said = r"same call of fit. Received: layers\[1\]\.units=9 on worker 1, 8 on worker 0"
         assert re.search(said, worker.output), report(ended)
+
+
+def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
+    ended = jobs["have_data_that_ends"].join(SECONDS)
+    said = (
+        "the workers do not train on the same batches: batch 4='none, at the end of its data' on "
+        "worker 1, 'trains on batch 4' on worker 0"
+    )
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        assert said in worker.output, report(ended)
 
 
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
