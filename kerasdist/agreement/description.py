@@ -83,7 +83,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     if code.is_of_user(kind):
         given = {name: value for name, value in given.items() if name not in code.OWN}
         given |= _functions(instance)
-    return {"class": kind.__name__, **described(given, known), **own_code(instance)}
+    return {"class": kind.__name__, **described(given, known), **code.of_class(kind)}
 
 
 def _kept(instance: Any) -> dict[str, Any]:
@@ -133,14 +133,6 @@ def _parameters(kind: type) -> Iterator[str]:
 
 # Arguments that have a form of their own here, or stand elsewhere.
 _OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
-
-
-def own_code(instance: Any) -> dict[str, Any]:
-    """Returns what an object's user-defined methods compute, nothing if there are none."""
-    methods = code.of_class(type(instance))
-    if methods is None:
-        return {}
-    return {"attributes": described(code.attributes(instance)), code.KEY: methods}
 
 
 def _functions(instance: Any) -> dict[str, Any]:
@@ -208,7 +200,7 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
         facts = code.of_function(value)
         return described(facts) if len(facts) > 1 else facts["function"]
     if isinstance(value, MethodType):
-        return {"method": value.__name__, **own_code(value.__self__)}
+        return {"method": value.__name__, **code.of_class(type(value.__self__))}
     if isinstance(value, functools.partial):
         made = cast("functools.partial[Any]", value)
         return {"partial": described(made.func), "given": described([made.args, made.keywords])}
@@ -230,7 +222,7 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
         return {"class": kind.__name__, **described(named, known)}
     if isinstance(value, np.generic):
         return described(value.item())
-    own = own_code(value) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    own = code.of_class(kind) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
     return {"class": kind.__name__, **own} if own else kind.__name__
 
 
