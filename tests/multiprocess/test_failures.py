@@ -150,11 +150,11 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
     ended = jobs["have_data_that_ends"].join(SECONDS)
     said = (
         "the workers do not train on the same batches: batch 4='none, at the end of its data' on "
-        "worker 1, 'trains on batch 4' on worker 0"
+        r"worker 1, 'trains on batch [45]' on worker 0"  # JAX starts a step ahead
     )
     for worker in ended:
         assert worker.code == 1, report(ended)
-        assert said in worker.output, report(ended)
+        assert re.search(said, worker.output), report(ended)
 
 
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
