@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from functools import cache
 from types import CodeType, FunctionType
 from typing import Any, cast
 
@@ -47,20 +46,6 @@ _PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
 
-# The methods where the computation of a layer, model, loss, metric or optimizer begins.
-_COMPUTING = (
-    "__call__",
-    "build",
-    "call",
-    "compute_loss",
-    "predict_step",
-    "result",
-    "test_step",
-    "train_step",
-    "update_state",
-    "update_step",
-)
-
 
 def is_of_user(function_or_class: Any) -> bool:
     """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
@@ -78,26 +63,15 @@ def of_function(function: FunctionType) -> dict[str, Any]:
     return facts
 
 
-@cache
-def of_class(kind: type) -> str | None:
-    """Returns a digest of the user-defined methods, None if there are none."""
+def of_class(kind: type) -> dict[str, str]:
+    """Returns a digest of the user-defined methods by its key, nothing if there are none."""
     parts = [
         f"{name} {_digest(function.__code__)}"
         for parent in kind.__mro__
         if is_of_user(parent)
         for name, function in sorted(_functions_of(parent))
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else None
-
-
-def attributes(instance: Any) -> dict[str, Any]:
-    """Returns the plain attributes that an object's user-defined methods use."""
-    names = _named(type(instance))
-    return {
-        name: value
-        for name, value in vars(instance).items()
-        if name in names and _is_compared(name, value)
-    }
+    return {KEY: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]} if parts else {}
 
 
 def without(facts: Any) -> Any:
@@ -112,24 +86,6 @@ def _is_compared(name: str, value: Any) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
         return False  # a path, which may differ by worker
     return isinstance(value, bool | int | float | str | None)
-
-
-@cache
-def _named(kind: type) -> frozenset[str]:
-    """Returns the names that the computing methods use, directly or in methods they call."""
-    methods: dict[str, set[str]] = {}
-    for parent in kind.__mro__:
-        if is_of_user(parent):
-            for name, function in _functions_of(parent):
-                names = {one for code in _nested(function.__code__) for one in code.co_names}
-                methods.setdefault(name, set()).update(names)
-    named: set[str] = set()
-    waiting = [name for name in _COMPUTING if name in methods]
-    while waiting:
-        new = methods.pop(waiting.pop(), set()) - named
-        named |= new
-        waiting += [name for name in new if name in methods]
-    return frozenset(named - {"built", "path", "trainable"})
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -168,7 +124,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-@cache
 def _digest(code: CodeType) -> str:
     constants = [
         _digest(constant)

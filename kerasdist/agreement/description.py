@@ -15,7 +15,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from kerasdist.backends.base import checksums
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 # Arguments that do not change what is computed from equal variables.
-_LEFT_OUT = frozenset({"name", "seed", "build_config", "compile_config", "registered_name"})
+_LEFT_OUT = frozenset({"name", "seed"})
 
 # Longer texts are compared by a digest.
 _LONG = 1000
@@ -74,53 +74,35 @@ def _described(value: Any, known: Collection[str]) -> Any:
 
 
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments that a Keras object was made with, and its user-defined code."""
-    kind = cast("type[Any]", type(instance))
-    is_own = code.is_of_user(kind)
-    kept = None if is_own else _kept_by_layer(instance)
-    if kept is not None:
-        return {"class": kind.__name__, **_of_kept(kept, known)}
-    try:
-        given = {} if keras_compat.is_wired(instance) else instance.get_config()
-    except Exception:  # noqa: BLE001  user classes need not have one
-        given = {}
-    # `get_config` gives the path of a user function's file, so the function itself is described.
-    given = {**_made_with(instance), **given, **_functions(instance)}
-    if is_own:
-        given = {name: value for name, value in given.items() if name not in code.OWN}
-    return {"class": kind.__name__, **described(given, known), **own_code(instance)}
+    """Returns the arguments that a Keras object was made with and keeps, and its user-defined code.
 
-
-def _kept_by_layer(instance: Any) -> dict[str, Any] | None:
-    """Returns a Keras layer's arguments from its attributes, None if it drops some.
-
-    `get_config` returns the same in a form for saving, which takes twice as long.
+    Not by `get_config`: that serializes, for which Keras imports TensorFlow on every backend.
     """
-    if not isinstance(instance, keras.Layer) or keras_compat.is_wired(instance):
-        return None
     kind = cast("type[Any]", type(instance))
+    given = {} if keras_compat.is_wired(instance) else _kept(instance)
+    if code.is_of_user(kind):
+        given = {name: value for name, value in given.items() if name not in code.OWN}
+        given |= _functions(instance)
+    return {"class": kind.__name__, **described(given, known), **code.of_class(kind)}
+
+
+def _kept(instance: Any) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
-    for name in _compared_parameters(kind):
+    is_own = code.is_of_user(type(instance))
+    # Keras takes some arguments, such as `rms_scaling`, without naming them.
+    others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
+    for name in dict.fromkeys((*_parameters(type(instance)), *others)):
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
-        if value is _MISSING or isinstance(value, keras.Variable):
-            return None
+        if isinstance(value, keras.Variable):
+            value = _MISSING if value.shape else _numpy(value).item()
+        if value is _MISSING or (is_own and not _is_plain_or_of_keras(value)):
+            continue
         found[name] = value
-    found["dtype"] = instance.dtype_policy
-    found["activity_regularizer"] = instance.activity_regularizer
-    if kind not in _KEEPS_ALL:
-        _KEEPS_ALL[kind] = _has_all_of_config(instance, found)
-    return found if _KEEPS_ALL[kind] else None
-
-
-def _has_all_of_config(layer: Any, found: Collection[str]) -> bool:
-    try:
-        names = layer.get_config()
-    except Exception:  # noqa: BLE001  of layers that cannot be saved
-        return False
-    return all(
-        name in found or name in _LEFT_OUT or name == "trainable" or name.endswith(_START)
-        for name in names
-    )
+    if isinstance(instance, keras.Layer):
+        found["dtype"] = instance.dtype_policy
+        found["activity_regularizer"] = instance.activity_regularizer
+    options = kept.get("_fn_kwargs")  # of a loss or metric that is a function
+    return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
 _MISSING = object()
@@ -128,65 +110,33 @@ _MISSING = object()
 # Suffixes of arguments for initial values, which come from the chief anyway.
 _START = "initializer"
 
-# Per class of Keras layers: whether it keeps all arguments that `get_config` returns.
-_KEEPS_ALL: dict[type, bool] = {}
+
+def _is_setting(name: str, kept: Mapping[str, Any]) -> bool:
+    return type(kept[name]) in (bool, int, float, str) and name not in {"built", "training"}
 
 
-def _of_kept(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Describes arguments, most of which are plain."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        if type(value) in _PLAIN:
-            found[name] = value
-        elif isinstance(value, keras.DTypePolicy):
-            found[name] = value.name
-        elif isinstance(value, keras.Layer) and type(value).__name__ in known:
-            found[name] = type(value).__name__
-        else:
-            found[name] = described(value, known)
-    return found
+def _is_plain_or_of_keras(value: Any) -> bool:
+    if isinstance(value, bool | int | float | str | tuple | None):
+        return True
+    return callable(getattr(value, "get_config", None))
 
 
-_PLAIN = frozenset({bool, int, type(None)})
+def _parameters(kind: type) -> Iterator[str]:
+    """Yields the names of a class's arguments, and of those that it passes on to its parents."""
+    for parent in kind.__mro__:
+        made = vars(parent).get("__init__")
+        if isinstance(made, FunctionType):
+            own = inspect.unwrap(made).__code__
+            named = own.co_varnames[1 : own.co_argcount + own.co_kwonlyargcount]
+            yield from (name for name in named if name not in _OWN_FORM)
 
 
-@functools.cache
-def _compared_parameters(kind: type) -> tuple[str, ...]:
-    left_out = {"self", "args", "kwargs", "dtype", "activity_regularizer", *_LEFT_OUT}
-    return tuple(
-        name for name in _parameters(kind) if name not in left_out and not name.endswith(_START)
-    )
-
-
-def own_code(instance: Any) -> dict[str, Any]:
-    """Returns what an object's user-defined methods compute, nothing if there are none."""
-    methods = code.of_class(type(instance))
-    if methods is None:
-        return {}
-    return {"attributes": described(code.attributes(instance)), code.KEY: methods}
-
-
-def _made_with(instance: Any) -> dict[str, Any]:
-    """Returns the arguments that an object keeps, since some `get_config`s omit one (Huber's)."""
-    kept, found = vars(instance), dict[str, Any]()
-    for name in _parameters(type(instance)):
-        value = kept.get(name, kept.get(f"_{name}"))
-        if isinstance(value, bool | int | float | str | tuple):
-            found[name] = value
-    options = kept.get("_fn_kwargs")  # of a loss or metric that is a function
-    return {**found, "options": options} if isinstance(options, dict) and options else found
-
-
-@functools.cache
-def _parameters(kind: type) -> tuple[str, ...]:
-    try:
-        return tuple(inspect.signature(kind.__init__).parameters)
-    except (TypeError, ValueError):
-        return ()
+# Arguments that have a form of their own here, or stand elsewhere.
+_OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 
 def _functions(instance: Any) -> dict[str, Any]:
-    """Returns the user-defined functions that an object keeps."""
+    """Returns the user-defined functions that a user-defined object keeps."""
     return {
         name: value
         for name, value in vars(instance).items()
@@ -236,27 +186,11 @@ def _checksum(rows: np.ndarray[Any, Any], start: int) -> int:
 
 
 def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
-    if "class_name" in value and "config" in value:
-        return _of_serialized(value, known)
     return {
         str(name): described(inner, known)
         for name, inner in value.items()
         if name not in _LEFT_OUT and not str(name).endswith(_START)
     }
-
-
-def _of_serialized(value: Mapping[Any, Any], known: Collection[str]) -> Any:
-    """Describes a Keras object by its `get_config`, or by its class if that has nothing else."""
-    name, config = value["class_name"], value["config"]
-    # Keras marshals a lambda's code, with paths in it; `agreement.code` compares functions.
-    if name in known or name == "__lambda__" or config is None:
-        return name
-    if not isinstance(config, Mapping):
-        return described(config, known)
-    if str(name).endswith("DTypePolicy"):
-        return described(dict(config, policy=config.get("name")))
-    inner = _of_mapping(cast("Mapping[Any, Any]", config), known)
-    return {"class": name, **inner} if isinstance(inner, dict) and inner else name
 
 
 def _of_object(value: Any, known: Collection[str]) -> Any:
@@ -266,7 +200,7 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
         facts = code.of_function(value)
         return described(facts) if len(facts) > 1 else facts["function"]
     if isinstance(value, MethodType):
-        return {"method": value.__name__, **own_code(value.__self__)}
+        return {"method": value.__name__, **code.of_class(type(value.__self__))}
     if isinstance(value, functools.partial):
         made = cast("functools.partial[Any]", value)
         return {"partial": described(made.func), "given": described([made.args, made.keywords])}
@@ -275,7 +209,11 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
     wrapped = getattr(value, "__wrapped__", None)  # a function that a framework has compiled
     if isinstance(wrapped, FunctionType):
         return described(wrapped)
+    if isinstance(value, keras.DTypePolicy):
+        return value.name
     if callable(getattr(value, "get_config", None)):
+        if type(value).__name__ in known:
+            return type(value).__name__
         facts = configuration(value, known)
         return facts if len(facts) > 1 else facts["class"]
     kind = cast("type[Any]", type(value))
@@ -284,7 +222,7 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
         return {"class": kind.__name__, **described(named, known)}
     if isinstance(value, np.generic):
         return described(value.item())
-    own = own_code(value) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    own = code.of_class(kind) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
     return {"class": kind.__name__, **own} if own else kind.__name__
 
 

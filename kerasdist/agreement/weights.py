@@ -60,7 +60,7 @@ def require_equal(model: Any, replicas: ReplicaSet, when: str) -> None:
         return
     variables = _variables(model)
     sums = replicas.checksums(variables)
-    if len(set(job.all_gather_object(f"weights at {when}", _digest(sums)))) == 1:
+    if job.all_have_one(f"weights at {when}", _digest(sums)):
         return
     everyone = job.all_gather_object(f"checksums at {when}", sums)
     lengths = {len(theirs) for theirs in everyone}

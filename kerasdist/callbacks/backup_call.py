@@ -20,7 +20,7 @@ from kerasdist.errors import BackupError
 from kerasdist.input.distributed import DistributedDataset, equivalent
 
 # Of user code, and of the rows of data: to differ there is worth a warning.
-_MAY_DIFFER = frozenset({code.KEY, "attributes", "uses", "content"})
+_MAY_DIFFER = frozenset({code.KEY, "uses", "content"})
 
 # Of `compile`, what changes how fast a step is, not what it computes.
 _HOW_IT_RUNS = ("jit_compile", "run_eagerly")

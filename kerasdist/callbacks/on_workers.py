@@ -206,10 +206,7 @@ class _RestoresAll(DelegatingCallback):
 
     def _send(self, logs: Any = None) -> None:
         del logs
-        keras_compat.set_initial_epoch(
-            self.model,
-            self._job.all_gather_object("restored epoch", keras_compat.initial_epoch(self.model))[
-                0
-            ],
-        )
+        own = keras_compat.initial_epoch(self.model)
+        epoch = self._job.broadcast_object("restored epoch", own)
+        keras_compat.set_initial_epoch(self.model, epoch)
         broadcast(self.model)

@@ -22,8 +22,8 @@ class Vote(keras.callbacks.Callback):
     It is the last callback. Workers vote after each batch if one of them has a user-defined
     callback that acts on batches, or may be preempted; otherwise after each epoch, since Keras's
     own callbacks decide by the logs, which are equal. With each vote they compare what is
-    trainable, and as an epoch begins if a user-defined callback acts then: workers that train other
-    weights would wait for each other's gradients.
+    trainable, and as an epoch or a batch begins if a user-defined callback acts then: workers that
+    train other weights would wait for each other's gradients.
     """
 
     def __init__(
@@ -38,14 +38,18 @@ class Vote(keras.callbacks.Callback):
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
         self._variables: list[Any] = []
-        looks = bool(self._backups) or any(map(_acts_on_batches, others))
-        everyone = job.all_gather_object(
-            "callbacks that look at batches", [looks, any(map(_acts_on_beginnings, others))]
-        )
-        self._compares_first = any(begins for _, begins in everyone)
-        if any(looks for looks, _ in everyone):
-            # Set on the instance: Keras runs callbacks in another thread if none acts on batches.
+        own = [
+            bool(self._backups) or any(map(_acts_on_batches, others)),
+            any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
+            any(_acts_on(one, ("on_batch_begin", "on_train_batch_begin")) for one in others),
+        ]
+        everyone = job.all_gather_object("callbacks that look at batches", own)
+        looks, self._compares_first, before = map(any, zip(*everyone, strict=True))
+        # Set on the instance: Keras runs callbacks in another thread if none acts on batches.
+        if looks:
             self.on_train_batch_end = self._after_batch
+        if before:
+            self.on_train_batch_begin = self._before_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the number of the epoch, and what is trainable."""
@@ -59,6 +63,10 @@ class Vote(keras.callbacks.Callback):
         """Votes. All workers must call it."""
         del logs
         self._vote(f"end of epoch {epoch + 1}", epoch + 1, 0)
+
+    def _before_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        del logs
+        self._gather(f"beginning of batch {batch + 1} of epoch {self._epoch + 1}", [])
 
     def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         del logs
@@ -92,9 +100,9 @@ class Vote(keras.callbacks.Callback):
         return [votes for _, *votes in everyone]
 
 
-def _acts_on_beginnings(callback: Any) -> bool:
+def _acts_on(callback: Any, events: tuple[str, ...]) -> bool:
     own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
-    return not own and keras_compat.overrides(callback, ("on_train_begin", "on_epoch_begin"))
+    return not own and keras_compat.overrides(callback, events)
 
 
 def _acts_on_batches(callback: Any) -> bool:

@@ -192,10 +192,13 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             expected, alone = steps.alone()
             steps.draws.end_recording()
             drawn = "" if workers.job is None else steps.draws.digest(alone.as_array)
-        drawn_alike = len(set(workers.everyone("random draws of the first step", drawn))) == 1
-        if drawn_alike and replicas.job is not None:
+        job = replicas.job
+        drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
+        if drawn_alike and job is not None:
             # All workers have computed this step from the same rows.
-            behaviour.require_equal(replicas.job, expected.logs, expected.gradients)
+            on_cpus = all(device.kind == "cpu" for device in replicas.devices)
+            dtypes = _compute_dtypes(model) if on_cpus else None
+            behaviour.require_equal(job, expected.logs, expected.gradients, dtypes)
         with workers.all_do("the first step under the strategy"):
             received, replicated = steps.replicated()
             found = differences(expected, received, precision)
@@ -251,14 +254,13 @@ def _common(
     if workers.job is None:
         return found, beyond, misfit
     own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
-    everyone = workers.everyone("differences to one device", own)
+    numbers, rows, misfit = workers.chosen("differences to one device", own, _first_finding)
+    return Differences.of_numbers(numbers), [Difference(*row) for row in rows], misfit
+
+
+def _first_finding(everyone: list[list[Any]]) -> list[Any]:
     numbers, rows, _ = next((one for one in everyone if one[1]), everyone[0])
-    misfits = [one[2] for one in everyone if one[2] is not None]
-    return (
-        Differences.of_numbers(numbers),
-        [Difference(*row) for row in rows],
-        misfits[0] if misfits else None,
-    )
+    return [numbers, rows, next((one[2] for one in everyone if one[2] is not None), None)]
 
 
 @contextmanager

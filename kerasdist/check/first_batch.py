@@ -107,8 +107,7 @@ class FirstBatchCheck:
 def _has_room(model: Any) -> bool:
     """Whether every worker's devices have room for copies of the state; says so if not."""
     replicas = model.replica_set
-    free = TrialWorkers(replicas.job).everyone("free memory", replicas.free_bytes())
-    least = min((one for one in free if one is not None), default=None)
+    least = TrialWorkers(replicas.job).chosen("free memory", replicas.free_bytes(), _least)
     needed = bytes_of_copies(model)
     if least is None or needed <= least:
         return True
@@ -120,6 +119,10 @@ def _has_room(model: Any) -> bool:
         least // 2**20,
     )
     return False
+
+
+def _least(free: list[int | None]) -> int | None:
+    return min((one for one in free if one is not None), default=None)
 
 
 def _leave_out(model: Any, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -27,6 +27,17 @@ class TrialWorkers:
     def everyone(self, label: str, value: Any) -> list[Any]:
         """Returns the values of all workers, by rank. All workers must call it."""
         return [value] if self.job is None else self.job.all_gather_object(label, value)
+
+    def chosen(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
+        """Returns what the chief chooses of all workers' values. All workers must call it.
+
+        The values may differ by worker: no worker but the chief gets them all.
+        """
+        if self.job is None:
+            return choose([value])
+        everyone = self.job.gather_object(label, value)
+        own = choose(everyone) if self.job.is_chief else None
+        return self.job.broadcast_object(f"what the chief chooses of {label}", own)
 
     @contextmanager
     def all_do(self, label: str) -> Generator[None]:

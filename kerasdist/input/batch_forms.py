@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, final
 
 
@@ -25,10 +25,16 @@ class BatchHistory:
 
     `add` only compares with the form of the step before. Another thread may call `report` at any
     time.
+
+    Attributes:
+        count_begun: Returns how many batches steps have ever read, if a step is added as it ends;
+            None: a step is added as it begins.
     """
 
+    count_begun: Callable[[], int] | None = None
+
     def __init__(self) -> None:
-        self._stretch = _Stretch(0)
+        self._stretch = _Stretch(0, 0)
 
     def add(self, form: Hashable) -> None:
         """Adds the form of one step."""
@@ -58,19 +64,24 @@ class BatchHistory:
         stretch = self._stretch
         steps, changes = stretch.steps, stretch.changes[:]
         ended = stretch.ended
-        return {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
+        found = {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
+        if self.count_begun is not None:
+            found["begun"] = self.count_begun() - stretch.begun_before
+        return found
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
-        self._stretch = _Stretch(self._stretch.number + 1)
+        begun = 0 if self.count_begun is None else self.count_begun()
+        self._stretch = _Stretch(self._stretch.number + 1, begun)
 
 
 @final
 class _Stretch:
     """The steps between two comparisons."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, begun_before: int) -> None:
         self.number = number
+        self.begun_before = begun_before
         self.steps = 0
         self.ended = False
         self.form: Hashable = None

@@ -29,7 +29,7 @@ ADVICE = (
 def check_report(report: Any) -> None:
     """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
-    numbers = [report["stretch"], report["steps"], *steps]
+    numbers = [report["stretch"], report["steps"], _begun(report), *steps]
     if any(type(number) is not int for number in numbers):
         raise TypeError(f"batches={report!r}")
     if len(steps) < len(report["changes"]) or (report["steps"] and steps[:1] != [0]):
@@ -41,8 +41,8 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None
-    ended = min((one["steps"] for one in known if one.get("ended")), default=None)
-    if ended is not None and ended < max(one["steps"] for one in known):
+    ended = min((_begun(one) for one in known if one.get("ended")), default=None)
+    if ended is not None and ended < max(_begun(one) for one in known):
         # The one waits for the next step, in a collective, the other for the end of the epoch.
         places = [_place(one, ended) for one in known]
         return described_difference([{f"batch {ended + 1}": place} for place in places])
@@ -59,6 +59,11 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
 
 
 def _place(report: Mapping[str, Any], ended: int) -> str:
-    if report["steps"] > ended:
-        return f"trains on batch {report['steps']}"
+    if _begun(report) > ended:
+        return f"trains on batch {_begun(report)}"
     return "none, at the end of its data" if report.get("ended") else "not read yet"
+
+
+def _begun(report: Mapping[str, Any]) -> int:
+    """Returns how many batches steps have read, where these are not counted before a step."""
+    return report.get("begun", report["steps"])

@@ -127,6 +127,10 @@ class Job:
         """
         return self._meet("main", label, value, protocol.NUMBERS)
 
+    def all_have_one(self, label: str, value: Any) -> bool:
+        """Returns whether the values of all workers are equal. All workers must call it."""
+        return len(set(self.compare_objects(label, value))) == 1
+
     def gather_object(self, label: str, value: Any) -> list[Any]:
         """Returns the values of all workers on the chief, an empty list on the others.
 

@@ -109,6 +109,7 @@ from kerasdist.keras_compat.randomness import (
     global_seed_generator,
     is_seeded,
     set_global_seed_generator,
+    set_random_seed,
 )
 from kerasdist.keras_compat.settings import settings
 from kerasdist.keras_compat.snapshots import Memory, Snapshot

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from typing import Any
 
+import keras
+import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import SeedGenerator
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
@@ -29,3 +33,17 @@ def set_global_seed_generator(generator: Any) -> None:
 def global_seed() -> int | None:
     """Returns what ``keras.utils.set_random_seed`` was called with last, None if it was not."""
     return global_state.get_global_attribute(GLOBAL_RANDOM_SEED)
+
+
+def set_random_seed(number: int) -> None:
+    """Does what `keras.utils.set_random_seed` does, which imports TensorFlow to seed it.
+
+    That would cost each worker on other frameworks 420 MB.
+    """
+    if "tensorflow" in sys.modules:
+        keras.utils.set_random_seed(number)
+        return
+    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, number)
+    set_global_seed_generator(None)
+    random.seed(number)
+    np.random.seed(number)

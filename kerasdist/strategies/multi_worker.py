@@ -129,6 +129,7 @@ def replicas_of_job(
         "check": options.check,
         "batch_norm": options.batch_norm,
         "sharding": described(options.sharding),
+        "settings": backend.settings(),
     }
     job.assert_equal("options of the strategy", chosen)
     replicas = backend.replica_set(devices, options, job, communication)

@@ -11,6 +11,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import calls, code, models, weights
+from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.job.job import Job
@@ -115,11 +116,17 @@ def _acts_on_batches(callback: Any) -> bool:
 
 
 def _agree(job: Job, name: str, model: Any, own: dict[str, Any], given: dict[str, Any]) -> None:
-    facts = {**own, **given}
+    facts = {"settings": _settings(), **own, **given}
     facts = facts if job.has_one_python else code.without(facts)
     job.assert_equal(f"call of {name}", facts, _ADVICE)
     if own:
         models.mark_compared(model, own)
+
+
+def _settings() -> dict[str, Any]:
+    config = keras.config
+    own = {"epsilon": config.epsilon(), "floatx": config.floatx()}
+    return {**own, **registry.current().settings()}
 
 
 def _of_data(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Workers that do not do the same are told where they differ, before they compute; and go on."""
 
+import contextlib
 import os
 import warnings
 
@@ -183,6 +184,51 @@ def on_a_weight(lab):
     lab.check(any("by rounding" in str(one.message) for one in warned), "no warning")
 
 
+@contextlib.contextmanager
+def _settings(lab, odd):
+    """Settings of the framework and of Keras, with other values on the worker that is `odd`."""
+    epsilon = keras.config.epsilon()
+
+    def set_all(is_odd):
+        keras.config.set_epsilon(1e-3 if is_odd else epsilon)
+        if lab.backend == "jax":
+            import jax
+
+            jax.config.update("jax_default_prng_impl", "rbg" if is_odd else "threefry2x32")
+        if lab.backend == "tensorflow":
+            import tensorflow as tf
+
+            tf.config.run_functions_eagerly(is_odd)
+
+    set_all(odd)
+    try:
+        yield
+    finally:
+        set_all(False)
+
+
+@case("workers")
+def on_a_setting_of_the_framework(lab):
+    """DEFECTS 27: another PRNG (JAX), or functions that run eagerly (TensorFlow), are named."""
+    names = {"jax": "jax_default_prng_impl", "tensorflow": "run_functions_eagerly"}
+    odd = lab.job.rank == lab.job.num_workers - 1
+    x, y = regression(ROWS)
+    model = _model(lab)
+    with _settings(lab, odd):
+        if lab.backend in names:
+            named = rf"Received: settings\.{names[lab.backend]}="
+            with lab.raises(kd.errors.DisagreementError, named):
+                lab.strategy(batch_norm="synchronized")
+        said = r"settings\.epsilon=0\.001 on worker .*"
+        if lab.backend in names:
+            said += rf"further differences: settings\.{names[lab.backend]}\)"
+        for call in (lambda: _fit(model), lambda: model.train_on_batch(x, y)):
+            with lab.raises(kd.errors.DisagreementError, said):
+                call()
+    _fit(model)  # and go on
+    lab.alike([array.tolist() for array in values(model.weights)])
+
+
 def _batches(sizes):
     """A dataset whose batches have these sizes; nothing says so before they are read."""
 
@@ -229,8 +275,13 @@ def on_what_is_trainable(lab):
 
         return type("Freezes", (keras.callbacks.Callback,), {event: freeze})()
 
-    places = {"on_epoch_begin": "beginning of epoch 2", "on_train_batch_end": "end of batch 2 of"}
-    for event, place in {**places, "on_epoch_end": "end of epoch 2"}.items():
+    places = {
+        "on_epoch_begin": "beginning of epoch 2",
+        "on_train_batch_begin": "beginning of batch 2 of epoch 1",
+        "on_train_batch_end": "end of batch 2 of epoch 1",
+        "on_epoch_end": "end of epoch 2",
+    }
+    for event, place in places.items():
         said = f"same trainable weights at the {place}.*kernel=False on worker "
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(_model(lab), epochs=3, callbacks=[freezing(event)])
@@ -517,6 +568,9 @@ def on_what_code_uses(lab):
         with lab.raises(kd.errors.DisagreementError, said):
             _fit(_model(lab, loss=loss), callbacks=[note])
         lab.check(not steps, f"{kind}: found after steps {steps}")
+    near = 1.001 if factor > 1.0 else 1.0  # a thousandth, in a loss alone
+    with lab.raises(kd.errors.DisagreementError, said):
+        _fit(_model(lab, loss=_losses_by_what_they_use(near)["a list"], rate=0.0))
     for kind in ("a number named seed", "an array", "a tuple", "a dict"):
         with lab.strategy().scope():
             layers = [keras.Input((4,)), _scaled(kind, factor), keras.layers.Dense(1)]

@@ -65,6 +65,7 @@ class Jobs:
         self._waiting = [
             *LOSSES,
             "have_another_model",
+            "have_data_that_ends",
             "be_preempted",
         ]
         self._begun: dict[str, Job] = {}
@@ -142,6 +143,17 @@ def test_another_model_ends_the_job(jobs):
     assert [worker.code for worker in ended] == [1, 1], report(ended)
     for worker in ended:
         said = r"same call of fit. Received: layers\[1\]\.units=9 on worker 1, 8 on worker 0"
+        assert re.search(said, worker.output), report(ended)
+
+
+def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
+    ended = jobs["have_data_that_ends"].join(SECONDS)
+    said = (
+        "the workers do not train on the same batches: batch 4='none, at the end of its data' on "
+        r"worker 1, 'trains on batch [45]' on worker 0"  # JAX starts a step ahead
+    )
+    for worker in ended:
+        assert worker.code == 1, report(ended)
         assert re.search(said, worker.output), report(ended)
 
 

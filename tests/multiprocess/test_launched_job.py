@@ -6,6 +6,7 @@ import re
 import pytest
 
 from kerasdist.job.monitor import GRACE_SECONDS
+from tests.multiprocess.launching import finish
 from tests.multiprocess.processes import Processes, report
 
 CODES = {"exit_with_3": 3, "raise_an_error": 1, "be_killed": 137}
@@ -42,3 +43,35 @@ def test_the_worker_that_failed_is_named(launchers, rank, deed, late):
     assert ended[0].code == code, report(ended)
     assert re.findall(r"worker (\d)/2 failed after", ended[0].output) == [str(rank)], report(ended)
     assert re.search(said, ended[0].output), report(ended)
+
+
+_FIT = """
+import sys
+
+import keras
+import numpy as np
+
+if sys.argv[1] == "plain":
+    model = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+else:
+    import kerasdist as kd
+
+    with kd.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+model.compile(keras.optimizers.Adam(schedule), keras.losses.Huber(), metrics=["mae"])
+x = np.ones((8, 4), "float32")
+model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
+print("imported" if "tensorflow" in sys.modules else "left out")
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_defects_31_joining_and_fitting_import_no_tensorflow_that_keras_does_not(tmp_path, backend):
+    script = tmp_path / "script.py"
+    script.write_text(_FIT, encoding="utf-8")
+    done = finish("run", "--workers", 2, script, "job", KERAS_BACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.count("left out") != 2:
+        plain = finish("run", "--workers", 1, script, "plain", KERAS_BACKEND=backend)
+        assert "imported" in plain.stdout, done.stdout + done.stderr

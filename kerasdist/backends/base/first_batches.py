@@ -183,29 +183,40 @@ class FirstBatches:
         job = self._job
         if job is None:
             return
-        everyone = job.all_gather_object(
-            "first batch of a dataset", beginning if self._wanted else None
-        )
-        if None in everyone or all(one == everyone[0] for one in everyone):
+        own = list(beginning) if self._wanted else None
+        if job.all_have_one("first batch of a dataset", own):
             return
-        columns = [
-            [Beginning(*one) for one in column]
-            for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
-        ]
-        named = [
-            {one.name: f"{one.shown} (digest {one.digest})" for one in theirs}
-            for theirs in zip(*columns, strict=True)
-        ]
+        everyone = job.gather_object("first batch of a dataset, which differs", own)
+        found = _found_in(everyone) if job.is_chief else None
+        found = job.broadcast_object("first batch of a dataset, compared", found)
+        if found is None:
+            return
+        difference, drawn = found
         said = (
             f"[worker {job.rank}/{job.num_workers}] Expected all workers to read the same batches, "
-            f"of which each takes its rows. Received as the first batch: "
-            f"{described_difference(named)}. "
+            f"of which each takes its rows. Received as the first batch: {difference}. "
         )
-        if any(_shows_one_order(column) for column in columns):
-            self._drawn |= {column[0].name for column in columns if len(set(column)) > 1}
-            warn_user(f"{said}{_OTHER_VALUES}")
-        else:
+        if drawn is None:
             raise DisagreementError(f"{said}{_OTHER_ORDER}")
+        self._drawn |= set(drawn)
+        warn_user(f"{said}{_OTHER_VALUES}")
+
+
+def _found_in(everyone: Sequence[Any]) -> list[Any] | None:
+    """Returns how first batches differ, and which arrays do if the rows come in one order."""
+    if None in everyone:
+        return None
+    columns = [
+        [Beginning(*one) for one in column]
+        for column in itertools.zip_longest(*everyone, fillvalue=["no array", "", False, ""])
+    ]
+    named = [
+        {one.name: f"{one.shown} (digest {one.digest})" for one in theirs}
+        for theirs in zip(*columns, strict=True)
+    ]
+    drawn = [column[0].name for column in columns if len(set(column)) > 1]
+    in_one_order = any(map(_shows_one_order, columns))
+    return [described_difference(named), drawn if in_one_order else None]
 
 
 _OTHER_ORDER = (

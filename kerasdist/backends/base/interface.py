@@ -70,6 +70,10 @@ class Backend(abc.ABC):
         None: the user has configured which GPUs the framework takes.
         """
 
+    def settings(self) -> dict[str, Any]:
+        """Returns the framework's settings that decide what all workers run, as JSON by name."""
+        return {}
+
     @abc.abstractmethod
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Connects the workers' frameworks with each other, before they start.

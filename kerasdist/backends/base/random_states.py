@@ -74,7 +74,7 @@ def compared() -> dict[str, Any]:
 
 def seed(number: int) -> None:
     """Seeds all generators."""
-    keras.utils.set_random_seed(number)
+    keras_compat.set_random_seed(number)
     torch = registry.torch_states()
     if torch is not None:
         torch.seed(number)

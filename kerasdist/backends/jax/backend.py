@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from kerasdist.job.job import Job
 
 
+_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_jit",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
 @final
 class JaxBackend(Backend):
     """JAX on this machine."""
@@ -64,6 +74,10 @@ class JaxBackend(Backend):
             return None
         plugins = metadata.entry_points(group="jax_plugins")
         return any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings on which a program depends."""
+        return {name: str(jax.config.values[name]) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts `jax.distributed`, and JAX, which numbers its GPUs from 0."""

@@ -65,6 +65,10 @@ class TensorFlowBackend(Backend):
                 "before the first model, tensor or random seed."
             ) from error
 
+    def settings(self) -> dict[str, Any]:
+        """Returns whether functions run eagerly, in which collectives come one by one."""
+        return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
+
     def replica_set(
         self,
         devices: Sequence[Device],

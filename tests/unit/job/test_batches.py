@@ -72,3 +72,22 @@ def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains
     assert came_apart([report((3, 4)), ended.report()]) is None
     ended.clear()
     assert came_apart([report((8, 4), clears=1), ended.report()]) is None
+
+
+def test_defect_27_a_step_that_ends_late_counts_as_it_begins():
+    """On TensorFlow a graph reads the batch: the history gets the step when it has ended."""
+    ended, waiting = BatchHistory(), BatchHistory()
+    begun = 7
+    waiting.count_begun = lambda: begun
+    waiting.clear()
+    ended.clear()
+    for history in (ended, waiting):
+        for _ in range(7):
+            history.add(4)
+    ended.end()
+    begun += 7
+    assert came_apart([waiting.report(), ended.report()]) is None
+    begun += 1
+    found = came_apart([waiting.report(), ended.report()])
+    said = "batch 8='none, at the end of its data' on worker 1, 'trains on batch 8' on worker 0"
+    assert found == said

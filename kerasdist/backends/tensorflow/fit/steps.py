@@ -78,7 +78,12 @@ class StepsOnIterator:
         self._read: list[Any] = []
         self._last: Callable[[], Any] = lambda: None
 
+        count = replica_set.count_batch
+
         def on_batch(batch: Any) -> Any:
+            if count is not None:
+                with tf.control_dependencies(_tensors(batch)):
+                    count()
             return step(batch, self._read)
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
@@ -184,7 +189,8 @@ def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
 
 def _tensors(batch: Any) -> list[tf.Tensor]:
     flat = keras.tree.flatten(batch.parts if isinstance(batch, PlacedBatch) else batch)
-    return [one for leaf in flat for one in tf.nest.flatten(leaf, expand_composites=True)]
+    parts = [one for leaf in flat for one in tf.nest.flatten(leaf, expand_composites=True)]
+    return [one for one in parts if tf.is_tensor(one)]
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:

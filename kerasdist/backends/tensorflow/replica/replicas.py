@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.tensorflow.fit import vector_losses
-from kerasdist.backends.tensorflow.fit.batches import Piece
+from kerasdist.backends.tensorflow.fit.batches import HOST, Piece
 from kerasdist.backends.tensorflow.fit.trainer import (
     PlacedTrainer,
     TensorFlowTrainer,
@@ -68,14 +69,36 @@ class SoleDevice(ReplicaSet):
 
 
 @final
+class _Count:
+    """A number that a graph counts up, and any thread reads. No strategy mirrors it."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device(HOST):
+            # Without a name of its own it would be the resource of every other such count.
+            name = f"kerasdist_count_{uuid.uuid4().hex}"
+            self._handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
+            tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.zeros([], tf.int64))
+
+    def add(self) -> None:
+        with tf.device(HOST):
+            tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.ones([], tf.int64))
+
+    def value(self) -> int:
+        with tf.init_scope(), tf.device(HOST):
+            return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
+
+
+@final
 class TensorFlowReplicaSet(ReplicaSet):
     """Several devices, of this process or of many workers, with a copy of every variable on each.
 
     Attributes:
         group: The replicas and their native strategy.
+        count_batch: Counts a batch that a step has read, in its graph; None without other workers.
     """
 
     trainer_class = TensorFlowTrainer
+    count_batch: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -86,6 +109,9 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> None:
         super().__init__(devices, options, job)
         self.group = group
+        if job is not None:
+            count = _Count()
+            self.count_batch, self.batch_history.count_begun = count.add, count.value
         outside_replicas.serve(group.native_strategy)
         vector_losses.install()
 
