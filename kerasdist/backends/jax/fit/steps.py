@@ -42,9 +42,13 @@ class StepFunction:
         self._user_step = step
         compiled = execution.compiled
         self._step: Step = (
-            arrays.compile(self._divided_step) if compiled else arrays.eager(self._whole_step)
+            arrays.compile(self._divided_step, keeps_rows=execution.keeps_outputs)
+            if compiled
+            else arrays.eager(self._whole_step)
         )
-        self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
+        self._loop: Step = arrays.compile(
+            self._scanned_steps, axis=1, keeps_rows=execution.keeps_outputs
+        )
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""
@@ -94,7 +98,7 @@ class StepFunction:
     def _combined(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1 or not self._execution.keeps_outputs:
             return outputs[-1]
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
     # JAX traces the methods below, or runs them operation by operation.
 

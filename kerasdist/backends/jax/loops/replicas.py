@@ -98,7 +98,7 @@ class JaxReplicaSet(ReplicaSet):
 
         Divided ones are left out: workers have compared what they were made with and assigned.
         """
-        assert isinstance(self.arrays, MeshPlacement)
+        assert isinstance(self.arrays, WorkerPlacement)
         held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
         if held:
             equalize(held, self.arrays)

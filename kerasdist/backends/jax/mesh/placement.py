@@ -88,8 +88,11 @@ class Placement(abc.ABC):
         """Constrains a batch, inside a compiled step, to be divided over the replicas."""
 
     @abc.abstractmethod
-    def compile(self, step: Step, axis: int = 0) -> Step:
-        """Compiles a step, and lets JAX donate the state that is passed to it."""
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+        """Compiles a step, and lets JAX donate the state that is passed to it.
+
+        `keeps_rows`: whether its outputs are rows that Keras keeps, as those of `predict`.
+        """
 
     @abc.abstractmethod
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
@@ -118,7 +121,7 @@ class OneDevicePlacement(Placement):
         """Returns the batch unchanged: there is nothing to divide."""
         return batch
 
-    def compile(self, step: Step, axis: int = 0) -> Step:
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
         """Compiles as Keras does."""
         program = jax.jit(step, donate_argnums=0)
 
@@ -126,7 +129,7 @@ class OneDevicePlacement(Placement):
             with donation.launching:
                 return program(state, batch)
 
-        del axis
+        del axis, keeps_rows
         return run
 
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
@@ -300,7 +303,7 @@ class MeshPlacement(Placement):
         targets = self.whole, self.layout.rows[1]
         return {one: jax.jit(_stack, out_shardings=one) for one in targets}
 
-    def compile(self, step: Step, axis: int = 0) -> Step:
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
@@ -313,7 +316,7 @@ class MeshPlacement(Placement):
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
-                programs[key] = self._jitted(step, held, entry)
+                programs[key] = self._jitted(step, held, entry, keeps_rows)
             self._note_step(programs[key], state, batch, seen)
             with donation.launching:
                 outputs, state = programs[key](state, batch)
@@ -332,11 +335,13 @@ class MeshPlacement(Placement):
         entry = self.layout.entry(jax.tree.leaves(batch), axis)
         return self._jitted(step, self._held(state), entry)
 
-    def _jitted(self, step: Step, held: Any, entry: Any) -> Any:
+    def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
+        returned = self._returned_rows if keeps_rows else self._returned
+
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
             with normalization.divided_over(self.layout), divided_state.in_step(self.layout):
                 outputs, state = step(state, batch)
-            return jax.tree.map(self._returned, outputs), state
+            return jax.tree.map(returned, outputs), state
 
         # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         return jax.jit(
@@ -365,6 +370,9 @@ class MeshPlacement(Placement):
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self._output_sharding(leaf))
+
+    def _returned_rows(self, leaf: Any) -> Any:
+        return self._returned(leaf)
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         return self.layout.entry([leaf], axis=0)

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, final
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
+from kerasdist.backends.jax.mesh.exchange import ByName
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
 from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
 
 _assembled = jax.make_array_from_single_device_arrays
+
+# The most bytes that a device gets at a time of what workers exchange from host to host.
+_CHUNK = 1 << 26
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
+@dataclass(frozen=True)
+class _Rows:
+    """An output of `predict`: `count` rows, and others to divide it evenly over the replicas."""
+
+    array: Any
+    count: int
 
 
 @final
@@ -126,7 +141,60 @@ class WorkerPlacement(MeshPlacement):
         return self.from_program([array])[0]
 
     def _results(self, outputs: Any) -> Any:
-        return jax.tree.map(self.result, outputs)
+        def result(leaf: Any) -> Any:
+            return self._collected(leaf) if isinstance(leaf, _Rows) else self.result(leaf)
+
+        return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
+
+    def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
+        shards = {shard.index[0].start or 0: shard.data for shard in rows.array.addressable_shards}
+        here = [np.asarray(shards[begin]) for begin in sorted(shards)]
+        return self.rows_of_all(np.concatenate(here))[: rows.count]
+
+    def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the rows of all workers, on the host; each replica has equally many.
+
+        All workers must call it.
+        """
+        replicas, here = self.layout.replicas, len(self.layout.local_replicas)
+        own = np.ascontiguousarray(rows).reshape(here, -1).view(np.uint8)
+
+        def entering(chunk: Any) -> Any:
+            return self.chosen_rows(chunk, replicas)
+
+        data = self._exchanged(own, max(_CHUNK // replicas, 1), entering, self._gather)
+        return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
+
+    def of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
+        return self._exchanged(data, _CHUNK, self._whole, self._chiefs)
+
+    def _exchanged(
+        self,
+        data: np.ndarray[Any, Any],
+        most: int,
+        entering: Callable[[Any], Any],
+        program: Callable[[Any], Any],
+    ) -> np.ndarray[Any, Any]:
+        """Passes bytes through a program, in chunks along the last axis."""
+        results = [np.empty((self.layout.replicas, 0)[-data.ndim :], np.uint8)]
+        for begin in range(0, data.shape[-1], most):
+            chunk = data[..., begin : begin + most]
+            size = chunk.shape[-1]
+            # Of powers of two there are few, and JAX compiles the program for each size.
+            room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
+            result = program(entering(np.pad(chunk, room))).addressable_data(0)
+            results.append(np.asarray(result)[..., :size])
+        return np.concatenate(results, axis=-1)
+
+    @cached_property
+    def _chiefs(self) -> Any:
+        whole = PartitionSpec()
+        return jax.jit(
+            jax.shard_map(
+                ByName().first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False
+            )
+        )
 
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
@@ -218,7 +286,14 @@ class WorkerPlacement(MeshPlacement):
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
-        return self.whole  # every worker needs the whole output
+        return self.whole
+
+    def _returned_rows(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.ndim or len(leaf) < self.layout.replicas:
+            return self._returned(leaf)
+        missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
+        rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.pieces)
+        return _Rows(rows, len(leaf))
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
