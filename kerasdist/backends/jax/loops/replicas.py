@@ -22,10 +22,14 @@ from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import divided_state, worker_placement
-from kerasdist.backends.jax.mesh.central_placement import CentralPlacement
 from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import MeshPlacement, OneDevicePlacement, Placement
+from kerasdist.backends.jax.mesh.placement import (
+    CentralPlacement,
+    MeshPlacement,
+    OneDevicePlacement,
+    Placement,
+)
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, is_divided
 from kerasdist.core.devices import Device
 
@@ -79,7 +83,8 @@ class JaxReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         from kerasdist.backends.jax.loops.runner import JaxRunner
 
-        return JaxRunner(self)
+        assert isinstance(self.arrays, MeshPlacement)
+        return JaxRunner(self, self.arrays)
 
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step on the mesh."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +40,10 @@ def equalize(variables: Sequence[Any], place: WorkerPlacement) -> None:
 
 
 def _bundles(variables: Sequence[Any]) -> Iterator[list[Any]]:
-    bundle: list[Any] = []
-    size = 0
-    for variable in variables:
-        bytes_of = keras_compat.stored_value(variable).nbytes
-        if bundle and size + bytes_of > _BUNDLE:
-            yield bundle
-            bundle, size = [], 0
-        bundle.append(variable)
-        size += bytes_of
-    if bundle:
-        yield bundle
+    ends = itertools.accumulate(keras_compat.stored_value(one).nbytes for one in variables)
+    pairs = zip(ends, variables, strict=True)
+    for _, bundle in itertools.groupby(pairs, lambda pair: pair[0] // _BUNDLE):
+        yield [variable for _, variable in bundle]
 
 
 def checksums_of(values: Sequence[Any]) -> list[int]:

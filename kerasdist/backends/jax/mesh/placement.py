@@ -16,10 +16,8 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
-from kerasdist.backends.jax.loops import normalization
-from kerasdist.backends.jax.mesh import divided_state
 from kerasdist.backends.jax.mesh.arrays import is_placed
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -339,7 +337,7 @@ class MeshPlacement(Placement):
         returned = self._returned_rows if keeps_rows else self._returned
 
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            with normalization.divided_over(self.layout), divided_state.in_step(self.layout):
+            with in_step(self.layout):
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
 
@@ -376,6 +374,36 @@ class MeshPlacement(Placement):
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         return self.layout.entry([leaf], axis=0)
+
+
+@final
+class CentralPlacement(MeshPlacement):
+    """Keeps variables on one device; every program copies them to the mesh, and back."""
+
+    rests_after_each_step = True
+
+    def __init__(self, layout: Layout, device: Any) -> None:
+        super().__init__(layout, device)
+        self._there = SingleDeviceSharding(device)
+
+    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Moves arrays to the device, except those that are already there."""
+        del variables
+        return self.from_program(arrays)
+
+    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Copies variables' values to every device of the mesh."""
+        return jax.device_put(arrays, self.layout.of_variables(variables))
+
+    def from_program(self, arrays: list[Any]) -> list[Any]:
+        """Moves arrays to the device; returns the same list if all are there."""
+        there = [one.committed and is_placed(one, self._there) for one in arrays]
+        if all(there):
+            return arrays
+        return [
+            one if placed else jax.device_put(one.addressable_data(0), self._there)
+            for one, placed in zip(arrays, there, strict=True)
+        ]
 
 
 def _host_or(accelerator: Any) -> Any:

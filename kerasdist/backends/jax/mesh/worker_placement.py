@@ -101,11 +101,7 @@ class WorkerPlacement(MeshPlacement):
         if is_placed(array, sharding):
             return array
         array = self.result(array)
-        if sharding.is_fully_replicated:
-            return array
-        places = sharding.addressable_devices_indices_map(array.shape)
-        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
-        return self._joined(parts, array.shape, sharding)
+        return array if sharding.is_fully_replicated else self._cut(array, sharding)
 
     def gathered(self, array: Any) -> Any:
         """Returns the whole value of a divided variable. All workers must call it."""
@@ -208,7 +204,7 @@ class WorkerPlacement(MeshPlacement):
 
     def spread(self, stack: Any) -> Any:
         """Sends each of this process's devices its element along axis 0."""
-        return self._rows(stack, self.pieces, axis=0)
+        return self._cut(stack, self.pieces)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
@@ -218,7 +214,7 @@ class WorkerPlacement(MeshPlacement):
             return batch
         if target is self.whole:
             return jax.tree.map(self.everywhere, batch)
-        return jax.tree.map(lambda leaf: self._rows(leaf, target, axis), batch)
+        return jax.tree.map(lambda leaf: self._cut(leaf, target), batch)
 
     def chosen(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
@@ -242,15 +238,11 @@ class WorkerPlacement(MeshPlacement):
     def _whole(self, leaf: Any) -> Any:
         return self.to_program([self.sent(jax.device_put(leaf, self._here))], [None])[0]
 
-    def _rows(self, leaf: Any, target: NamedSharding, axis: int) -> Any:
-        """Makes a global array; this worker contributes the rows of its replicas."""
-        here, share = self.layout.local_replicas, leaf.shape[axis] // self.layout.replicas
-        before = (slice(None),) * axis
-        parts = [
-            self.lasting(leaf[(*before, slice(replica * share, (replica + 1) * share))])
-            for replica in here
-        ]
-        return self._joined(self.layout.by_device(parts), leaf.shape, target)
+    def _cut(self, array: Any, target: NamedSharding) -> Any:
+        """Makes a global array; this worker contributes its devices' parts of a whole one."""
+        places = target.addressable_devices_indices_map(array.shape)
+        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
+        return self._joined(parts, array.shape, target)
 
     def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
         placed = jax.device_put(parts, list(self.layout.local))
