@@ -33,7 +33,6 @@ class Placement(abc.ABC):
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
-        compare_program: Called with the text of the first program of a step.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
@@ -41,7 +40,6 @@ class Placement(abc.ABC):
     shares_memory: bool = True
     begin_step: Callable[[], None] = staticmethod(lambda: None)
     note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
-    compare_program: Callable[[str], None] = staticmethod(lambda _: None)
 
     def __init__(self, devices: Iterable[Any], home: Any) -> None:
         """Takes the devices of programs, and the device on which new variables are made."""
@@ -156,15 +154,9 @@ class MeshPlacement(Placement):
         pieces: The sharding of an array whose first axis is divided over the replicas.
         rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
             after every step of `fit`, or only when Keras or the user reads it.
-        together: Returns a context for work on a divided variable between programs, which all
-            workers must enter, with the same name of the work, and a function that computes what
-            should be the same on all of them. It yields whether it is.
     """
 
     rests_after_each_step = False
-    together: Callable[[str, Callable[[], Any]], AbstractContextManager[bool]] = staticmethod(
-        lambda *_: contextlib.nullcontext(True)
-    )
 
     def __init__(self, layout: Layout, device: Any = None) -> None:
         if device is None:
@@ -205,6 +197,14 @@ class MeshPlacement(Placement):
     def from_program(self, arrays: list[Any]) -> list[Any]:
         """Converts a program's outputs to the form in which arrays are kept between programs."""
         return arrays
+
+    def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
+        """Returns a context for work on a divided variable between programs.
+
+        All workers must enter it. It yields whether `fact()` is equal on all of them.
+        """
+        del work, fact
+        return contextlib.nullcontext(True)
 
     def scattered(self, array: Any, sharding: NamedSharding) -> Any:
         """Divides a whole array; returns one that is divided so unchanged."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, final
@@ -20,6 +22,7 @@ from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.exchange import ByName
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
 from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
+from kerasdist.job.job import Job
 
 _assembled = jax.make_array_from_single_device_arrays
 
@@ -48,8 +51,9 @@ class WorkerPlacement(MeshPlacement):
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, job: Job) -> None:
         super().__init__(layout)
+        self._job = job
         self.places_ahead = True
         self._is_sole = len(layout.local) == 1
         self._here: Sharding = (
@@ -95,6 +99,13 @@ class WorkerPlacement(MeshPlacement):
             one if one.is_fully_addressable or is_divided(one) else self._local(one)
             for one in arrays
         ]
+
+    @contextmanager
+    def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
+        """Waits for all workers before common work; yields whether `fact()` is equal on all."""
+        with self._job.translating_failures(work):
+            digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
+            yield not any(self._job.compare_objects(work, digest))
 
     def scattered(self, array: Any, sharding: NamedSharding) -> Any:
         """Makes a divided array, to which this worker contributes its parts of a whole one."""
@@ -274,7 +285,7 @@ class WorkerPlacement(MeshPlacement):
     def compare(self, program: Any, *arguments: Any) -> None:
         """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
-        self.compare_program(text_of(program.lower(*arguments)))
+        programs.require_equal(self._job, text_of(program.lower(*arguments)))
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
