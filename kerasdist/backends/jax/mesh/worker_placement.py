@@ -154,7 +154,8 @@ class WorkerPlacement(MeshPlacement):
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        shards = {shard.index[0].start or 0: shard.data for shard in rows.array.addressable_shards}
+        array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
+        shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
@@ -190,8 +191,8 @@ class WorkerPlacement(MeshPlacement):
             size = chunk.shape[-1]
             # Of powers of two there are few, and JAX compiles the program for each size.
             room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-            result = program(entering(np.pad(chunk, room))).addressable_data(0)
-            results.append(np.asarray(result)[..., :size])
+            result = jax.block_until_ready(program(entering(np.pad(chunk, room))))
+            results.append(np.asarray(result.addressable_data(0))[..., :size])
         return np.concatenate(results, axis=-1)
 
     @cached_property
