@@ -166,32 +166,28 @@ class WorkerPlacement(MeshPlacement):
         """
         replicas, here = self.layout.replicas, len(self.layout.local_replicas)
         own = np.ascontiguousarray(rows).reshape(here, -1).view(np.uint8)
-
-        def entering(chunk: Any) -> Any:
-            return self.chosen_rows(chunk, replicas)
-
-        data = self._exchanged(own, max(_CHUNK // replicas, 1), entering, self._gather)
+        data = self._exchanged(
+            own,
+            max(_CHUNK // replicas, 1),
+            lambda chunk: self._gather(self.chosen_rows(chunk, replicas)),
+        )
         return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
 
     def of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
-        return self._exchanged(data, _CHUNK, self._whole, self._chiefs)
+        return self._exchanged(data, _CHUNK, lambda chunk: self._chiefs(self._whole(chunk)))
 
     def _exchanged(
-        self,
-        data: np.ndarray[Any, Any],
-        most: int,
-        entering: Callable[[Any], Any],
-        program: Callable[[Any], Any],
+        self, data: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
     ) -> np.ndarray[Any, Any]:
-        """Passes bytes through a program, in chunks along the last axis."""
+        """Exchanges bytes with the other workers, in chunks along the last axis."""
         results = [np.empty((self.layout.replicas, 0)[-data.ndim :], np.uint8)]
         for begin in range(0, data.shape[-1], most):
             chunk = data[..., begin : begin + most]
             size = chunk.shape[-1]
             # Of powers of two there are few, and JAX compiles the program for each size.
             room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
-            result = jax.block_until_ready(program(entering(np.pad(chunk, room))))
+            result = jax.block_until_ready(exchange(np.pad(chunk, room)))
             results.append(np.asarray(result.addressable_data(0))[..., :size])
         return np.concatenate(results, axis=-1)
 
