@@ -145,6 +145,17 @@ def test_another_model_ends_the_job(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
+def test_defect_7_a_later_program_that_differs_is_named(jobs):
+    """On JAX the workers wait for each other in its collectives, until none has gone on."""
+    ended = jobs.begin("hang_in_a_later_program").join(SECONDS)
+    said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"
+    if jobs.backend != "jax":
+        said = "all workers to compute the same in the first step"
+    for worker in ended:
+        assert re.search(said, worker.output), report(ended)
+        assert "came to the end" not in worker.output, report(ended)
+
+
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
     ended = jobs.begin("be_interrupted_in_an_epoch").join(SECONDS)
     own = r"\[worker \d/2\] interrupted \(Ctrl-C\) at \S+failing_script.py:\d+(; then .*)?$"
