@@ -118,7 +118,7 @@ def equal_start_in_few_programs(lab):
     import jax
     import jax.monitoring
 
-    from kerasdist.backends.jax.mesh import equality, worker_placement
+    from kerasdist.backends.jax.mesh import worker_placement
 
     values = np.random.default_rng(lab.job.rank).normal
     compiled, peaks = [], []
@@ -142,7 +142,7 @@ def equal_start_in_few_programs(lab):
 
     jax.monitoring.register_event_duration_secs_listener(note)
     chunks = mock.patch.object(worker_placement, "_CHUNK", 1 << 13)
-    with chunks, mock.patch.object(equality, "_BUNDLE", 1 << 16):
+    with chunks, mock.patch.object(worker_placement, "_BUNDLE", 1 << 16):
         counts = [started(count) for count in (3, 30, 100)]
     jax.monitoring.unregister_event_duration_listener(note)
     lab.check(counts[0] <= 8, f"programs compiled: {counts}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -40,15 +41,11 @@ class StepFunction:
         self._arrays = arrays
         self._execution = execution
         self._user_step = step
-        compiled = execution.compiled
+        compiled = partial(arrays.compile, keeps_rows=execution.keeps_outputs)
         self._step: Step = (
-            arrays.compile(self._divided_step, keeps_rows=execution.keeps_outputs)
-            if compiled
-            else arrays.eager(self._whole_step)
+            compiled(self._divided_step) if execution.compiled else arrays.eager(self._whole_step)
         )
-        self._loop: Step = arrays.compile(
-            self._scanned_steps, axis=1, keeps_rows=execution.keeps_outputs
-        )
+        self._loop: Step = compiled(self._scanned_steps, axis=1)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""

@@ -20,7 +20,6 @@ from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import divided_state, worker_placement
-from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
     CentralPlacement,
@@ -28,7 +27,11 @@ from kerasdist.backends.jax.mesh.placement import (
     OneDevicePlacement,
     Placement,
 )
-from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, is_divided
+from kerasdist.backends.jax.mesh.worker_placement import (
+    WorkerPlacement,
+    checksums_of,
+    is_divided,
+)
 from kerasdist.core.devices import Device
 
 if TYPE_CHECKING:
@@ -100,7 +103,7 @@ class JaxReplicaSet(ReplicaSet):
         assert isinstance(self.arrays, WorkerPlacement)
         held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
         if held:
-            equalize(held, self.arrays)
+            self.arrays.equalize(held)
 
     def pieces(self, variable: Any) -> list[HeldPiece]:
         """Returns what this process's devices hold of a divided variable; nothing of another."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
+from kerasdist.backends.base import checksums
 from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.exchange import ByName
@@ -25,6 +27,9 @@ from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
 from kerasdist.job.job import Job
 
 _assembled = jax.make_array_from_single_device_arrays
+
+# How many bytes of variables are on the host a second time, or the largest variable.
+_BUNDLE = 1 << 26
 
 # The most bytes that a device gets at a time of what workers exchange from host to host.
 _CHUNK = 1 << 26
@@ -159,6 +164,20 @@ class WorkerPlacement(MeshPlacement):
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, bit by bit. All workers must call it."""
+        for bundle in _bundles(variables):
+            arrays = [keras_compat.stored_value(one) for one in bundle]
+            values = [np.asarray(array.addressable_data(0)) for array in arrays]
+            own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
+            ends = np.cumsum([one.size for one in own])
+            chiefs = np.split(self._of_chief(np.concatenate(own)), ends[:-1])
+            for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
+                if not np.array_equal(mine, new):
+                    with self.variables():
+                        array = jnp.array(new.view(value.dtype).reshape(value.shape))
+                    keras_compat.store_value(variable, array)
+
     def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the rows of all workers, on the host; each replica has equally many.
 
@@ -173,7 +192,7 @@ class WorkerPlacement(MeshPlacement):
         )
         return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
 
-    def of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
         return self._exchanged(data, _CHUNK, lambda chunk: self._chiefs(self._whole(chunk)))
 
@@ -294,6 +313,32 @@ class WorkerPlacement(MeshPlacement):
         missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
         rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.pieces)
         return _Rows(rows, len(leaf))
+
+
+def _bundles(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    ends = itertools.accumulate(keras_compat.stored_value(one).nbytes for one in variables)
+    pairs = zip(ends, variables, strict=True)
+    for _, bundle in itertools.groupby(pairs, lambda pair: pair[0] // _BUNDLE):
+        yield [variable for _, variable in bundle]
+
+
+def checksums_of(values: Sequence[Any]) -> list[int]:
+    """Returns a checksum of each array's bits in this process."""
+    own = [value.addressable_data(0) for value in values]
+    if all(value.platform() == "cpu" for value in own):
+        return [checksums.of_array(value) for value in own]  # no copy, and nothing to compile
+    return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
+
+
+@jax.jit
+def _sum_of_bits(value: Any) -> Any:
+    kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
+    whole = value.astype(jnp.uint8) if value.dtype == bool else value
+    bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
+    # A random factor for each position, so that exchanged elements change the sum.
+    factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
+    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
+    return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
