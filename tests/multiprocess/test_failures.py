@@ -145,12 +145,12 @@ def test_another_model_ends_the_job(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
-def test_defect_7_a_later_program_that_differs_is_named(jobs):
-    """On JAX the workers wait for each other in its collectives, until none has gone on."""
-    ended = jobs.begin("hang_in_a_later_program").join(SECONDS)
+def test_defect_7_a_later_program_that_differs_is_named(tmp_path):
+    """On JAX alone a program has the collectives of all; they wait until none has gone on."""
+    with Nursery(*SCRIPT, "jax") as nursery:
+        job = Jobs("jax", nursery, tmp_path).begin("hang_in_a_later_program")
+        ended = job.join(SECONDS)
     said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"
-    if jobs.backend != "jax":
-        said = "all workers to compute the same in the first step"
     for worker in ended:
         assert re.search(said, worker.output), report(ended)
         assert "came to the end" not in worker.output, report(ended)
