@@ -12,7 +12,8 @@ from typing import Any
 from kerasdist.job.comparison import described_difference
 
 # How many steps after the first difference the job ends. Before that, the comparison at the end of
-# the epoch may report it, after which the script can go on.
+# the epoch may report it, after which the script can go on; it cannot if workers wait for each
+# other, in the collectives of programs that differ.
 STEPS_BEYOND = 20
 
 # A worker whose batches change their form more often does not say so until the epoch ends.
@@ -36,8 +37,11 @@ def check_report(report: Any) -> None:
         raise ValueError(f"batches={report!r}")
 
 
-def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
-    """Describes the first batch that differs between workers; None if none does."""
+def came_apart(reports: Sequence[Mapping[str, Any] | None], *, idle: bool = False) -> str | None:
+    """Describes the first batch that differs between workers; None if none does.
+
+    `idle`: whether no worker goes on, so that no further steps will come.
+    """
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
         return None
@@ -46,7 +50,7 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None]) -> str | None:
         # The one waits for the next step, in a collective, the other for the end of the epoch.
         places = [_place(one, ended) for one in known]
         return described_difference([{f"batch {ended + 1}": place} for place in places])
-    steps = min(one["steps"] for one in known) - STEPS_BEYOND
+    steps = min(one["steps"] for one in known) - (0 if idle else STEPS_BEYOND)
     changes = [tuple((at, form) for at, form in one["changes"] if at < steps) for one in known]
     kinds = set(changes)
     had_by = Counter(change for kind in kinds for change in kind)

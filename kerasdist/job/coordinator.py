@@ -402,7 +402,10 @@ class Coordinator:
 
     def _check_batches(self) -> None:
         """Fails the job if workers train on batches of different sizes."""
-        said = came_apart([self._members[rank].batches for rank in range(self._workers)])
+        members = [self._members[rank] for rank in range(self._workers)]
+        begun = max(one.moved for one in members)
+        idle = self._now - begun > self._timeouts.heartbeat
+        said = came_apart([one.batches for one in members], idle=idle)
         if said is not None:
             self._fail(
                 "disagree",

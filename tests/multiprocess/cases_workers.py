@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import tracemalloc
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -109,6 +110,79 @@ def equal_results(lab):
 
     model = lab.same(build, fit(x, y, batch_size=5, epochs=2), predict(x, batch_size=4))
     lab.alike([array.tolist() for array in values(model.variables)])
+
+
+@case("workers", backends=("jax",))
+def equal_start_in_few_programs(lab):
+    """DEFECTS 16: however large a model is, few programs send it, and no second copy is made."""
+    import jax
+    import jax.monitoring
+
+    from kerasdist.backends.jax.mesh import worker_placement
+
+    values = np.random.default_rng(lab.job.rank).normal
+    compiled, peaks = [], []
+
+    def note(event, *_, **__):
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    def started(count):
+        kernels = [values(size=(64, 128)).astype("float32") for _ in range(count)]
+        odd = np.float32([-0.0, np.nan, lab.job.rank]), np.zeros((0, 3)), np.array(lab.job.rank > 0)
+        # Outside of the scope, in which divided variables would be compared.
+        made = [keras.Variable(one, dtype=one.dtype.name) for one in [*kernels, *odd]]
+        made.append(keras.Variable(values(size=5), dtype="bfloat16"))
+        compiled.clear()
+        tracemalloc.start()
+        lab.strategy().replica_set.equalize(made)
+        peaks.append(tracemalloc.get_traced_memory()[1] / sum(map(np.size, kernels)) / 4)
+        tracemalloc.stop()
+        lab.alike([np.asarray(one.value).tobytes() for one in made])
+        return len(compiled)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    chunks = mock.patch.object(worker_placement, "_CHUNK", 1 << 13)
+    with chunks, mock.patch.object(worker_placement, "_BUNDLE", 1 << 16):
+        counts = [started(count) for count in (3, 30, 100)]
+    jax.monitoring.unregister_event_duration_listener(note)
+    lab.check(counts[0] <= 8, f"programs compiled: {counts}")
+    # The first model compiled them, but for one of another last size.
+    lab.check(max(counts[1:]) <= 2, f"programs compiled: {counts}")
+    lab.check(peaks[-1] < 0.3, f"on the host beside the model, by its size: {peaks}")
+
+
+@case("workers", backends=("jax",))
+def predictions_come_by_the_host(lab):
+    """DEFECTS 16: no device holds the rows of all others, whether or not replicas have as many."""
+    import jax
+
+    from kerasdist.backends.jax.mesh import worker_placement
+
+    def build():
+        layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.RepeatVector(500)]
+        return keras.Sequential(layers)
+
+    with lab.strategy().scope():
+        model = build()
+    x, _ = regression(10 * lab.replicas + 3)
+    expected = np.repeat((x @ values(model.weights)[0])[:, None], 500, axis=1)
+    for size, steps in ((4 * lab.replicas, 1), (4 * lab.replicas - 1, 1), (2 * lab.replicas, 2)):
+        largest = []
+
+        def note(batch, logs, size=size, largest=largest):
+            arrays = [one for one in jax.live_arrays() if one.shape[1:] == (500, 3)]
+            rows = [s.data.shape[0] for one in arrays for s in one.addressable_shards]
+            largest.append(max([0, *rows]) / size)
+
+        model.steps_per_execution = steps
+        model.predict_function = None
+        seen = keras.callbacks.LambdaCallback(on_predict_batch_end=note)
+        with mock.patch.object(worker_placement, "_CHUNK", 1 << 14):
+            found = model.predict(x, batch_size=size, callbacks=[seen], verbose=0)
+        lab.equal(found, expected)
+        lab.alike(found.tobytes())
+        # The whole batch is 1, or steps.
+        lab.check(max(largest) < 0.8 * steps, f"rows on one device, by the batch: {largest}")
 
 
 @case("workers")

@@ -223,6 +223,20 @@ def have_data_that_ends(strategy):
     model(strategy).fit(batches(), verbose=0)
 
 
+def hang_in_a_later_program(strategy):
+    """DEFECTS 7: for a last batch of another size worker 1 has a collective more, in JAX."""
+
+    def loss(y, p):
+        error = y - p
+        if RANK == 1 and y.shape[0] not in (None, 8):
+            error = keras.ops.sort(error, 0) * 1.5
+        return keras.ops.mean(keras.ops.square(error), -1)
+
+    made = model(strategy)
+    made.compile("sgd", loss)
+    fit(made, rows=ROWS + 4)
+
+
 def only_join(strategy):
     print("joined", strategy, flush=True)
 

@@ -23,6 +23,7 @@ HEARTBEAT, MEETING, JOIN = 2.0, 3.0, 4.0
 SHORT = {
     "be_stopped": {"heartbeat": HEARTBEAT},
     "all_are_suspended": {"heartbeat": HEARTBEAT},
+    "hang_in_other_batches": {"heartbeat": HEARTBEAT},
     "stay_away": {"meeting": MEETING},
     "stand_still": {"meeting": MEETING},
     "chief_does_not_save": {"meeting": MEETING},
@@ -177,6 +178,17 @@ def have_other_batches(job: Job):
             job.step_started()
             history.add(12 if job.rank == 1 and step >= 7 else 6)
             time.sleep(0.01)
+
+
+def hang_in_other_batches(job: Job):
+    """DEFECTS 7: in collectives that differ, where no step comes by which it would be found."""
+    history = BatchHistory()
+    job.report_batches(history.report)
+    with job.translating_failures("fit"):
+        for step in range(3):
+            job.step_started()
+            history.add(f"4 program {job.rank % 2}" if step == 2 else 6)
+        time.sleep(LONG)
 
 
 def save(job: Job):

@@ -157,6 +157,17 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
+def test_defect_7_a_later_program_that_differs_is_named(tmp_path):
+    """On JAX alone a program has the collectives of all; they wait until none has gone on."""
+    with Nursery(*SCRIPT, "jax") as nursery:
+        job = Jobs("jax", nursery, tmp_path).begin("hang_in_a_later_program")
+        ended = job.join(SECONDS)
+    said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"
+    for worker in ended:
+        assert re.search(said, worker.output), report(ended)
+        assert "came to the end" not in worker.output, report(ended)
+
+
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
     ended = jobs.begin("be_interrupted_in_an_epoch").join(SECONDS)
     own = r"\[worker \d/2\] interrupted \(Ctrl-C\) at \S+failing_script.py:\d+(; then .*)?$"

@@ -46,6 +46,12 @@ LOSSES = [
     ("go_elsewhere", 1, _apart("'end of epoch 1'", "'step 6'"), 0),
     ("disagree", 1, "same models. Received: units=5 on worker 1, 6 on worker 2, 4 on worker 0", 0),
     ("have_other_batches", 1, "batch 8='12' on worker 1, '6' on workers 0, 2", 0),
+    (
+        "hang_in_other_batches",
+        1,
+        "batch 3='4 program 1' on worker 1, '4 program 0' on workers 0, 2",
+        HEARTBEAT,
+    ),
     ("stay_away", LOST, "worker 1 did not come to 'the next step' within 3 s", MEETING),
     ("stand_still", LOST, "no worker has begun a step for 3 s .*the last is worker [12]", MEETING),
     ("chief_does_not_save", LOST, "worker 0 did not save '/folder/m.keras' within 3 s", MEETING),

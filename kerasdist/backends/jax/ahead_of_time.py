@@ -16,6 +16,7 @@ from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.fit.trainer import with_new_losses
+from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import divided_state, slots
 from kerasdist.backends.jax.mesh.layout import Layout
@@ -80,6 +81,7 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
         layout: The mesh, and how it divides variables.
         steps: The number of steps in an execution.
     """
+    normalization.install()
     if layout.rule is not None:
         divided_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -15,7 +17,7 @@ from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.profiler import Profiler
+from kerasdist.backends.base.profiler import Event, Profiler, read_chrome_trace
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation
@@ -121,8 +123,6 @@ class JaxBackend(Backend):
 
     def profiler(self) -> Profiler:
         """Returns JAX's profiler."""
-        from kerasdist.backends.jax.profiler import JaxProfiler  # late, as few programs need it
-
         return JaxProfiler()
 
     def value_and_grad(
@@ -131,6 +131,25 @@ class JaxBackend(Backend):
         """Returns a function's result and its gradients, by `jax.value_and_grad`."""
         creation.install()
         return functions.value_and_grad(function, variables, has_aux)
+
+
+@final
+class JaxProfiler(Profiler):
+    """Writes XLA's own files, of which the one in Chrome's format is read."""
+
+    def start(self, folder: Path) -> None:
+        """Starts to record."""
+        jax.profiler.start_trace(folder)
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is an event of this name."""
+        return jax.profiler.TraceAnnotation(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops, and returns the events."""
+        jax.profiler.stop_trace()
+        for path in folder.rglob("*.trace.json.gz"):
+            yield from read_chrome_trace(path)
 
 
 def _prepare(options: ReplicaOptions, several: bool) -> None:

@@ -95,7 +95,7 @@ print("seen")
         ),
         (
             "jax",
-            "from kerasdist.backends.jax.mesh.equality import _sum_of_bits as of",
+            "from kerasdist.backends.jax.mesh.worker_placement import _sum_of_bits as of",
             ("float32", "float16", "bfloat16", "int32", "int8"),
         ),
     ],

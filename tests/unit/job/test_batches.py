@@ -37,6 +37,16 @@ def test_the_first_batch_that_differs_is_named(one, other, said):
     assert (found is None) if said is None else (found is not None and said in found)
 
 
+def test_defect_7_workers_that_stand_still_have_no_steps_to_come():
+    reports = [report((3, 4), (1, "4 program a")), report((3, 4), (1, "4 program b"))]
+    assert came_apart(reports) is None
+    said = "batch 4='4 program b' on worker 1, '4 program a' on worker 0"
+    assert came_apart(reports, idle=True) == said
+    reports[1] = report((3, 4))  # which is late, but has not read another batch
+    assert came_apart(reports, idle=True) is None
+    assert came_apart([report((4, 4))] * 2, idle=True) is None
+
+
 def test_workers_in_other_epochs_or_without_a_word_are_not_compared():
     assert came_apart([report((60, 4)), report((60, 6), clears=1)]) is None
     assert came_apart([report((60, 4)), None]) is None

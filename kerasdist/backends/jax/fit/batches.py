@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, final
 
 import jax
@@ -106,11 +105,6 @@ class _OwnBatchesAdapter(WrappedAdapter):
         each = here * -(-max(own.sizes) // here)
         padded = np.zeros((each, *leaf.shape[1:]), leaf.dtype)
         padded[: own.size] = leaf
-        everyone = self._gathered(self._place.chosen_rows(padded, each * len(own.sizes)))
-        received = np.asarray(everyone.addressable_data(0))
+        received = self._place.rows_of_all(padded)
         parts = [received[rank * each :][:size] for rank, size in enumerate(own.sizes)]
         return np.concatenate(parts)
-
-    @cached_property
-    def _gathered(self) -> Any:
-        return jax.jit(lambda array: array, out_shardings=self._layout.whole)

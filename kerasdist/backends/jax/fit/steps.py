@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -40,11 +41,11 @@ class StepFunction:
         self._arrays = arrays
         self._execution = execution
         self._user_step = step
-        compiled = execution.compiled
+        compiled = partial(arrays.compile, keeps_rows=execution.keeps_outputs)
         self._step: Step = (
-            arrays.compile(self._divided_step) if compiled else arrays.eager(self._whole_step)
+            compiled(self._divided_step) if execution.compiled else arrays.eager(self._whole_step)
         )
-        self._loop: Step = arrays.compile(self._scanned_steps, axis=1)
+        self._loop: Step = compiled(self._scanned_steps, axis=1)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution. Returns the outputs, and the new state."""
@@ -94,7 +95,7 @@ class StepFunction:
     def _combined(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1 or not self._execution.keeps_outputs:
             return outputs[-1]
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
     # JAX traces the methods below, or runs them operation by operation.
 

@@ -20,10 +20,14 @@ from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
-    from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
-    from kerasdist.backends.jax.mesh.placement import Step
+    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.backends.jax.mesh.placement import Placement, Step
 
-_TRAIN_STATE = (
+    class _Replicas(ReplicaSet):
+        arrays: Placement
+
+
+TRAIN_STATE = (
     "trainable_variables",
     "non_trainable_variables",
     "optimizer_variables",
@@ -38,7 +42,7 @@ class JaxTrainer(ReplicatedTrainer):
     """Runs a model's steps as one program on the devices of its strategy."""
 
     if TYPE_CHECKING:  # attributes of Keras's trainer and of the model's class
-        replica_set: JaxReplicaSet
+        replica_set: _Replicas
         train_step: Step
         test_step: Step
         predict_step: Step
@@ -60,7 +64,7 @@ class JaxTrainer(ReplicatedTrainer):
         """Makes the function that `fit` calls."""
         self._begin()
         if self.train_function is None or force:
-            self.train_function = _metered(self._function(self.train_step, _TRAIN_STATE))
+            self.train_function = _metered(self._function(self.train_step, TRAIN_STATE))
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""

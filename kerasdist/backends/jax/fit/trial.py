@@ -13,14 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
-
-# The parts of the state that Keras's step takes and returns, in order.
-STATE = (
-    "trainable_variables",
-    "non_trainable_variables",
-    "optimizer_variables",
-    "metrics_variables",
-)
+from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
 
 
 @final
@@ -74,7 +67,7 @@ class JaxTrial(Trial):
         """Takes the step as a program on one device, or as `fit` does."""
         model = self._model
         arrays = model.replica_set.arrays
-        state = model._get_jax_state(**dict.fromkeys(STATE, True))
+        state = model._get_jax_state(**dict.fromkeys(TRAIN_STATE, True))
         state = jax.tree.map(jnp.copy, state)
         with keras_compat.in_trial(None):
             if self._alone:
@@ -91,7 +84,7 @@ class JaxTrial(Trial):
                     run = StepFunction(model.train_step, arrays, execution)
                     logs, after = run(state, iter([batch.given]))
                     after = arrays.wholly(after)
-        variables = [getattr(model, name) for name in STATE if name != "optimizer_variables"]
+        variables = [getattr(model, name) for name in TRAIN_STATE if name != "optimizer_variables"]
         values = [after[index] for index in (0, 1, 3)]
         for pair in zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True):
             self.write(*pair)

@@ -10,58 +10,29 @@ Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import Any
 
 import jax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
-from kerasdist.backends.jax.mesh.layout import AXIS
-from kerasdist.core import context
+from kerasdist.backends.jax.mesh.layout import AXIS, Layout, layout_of_step
 from kerasdist.training.normalization import added_to_count, combined
-
-if TYPE_CHECKING:
-    from kerasdist.backends.jax.mesh.layout import Layout
-
-
-@final
-class _Tracing(threading.local):
-    """The layout over which the step that this thread traces divides its batch."""
-
-    layout: Layout | None = None
-
-
-_tracing = _Tracing()
-
-
-@contextmanager
-def divided_over(layout: Layout) -> Generator[None]:
-    """Lets layers that are traced inside compute the moments of a batch divided over `layout`."""
-    _install()
-    before, _tracing.layout = _tracing.layout, layout
-    try:
-        yield
-    finally:
-        _tracing.layout = before
 
 
 @cache
-def _install() -> None:
+def install() -> None:
+    """Replaces how Keras computes the moments of a batch."""
     keras_compat.install_batch_moments(_moments)
 
 
 def _moments(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-    layout, axes = _tracing.layout, layer._reduction_axes
-    replica = context.replica()
-    # In `strategy.run` a replica has its own rows. A batch with fewer rows than replicas is not
-    # divided.
-    in_run = replica is not None and replica.num_replicas_in_sync > 1
-    if layout is None or in_run or 0 not in axes or inputs.shape[0] < layout.replicas:
+    layout, axes = layout_of_step(), layer._reduction_axes
+    # A batch with fewer rows than replicas is not divided.
+    if layout is None or 0 not in axes or inputs.shape[0] < layout.replicas:
         return original(layer, inputs, mask)
     return moments(layout, inputs, axes, mask)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 from jax import numpy as jnp
@@ -111,17 +111,13 @@ class ReplicaScope(Scope):
                 [total] = self.exchange.total([value])
                 return divided(total, self._replicas)
 
-    @contextmanager
-    def equal_writes(self) -> Generator[None]:
+    def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, which need no exchange."""
-        with self._writing("equal"):
-            yield
+        return self._writing("equal")
 
-    @contextmanager
-    def copy_writes(self) -> Generator[None]:
-        """Makes assignments inside change this device's copy only."""
-        with self._writing("copy"):
-            yield
+    def copy_writes(self) -> AbstractContextManager[None]:
+        """Returns a context in which assignments change this device's copy only."""
+        return self._writing("copy")
 
     @contextmanager
     def _writing(self, manner: str) -> Generator[None]:

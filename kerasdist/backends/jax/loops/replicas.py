@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 
 from kerasdist import keras_compat
-from kerasdist.agreement import programs
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.pieces import HeldPiece
@@ -22,11 +20,18 @@ from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import divided_state, worker_placement
-from kerasdist.backends.jax.mesh.central_placement import CentralPlacement
-from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
 from kerasdist.backends.jax.mesh.layout import Layout
-from kerasdist.backends.jax.mesh.placement import MeshPlacement, OneDevicePlacement, Placement
-from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, is_divided
+from kerasdist.backends.jax.mesh.placement import (
+    CentralPlacement,
+    MeshPlacement,
+    OneDevicePlacement,
+    Placement,
+)
+from kerasdist.backends.jax.mesh.worker_placement import (
+    WorkerPlacement,
+    checksums_of,
+    is_divided,
+)
 from kerasdist.core.devices import Device
 
 if TYPE_CHECKING:
@@ -51,7 +56,7 @@ class JaxReplicaSet(ReplicaSet):
         options: ReplicaOptions,
         job: Job | None = None,
     ) -> None:
-        self.arrays = _placement(jax_devices, options)
+        self.arrays = _placement(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
         # On accelerators a batch is moved there while the step before it runs.
@@ -60,13 +65,9 @@ class JaxReplicaSet(ReplicaSet):
             self.logical_devices = self.arrays.layout
             if self.arrays.layout.rule is not None:
                 divided_state.add(self)
+                self.reads_need_all_workers = job is not None
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
-        if job is not None:
-            self.arrays.compare_program = partial(programs.require_equal, job)
-            if isinstance(self.arrays, MeshPlacement) and self.arrays.layout.rule is not None:
-                self.arrays.together = partial(_together, job)
-                self.reads_need_all_workers = True
 
     def _note_batch(self, form: Hashable) -> None:
         self.batch_history.add(form)
@@ -79,7 +80,8 @@ class JaxReplicaSet(ReplicaSet):
             return SoleRunner(self.placement)
         from kerasdist.backends.jax.loops.runner import JaxRunner
 
-        return JaxRunner(self)
+        assert isinstance(self.arrays, MeshPlacement)
+        return JaxRunner(self, self.arrays)
 
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step on the mesh."""
@@ -98,10 +100,10 @@ class JaxReplicaSet(ReplicaSet):
 
         Divided ones are left out: workers have compared what they were made with and assigned.
         """
-        assert isinstance(self.arrays, MeshPlacement)
+        assert isinstance(self.arrays, WorkerPlacement)
         held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
         if held:
-            equalize(held, self.arrays)
+            self.arrays.equalize(held)
 
     def pieces(self, variable: Any) -> list[HeldPiece]:
         """Returns what this process's devices hold of a divided variable; nothing of another."""
@@ -122,14 +124,6 @@ class JaxReplicaSet(ReplicaSet):
         return self.arrays.variables()
 
 
-@contextmanager
-def _together(job: Job, work: str, fact: Callable[[], Any]) -> Generator[bool]:
-    """Waits for all workers before common work; yields whether `fact()` is equal on all."""
-    with job.translating_failures(work):
-        digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
-        yield len(set(job.all_gather_object(work, digest))) == 1
-
-
 def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
@@ -141,12 +135,13 @@ def _in_order_of(
     return [names[one] for one in place.devices if one in names]
 
 
-def _placement(devices: Sequence[Any], options: ReplicaOptions) -> Placement:
+def _placement(devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
     if len(devices) == 1:
         return OneDevicePlacement(devices)
     layout = Layout(devices, options.devices_per_replica, options.sharding)
     if layout.spans_workers:
-        return WorkerPlacement(layout)
+        assert job is not None
+        return WorkerPlacement(layout, job)
     home = options.parameter_device
     if home is None:
         return MeshPlacement(layout)

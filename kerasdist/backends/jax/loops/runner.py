@@ -48,7 +48,7 @@ from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
+    from kerasdist.backends.base.interface import ReplicaSet
 
 _SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
 
@@ -60,10 +60,9 @@ _Body = Callable[[ReplicaScope, Any, Any], Any]
 class JaxRunner(Runner):
     """Runs functions as one program on all devices; JAX traces each once, for all replicas."""
 
-    def __init__(self, replica_set: JaxReplicaSet) -> None:
-        assert isinstance(replica_set.arrays, MeshPlacement)
+    def __init__(self, replica_set: ReplicaSet, place: MeshPlacement) -> None:
         self._replica_set = replica_set
-        self._place = replica_set.arrays
+        self._place = place
         self.places_ahead = self._place.places_ahead
         self._replicas = replica_set.num_replicas
         self._runs = Programs()

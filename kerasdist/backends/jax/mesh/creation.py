@@ -12,7 +12,7 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.loops import scopes
+from kerasdist.backends.jax.loops import normalization, scopes
 from kerasdist.backends.jax.mesh import slots
 from kerasdist.core import context
 
@@ -23,6 +23,7 @@ def install() -> None:
     keras_compat.install_in_variables(_made)
     keras_compat.install_scope_reads(scopes.read_through)
     donation.install()
+    normalization.install()
     keras_compat.install_scaled_apply(_apply_scaled)
 
 

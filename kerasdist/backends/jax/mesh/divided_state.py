@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -27,12 +26,12 @@ from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.jax.mesh import slots
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.mesh.equality import checksums_of, equalize
+from kerasdist.backends.jax.mesh.layout import layout_of_step
+from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core import context, ownership
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaSet
-    from kerasdist.backends.jax.mesh.layout import Layout
     from kerasdist.backends.jax.mesh.placement import MeshPlacement
 
 # Those whose mesh divides state.
@@ -47,9 +46,8 @@ _CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
 
 @final
 class _Tracing(threading.local):
-    """The step that this thread traces: its layout, and whether the optimizer's code runs."""
+    """Whether the optimizer's code is traced in this thread."""
 
-    layout: Layout | None = None
     updates: bool = False
 
 
@@ -126,7 +124,8 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
 def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
-    equalize([variable], place)
+    assert isinstance(place, WorkerPlacement)  # on one worker nothing differs
+    place.equalize([variable])
     value = keras_compat.stored_value(variable)
     keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))
 
@@ -169,7 +168,9 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     value = original(variable)
     if is_traced(value):
         return _gathered_in_step(variable, value)
-    in_program = keras_compat.stateless_scope() is not None or _tracing.layout is not None
+    layout = layout_of_step()
+    in_step = layout is not None and layout.rule is not None
+    in_program = keras_compat.stateless_scope() is not None or in_step
     return value if in_program else whole(variable, value)
 
 
@@ -191,25 +192,8 @@ def _work(name: str, variable: Any) -> str:
 # Inside a step.
 
 
-@contextmanager
-def in_step(layout: Layout) -> Generator[None]:
-    """Lets code that is traced inside use state that a layout divides."""
-    before, _tracing.layout = _tracing.layout, layout if layout.rule is not None else None
-    try:
-        yield
-    finally:
-        _tracing.layout = before
-
-
-def _layout_of_step() -> Layout | None:
-    """Returns the layout of the step that is traced; None in the code of one replica."""
-    replica = context.replica()
-    in_run = replica is not None and replica.num_replicas_in_sync > 1
-    return None if in_run else _tracing.layout
-
-
 def _gathered_in_step(variable: Any, value: Any) -> Any:
-    layout = _layout_of_step()
+    layout = layout_of_step()
     if layout is None or _tracing.updates or layout.rule is None:
         return value
     if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
@@ -225,7 +209,7 @@ def _apply(
     trainable_variables: Sequence[Any],
 ) -> Any:
     """Lets each device update its part of the weights, by its part of the gradients."""
-    layout = _layout_of_step()
+    layout = layout_of_step()
     if layout is None or layout.rule is None:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
     weights = keras_compat.optimized_variables(optimizer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kerasdist.backends.jax.mesh import slots
 from kerasdist.backends.jax.mesh.state_rules import ByLayoutMap, OverReplicas, StateRule
+from kerasdist.core import context
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError
@@ -139,6 +141,31 @@ class Layout:
 
     def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
+
+
+@final
+class _Tracing(threading.local):
+    layout: Layout | None = None
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def in_step(layout: Layout) -> Generator[None]:
+    """Lets code that is traced inside, a step of `fit`, know the layout."""
+    before, _tracing.layout = _tracing.layout, layout
+    try:
+        yield
+    finally:
+        _tracing.layout = before
+
+
+def layout_of_step() -> Layout | None:
+    """Returns the layout of the step that this thread traces; None in the code of one replica."""
+    replica = context.replica()
+    in_run = replica is not None and replica.num_replicas_in_sync > 1
+    return None if in_run else _tracing.layout
 
 
 def _mapped(

@@ -16,10 +16,8 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
-from kerasdist.backends.jax.loops import normalization
-from kerasdist.backends.jax.mesh import divided_state
 from kerasdist.backends.jax.mesh.arrays import is_placed
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -35,7 +33,6 @@ class Placement(abc.ABC):
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
-        compare_program: Called with the text of the first program of a step.
     """
 
     flow: FreeFlow | BoundedFlow = FreeFlow()
@@ -43,7 +40,6 @@ class Placement(abc.ABC):
     shares_memory: bool = True
     begin_step: Callable[[], None] = staticmethod(lambda: None)
     note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
-    compare_program: Callable[[str], None] = staticmethod(lambda _: None)
 
     def __init__(self, devices: Iterable[Any], home: Any) -> None:
         """Takes the devices of programs, and the device on which new variables are made."""
@@ -88,8 +84,11 @@ class Placement(abc.ABC):
         """Constrains a batch, inside a compiled step, to be divided over the replicas."""
 
     @abc.abstractmethod
-    def compile(self, step: Step, axis: int = 0) -> Step:
-        """Compiles a step, and lets JAX donate the state that is passed to it."""
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+        """Compiles a step, and lets JAX donate the state that is passed to it.
+
+        `keeps_rows`: whether its outputs are rows that Keras keeps, as those of `predict`.
+        """
 
     @abc.abstractmethod
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
@@ -118,7 +117,7 @@ class OneDevicePlacement(Placement):
         """Returns the batch unchanged: there is nothing to divide."""
         return batch
 
-    def compile(self, step: Step, axis: int = 0) -> Step:
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
         """Compiles as Keras does."""
         program = jax.jit(step, donate_argnums=0)
 
@@ -126,7 +125,7 @@ class OneDevicePlacement(Placement):
             with donation.launching:
                 return program(state, batch)
 
-        del axis
+        del axis, keeps_rows
         return run
 
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
@@ -155,15 +154,9 @@ class MeshPlacement(Placement):
         pieces: The sharding of an array whose first axis is divided over the replicas.
         rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
             after every step of `fit`, or only when Keras or the user reads it.
-        together: Returns a context for work on a divided variable between programs, which all
-            workers must enter, with the same name of the work, and a function that computes what
-            should be the same on all of them. It yields whether it is.
     """
 
     rests_after_each_step = False
-    together: Callable[[str, Callable[[], Any]], AbstractContextManager[bool]] = staticmethod(
-        lambda *_: contextlib.nullcontext(True)
-    )
 
     def __init__(self, layout: Layout, device: Any = None) -> None:
         if device is None:
@@ -204,6 +197,14 @@ class MeshPlacement(Placement):
     def from_program(self, arrays: list[Any]) -> list[Any]:
         """Converts a program's outputs to the form in which arrays are kept between programs."""
         return arrays
+
+    def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
+        """Returns a context for work on a divided variable between programs.
+
+        All workers must enter it. It yields whether `fact()` is equal on all of them.
+        """
+        del work, fact
+        return contextlib.nullcontext(True)
 
     def scattered(self, array: Any, sharding: NamedSharding) -> Any:
         """Divides a whole array; returns one that is divided so unchanged."""
@@ -300,7 +301,7 @@ class MeshPlacement(Placement):
         targets = self.whole, self.layout.rows[1]
         return {one: jax.jit(_stack, out_shardings=one) for one in targets}
 
-    def compile(self, step: Step, axis: int = 0) -> Step:
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
@@ -313,7 +314,7 @@ class MeshPlacement(Placement):
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
-                programs[key] = self._jitted(step, held, entry)
+                programs[key] = self._jitted(step, held, entry, keeps_rows)
             self._note_step(programs[key], state, batch, seen)
             with donation.launching:
                 outputs, state = programs[key](state, batch)
@@ -332,11 +333,13 @@ class MeshPlacement(Placement):
         entry = self.layout.entry(jax.tree.leaves(batch), axis)
         return self._jitted(step, self._held(state), entry)
 
-    def _jitted(self, step: Step, held: Any, entry: Any) -> Any:
+    def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
+        returned = self._returned_rows if keeps_rows else self._returned
+
         def program(state: Any, batch: Any) -> tuple[Any, Any]:
-            with normalization.divided_over(self.layout), divided_state.in_step(self.layout):
+            with in_step(self.layout):
                 outputs, state = step(state, batch)
-            return jax.tree.map(self._returned, outputs), state
+            return jax.tree.map(returned, outputs), state
 
         # Every sharding is explicit: XLA's own choice may be one that JAX cannot name.
         return jax.jit(
@@ -366,8 +369,41 @@ class MeshPlacement(Placement):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self._output_sharding(leaf))
 
+    def _returned_rows(self, leaf: Any) -> Any:
+        return self._returned(leaf)
+
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         return self.layout.entry([leaf], axis=0)
+
+
+@final
+class CentralPlacement(MeshPlacement):
+    """Keeps variables on one device; every program copies them to the mesh, and back."""
+
+    rests_after_each_step = True
+
+    def __init__(self, layout: Layout, device: Any) -> None:
+        super().__init__(layout, device)
+        self._there = SingleDeviceSharding(device)
+
+    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Moves arrays to the device, except those that are already there."""
+        del variables
+        return self.from_program(arrays)
+
+    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Copies variables' values to every device of the mesh."""
+        return jax.device_put(arrays, self.layout.of_variables(variables))
+
+    def from_program(self, arrays: list[Any]) -> list[Any]:
+        """Moves arrays to the device; returns the same list if all are there."""
+        there = [one.committed and is_placed(one, self._there) for one in arrays]
+        if all(there):
+            return arrays
+        return [
+            one if placed else jax.device_put(one.addressable_data(0), self._there)
+            for one, placed in zip(arrays, there, strict=True)
+        ]
 
 
 def _host_or(accelerator: Any) -> Any:

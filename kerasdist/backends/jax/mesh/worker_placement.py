@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import operator
-from collections.abc import Hashable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, final
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
+from kerasdist.backends.base import checksums
 from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
+from kerasdist.backends.jax.mesh.exchange import ByName
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
 from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
+from kerasdist.job.job import Job
 
 _assembled = jax.make_array_from_single_device_arrays
+
+# How many bytes of variables are on the host a second time, or the largest variable.
+_BUNDLE = 1 << 26
+
+# The most bytes that a device gets at a time of what workers exchange from host to host.
+_CHUNK = 1 << 26
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
+@dataclass(frozen=True)
+class _Rows:
+    """An output of `predict`: `count` rows, and others to divide it evenly over the replicas."""
+
+    array: Any
+    count: int
 
 
 @final
@@ -33,8 +56,9 @@ class WorkerPlacement(MeshPlacement):
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, job: Job) -> None:
         super().__init__(layout)
+        self._job = job
         self.places_ahead = True
         self._is_sole = len(layout.local) == 1
         self._here: Sharding = (
@@ -81,16 +105,19 @@ class WorkerPlacement(MeshPlacement):
             for one in arrays
         ]
 
+    @contextmanager
+    def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
+        """Waits for all workers before common work; yields whether `fact()` is equal on all."""
+        with self._job.translating_failures(work):
+            digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
+            yield not any(self._job.compare_objects(work, digest))
+
     def scattered(self, array: Any, sharding: NamedSharding) -> Any:
         """Makes a divided array, to which this worker contributes its parts of a whole one."""
         if is_placed(array, sharding):
             return array
         array = self.result(array)
-        if sharding.is_fully_replicated:
-            return array
-        places = sharding.addressable_devices_indices_map(array.shape)
-        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
-        return self._joined(parts, array.shape, sharding)
+        return array if sharding.is_fully_replicated else self._cut(array, sharding)
 
     def gathered(self, array: Any) -> Any:
         """Returns the whole value of a divided variable. All workers must call it."""
@@ -126,7 +153,71 @@ class WorkerPlacement(MeshPlacement):
         return self.from_program([array])[0]
 
     def _results(self, outputs: Any) -> Any:
-        return jax.tree.map(self.result, outputs)
+        def result(leaf: Any) -> Any:
+            return self._collected(leaf) if isinstance(leaf, _Rows) else self.result(leaf)
+
+        return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
+
+    def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
+        array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
+        shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+        here = [np.asarray(shards[begin]) for begin in sorted(shards)]
+        return self.rows_of_all(np.concatenate(here))[: rows.count]
+
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values, bit by bit. All workers must call it."""
+        for bundle in _bundles(variables):
+            arrays = [keras_compat.stored_value(one) for one in bundle]
+            values = [np.asarray(array.addressable_data(0)) for array in arrays]
+            own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
+            ends = np.cumsum([one.size for one in own])
+            chiefs = np.split(self._of_chief(np.concatenate(own)), ends[:-1])
+            for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
+                if not np.array_equal(mine, new):
+                    with self.variables():
+                        array = jnp.array(new.view(value.dtype).reshape(value.shape))
+                    keras_compat.store_value(variable, array)
+
+    def rows_of_all(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the rows of all workers, on the host; each replica has equally many.
+
+        All workers must call it.
+        """
+        replicas, here = self.layout.replicas, len(self.layout.local_replicas)
+        own = np.ascontiguousarray(rows).reshape(here, -1).view(np.uint8)
+        data = self._exchanged(
+            own,
+            max(_CHUNK // replicas, 1),
+            lambda chunk: self._gather(self.chosen_rows(chunk, replicas)),
+        )
+        return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
+
+    def _of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
+        return self._exchanged(data, _CHUNK, lambda chunk: self._chiefs(self._whole(chunk)))
+
+    def _exchanged(
+        self, data: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
+    ) -> np.ndarray[Any, Any]:
+        """Exchanges bytes with the other workers, in chunks along the last axis."""
+        results = [np.empty((self.layout.replicas, 0)[-data.ndim :], np.uint8)]
+        for begin in range(0, data.shape[-1], most):
+            chunk = data[..., begin : begin + most]
+            size = chunk.shape[-1]
+            # Of powers of two there are few, and JAX compiles the program for each size.
+            room = [(0, 0)] * (data.ndim - 1) + [(0, (1 << (size - 1).bit_length()) - size)]
+            result = jax.block_until_ready(exchange(np.pad(chunk, room)))
+            results.append(np.asarray(result.addressable_data(0))[..., :size])
+        return np.concatenate(results, axis=-1)
+
+    @cached_property
+    def _chiefs(self) -> Any:
+        whole = PartitionSpec()
+        return jax.jit(
+            jax.shard_map(
+                ByName().first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False
+            )
+        )
 
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
@@ -140,7 +231,7 @@ class WorkerPlacement(MeshPlacement):
 
     def spread(self, stack: Any) -> Any:
         """Sends each of this process's devices its element along axis 0."""
-        return self._rows(stack, self.pieces, axis=0)
+        return self._cut(stack, self.pieces)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
@@ -150,7 +241,7 @@ class WorkerPlacement(MeshPlacement):
             return batch
         if target is self.whole:
             return jax.tree.map(self.everywhere, batch)
-        return jax.tree.map(lambda leaf: self._rows(leaf, target, axis), batch)
+        return jax.tree.map(lambda leaf: self._cut(leaf, target), batch)
 
     def chosen(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
@@ -174,15 +265,11 @@ class WorkerPlacement(MeshPlacement):
     def _whole(self, leaf: Any) -> Any:
         return self.to_program([self.sent(jax.device_put(leaf, self._here))], [None])[0]
 
-    def _rows(self, leaf: Any, target: NamedSharding, axis: int) -> Any:
-        """Makes a global array; this worker contributes the rows of its replicas."""
-        here, share = self.layout.local_replicas, leaf.shape[axis] // self.layout.replicas
-        before = (slice(None),) * axis
-        parts = [
-            self.lasting(leaf[(*before, slice(replica * share, (replica + 1) * share))])
-            for replica in here
-        ]
-        return self._joined(self.layout.by_device(parts), leaf.shape, target)
+    def _cut(self, array: Any, target: NamedSharding) -> Any:
+        """Makes a global array; this worker contributes its devices' parts of a whole one."""
+        places = target.addressable_devices_indices_map(array.shape)
+        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
+        return self._joined(parts, array.shape, target)
 
     def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
         placed = jax.device_put(parts, list(self.layout.local))
@@ -214,11 +301,44 @@ class WorkerPlacement(MeshPlacement):
     def compare(self, program: Any, *arguments: Any) -> None:
         """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
-        self.compare_program(text_of(program.lower(*arguments)))
+        programs.require_equal(self._job, text_of(program.lower(*arguments)))
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf
-        return self.whole  # every worker needs the whole output
+        return self.whole
+
+    def _returned_rows(self, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.ndim or len(leaf) < self.layout.replicas:
+            return self._returned(leaf)
+        missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
+        rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.pieces)
+        return _Rows(rows, len(leaf))
+
+
+def _bundles(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    ends = itertools.accumulate(keras_compat.stored_value(one).nbytes for one in variables)
+    pairs = zip(ends, variables, strict=True)
+    for _, bundle in itertools.groupby(pairs, lambda pair: pair[0] // _BUNDLE):
+        yield [variable for _, variable in bundle]
+
+
+def checksums_of(values: Sequence[Any]) -> list[int]:
+    """Returns a checksum of each array's bits in this process."""
+    own = [value.addressable_data(0) for value in values]
+    if all(value.platform() == "cpu" for value in own):
+        return [checksums.of_array(value) for value in own]  # no copy, and nothing to compile
+    return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
+
+
+@jax.jit
+def _sum_of_bits(value: Any) -> Any:
+    kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
+    whole = value.astype(jnp.uint8) if value.dtype == bool else value
+    bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
+    # A random factor for each position, so that exchanged elements change the sum.
+    factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
+    factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
+    return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
 
 
 def _shapes(batch: Any) -> tuple[Any, ...]:
