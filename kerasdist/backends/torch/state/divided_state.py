@@ -270,7 +270,7 @@ class ShardRules:
         self._job.assert_equal("divided variables", {"new variable": made})
         stored = keras_compat.stored_value(variable).detach()
         stored.copy_(self.group.from_chief([stored])[0])
-        shards.divide(variable, self.group)
+        self.weights.add(variable, shards.divide(variable, self.group))
 
     def divides_update(self, optimizer: Any, weight: Any) -> bool:
         """Returns whether an optimizer updates a weight in parts."""

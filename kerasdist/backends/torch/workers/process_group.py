@@ -136,6 +136,34 @@ class Waitable(Protocol):
 
 
 @final
+class SumOfParts:
+    """A reduce-scatter that has started."""
+
+    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
+        """Keeps what is sent until it is done."""
+        self._work = work
+        self._sent: torch.Tensor | None = sent
+        self._own = own
+        self._dtype = dtype
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `wait` would block this thread; on a GPU it never does."""
+        return not (self._own.is_cuda or self._work.is_completed())
+
+    def wait(self) -> None:
+        """Waits until it is done, and frees what was sent."""
+        if self._sent is not None:
+            self._work.wait()
+            self._sent = None
+
+    def part(self) -> torch.Tensor:
+        """Returns this worker's part of the sum, once it is done."""
+        self.wait()
+        return self._own.to(self._dtype)
+
+
+@final
 class ProcessGroup(Group):
     """The workers of a job.
 
@@ -176,20 +204,14 @@ class ProcessGroup(Group):
 
     def start_sum_of_parts(
         self, flat: torch.Tensor, group: dist.ProcessGroup | None = None
-    ) -> tuple[Waitable, torch.Tensor]:
-        """Starts a reduce-scatter of a tensor of equal parts; returns it, and this worker's part.
-
-        The tensor must be kept until the collective is done.
-        """
-        small = flat
+    ) -> SumOfParts:
+        """Starts a reduce-scatter of a tensor of equal parts, compressed if the user chose so."""
+        sent = flat
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
-            small = flat.to(self._compressed)
-        own = small.new_empty(len(flat) // self.size)
-        work = _scatter_sum(own, small, group=group or self._group, async_op=True)
-        if small is flat:
-            return work, own
-        part = flat.new_empty(own.shape)
-        return work.get_future().then(lambda _: (part.copy_(own), small)), part
+            sent = flat.to(self._compressed)
+        own = sent.new_empty(len(flat) // self.size)
+        work = _scatter_sum(own, sent, group=group or self._group, async_op=True)
+        return SumOfParts(work, sent, own, flat.dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
