@@ -1,13 +1,14 @@
 """Models that read divided weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
 import contextlib
+import threading
 
 import numpy as np
 
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
-from tests.conformance.lab import fresh
+from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
@@ -113,7 +114,8 @@ def gathered_by_groups(lab):
     # As a layer computes, the next one's gather has started; as the last one does, that of the
     # backward pass.
     lab.equal([3, 4, 5, 6], seen)
-    group_bytes = 4 * width * (width + 1)
+    parts = [-(-size // lab.replicas) for size in (width * width, width)]
+    group_bytes = 4 * lab.replicas * sum(parts)  # as the last parts are padded
     lab.check(
         watch.most_alive <= 2 * group_bytes,
         f"{watch.most_alive / group_bytes} groups were gathered at one time",
@@ -274,6 +276,36 @@ def restarts_with_another_sharding(lab):
             resumed = model_of(lab.strategy(sharding=other))
             resumed.fit(x, y, epochs=4, callbacks=[backup()], **options)
             lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
+
+
+@case(TOPIC, backends=BACKENDS)
+def clipping_in_another_thread(lab):
+    """While divided state is updated, another thread clips whole gradients (issue 31, point 2)."""
+    x, y = regression(8)
+    found = []
+
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            thread = threading.Thread(target=clip)
+            thread.start()
+            thread.join()
+            return 0.1
+
+        def get_config(self):
+            return {}
+
+    def clip():
+        weights = [keras.Variable(np.zeros(3, "float32")) for _ in range(2)]
+        optimizer = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
+        optimizer.apply([keras.ops.ones(3), 2 * keras.ops.ones(3)], weights)
+        found.append(values(weights))
+
+    with lab.strategy().scope():
+        model = dense()
+        model.compile(keras.optimizers.SGD(Schedule(), global_clipnorm=1.0), "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    one = -np.ones(3, "float32") / np.sqrt(15.0).astype("float32")
+    lab.equal([one, 2 * one], found[-1])
 
 
 class UpdatesTooEarly(keras.Model):

@@ -21,17 +21,14 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch.state.shards import Shard, WeightGroup, shard_of
+from kerasdist.backends.torch.state.shards import Shard, Waitable, WeightGroup, shard_of
 from kerasdist.core.variable_table import VariableTable
-
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import Waitable
 
 # A group that is gathered more often in a step stays gathered in the steps that follow: it is one
 # of several that a recurrent layer reads in turn.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import keras
 import numpy as np
@@ -26,13 +26,69 @@ from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.core.variable_table import VariableTable
 from kerasdist.job.current import current
 
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import ProcessGroup, Waitable
-
 _shards: VariableTable[Shard] = VariableTable()
 
 # How large a group of small layers' weights becomes: as a bucket of gradients.
 _GROUP_BYTES = 25 * 2**20
+
+
+class Waitable(Protocol):
+    """A collective that has started."""
+
+    def wait(self) -> Any:
+        """Waits until the collective is done."""
+
+
+@final
+class SumOfParts:
+    """A reduce-scatter that has started."""
+
+    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
+        """Keeps what is sent until it is done."""
+        self._work = work
+        self._sent: torch.Tensor | None = sent
+        self._own = own
+        self._dtype = dtype
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `wait` would block this thread; on a GPU it never does."""
+        return not (self._own.is_cuda or self._work.is_completed())
+
+    def wait(self) -> None:
+        """Waits until it is done, and frees what was sent."""
+        if self._sent is not None:
+            self._work.wait()
+            self._sent = None
+
+    def part(self) -> torch.Tensor:
+        """Returns this worker's part of the sum, once it is done."""
+        self.wait()
+        return self._own.to(self._dtype)
+
+
+class Workers(Protocol):
+    """What sharded variables and buckets of gradients need of a `ProcessGroup`."""
+
+    rank: int
+    size: int
+    device: torch.device
+    bytes_per_pack: int
+
+    def start_sum(self, flat: torch.Tensor, group: Any = None) -> Waitable:
+        """Starts an in-place all-reduce."""
+
+    def start_sum_of_parts(self, flat: torch.Tensor, group: Any = None) -> SumOfParts:
+        """Starts a reduce-scatter of equal parts."""
+
+    def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
+        """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
+
+    def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers."""
+
+    def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, stacked along a new axis 0."""
 
 
 @final
@@ -49,7 +105,7 @@ class Shard:
         together: The weights with which this one travels; None: it travels alone.
     """
 
-    def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
+    def __init__(self, shape: tuple[int, ...], group: Workers) -> None:
         """Divides a shape over the workers of a group."""
         size = math.prod(shape)
         self.shape = shape
@@ -68,11 +124,6 @@ class Shard:
     def part(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's part of a whole value, as a view where torch can."""
         return whole.detach().reshape(-1)[self.begin : self.end]
-
-    @property
-    def padded_size(self) -> int:
-        """How many elements a message of all parts has."""
-        return self.length * self.group.size
 
     @torch.no_grad()
     def whole(self, part: torch.Tensor) -> torch.Tensor:
@@ -187,7 +238,7 @@ def _meet(work: str, variable: Any, value: torch.Tensor | None = None) -> bool:
 
 
 @torch.no_grad()
-def divide(variable: Any, group: ProcessGroup) -> Shard:
+def divide(variable: Any, group: Workers) -> Shard:
     """Keeps only this worker's part of a variable."""
     shard = Shard(tuple(variable.shape), group)
     stored = keras_compat.stored_value(variable)

@@ -12,11 +12,10 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.torch.fit.gradients import Gradients
-from kerasdist.backends.torch.state.shards import Shard
+from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable, Workers
 from kerasdist.backends.torch.workers.group import ALL_WHOLE
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import ProcessGroup, SumOfParts, Waitable
     from kerasdist.job.job import Job
 
 # DistributedDataParallel's default: large enough that the latency of a message hardly counts.
@@ -52,7 +51,7 @@ class Bucket:
         self.missing -= 1
         return kept
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         self.work = group.start_sum(self.numbers, channel)
 
@@ -101,7 +100,7 @@ class DividedBucket:
         self.missing -= 1
         return None
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         assert self._numbers is not None
         self._sum = group.start_sum_of_parts(self._numbers.view(-1), channel)
@@ -136,7 +135,7 @@ class Buckets:
         self,
         like: Mapping[int, torch.Tensor],
         count: int,
-        group: ProcessGroup,
+        group: Workers,
         channel: dist.ProcessGroup | None = None,
         *,
         shards: Mapping[int, Shard] = ALL_WHOLE,
@@ -249,7 +248,7 @@ class GradientSum:
     `optimizer.apply`.
     """
 
-    def __init__(self, group: ProcessGroup, job: Job) -> None:
+    def __init__(self, group: Workers, job: Job) -> None:
         self._group = group
         self._job = job
         self._agreed: set[tuple[int, ...]] = set()

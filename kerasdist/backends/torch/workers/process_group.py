@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
+from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import network, threads
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.state.shards import Shard
     from kerasdist.job.job import Job
 
 # The types in which gradients are sent, by the name of the compression.
@@ -126,41 +126,6 @@ def _let_the_job_name_lost_workers() -> None:
     worker, in a bounded time (exit code 75).
     """
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-
-
-class Waitable(Protocol):
-    """A collective that has started."""
-
-    def wait(self) -> Any:
-        """Waits until the collective is done."""
-
-
-@final
-class SumOfParts:
-    """A reduce-scatter that has started."""
-
-    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
-        """Keeps what is sent until it is done."""
-        self._work = work
-        self._sent: torch.Tensor | None = sent
-        self._own = own
-        self._dtype = dtype
-
-    @property
-    def blocks(self) -> bool:
-        """Whether `wait` would block this thread; on a GPU it never does."""
-        return not (self._own.is_cuda or self._work.is_completed())
-
-    def wait(self) -> None:
-        """Waits until it is done, and frees what was sent."""
-        if self._sent is not None:
-            self._work.wait()
-            self._sent = None
-
-    def part(self) -> torch.Tensor:
-        """Returns this worker's part of the sum, once it is done."""
-        self.wait()
-        return self._own.to(self._dtype)
 
 
 @final
