@@ -17,7 +17,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.api.functions import function
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.core.context import get_replica_context
+from kerasdist.api.scopes import get_replica_context
 from kerasdist.job.results import BENCH, AllReduce, tell
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import Binding
