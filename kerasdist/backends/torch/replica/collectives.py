@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import keras
 import torch
@@ -35,7 +35,13 @@ from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.torch.replica.random import StepDraws
+
+
+class Draws(Protocol):
+    """The generators from which the replicas of a step draw."""
+
+    def generator(self, rank: int) -> torch.Generator:
+        """Returns the generator of one replica."""
 
 
 @final
@@ -65,7 +71,7 @@ class TorchCollectives(Collectives):
         group: Group,
         components: Components,
         device: Device,
-        draws: StepDraws,
+        draws: Draws,
     ) -> None:
         """Takes the scopes of this process's replicas, and this replica's index among them."""
         self.scope = scopes[index]

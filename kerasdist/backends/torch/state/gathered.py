@@ -104,6 +104,7 @@ class GatheredWeights:
         self._used: WeightGroup | None = None
         self._trace: list[WeightGroup | None] = []
         self._expected: Sequence[WeightGroup | None] = ()
+        self._has_gradients = True
 
     def add(self, variable: Any, shard: Shard) -> None:
         """Takes a new weight into the newest group, or into one of its own."""
@@ -169,9 +170,9 @@ class GatheredWeights:
         for other in [*self._gathered]:
             if not (other is group or other.stays or other.is_used_itself):
                 self._release(other)
+        self._drop_ahead(but=group)
         if group not in self._gathered:
             self._gather(group)
-        self._drop_ahead()
         if following is not None and following not in self._gathered:
             self._counts[following] += 1
             self._ahead[following] = following.start_gather()
@@ -214,11 +215,12 @@ class GatheredWeights:
         if self._used is group:
             self._used = None
 
-    def _drop_ahead(self) -> None:
+    def _drop_ahead(self, but: WeightGroup | None = None) -> None:
         """Forgets a group that was gathered for nothing."""
-        while self._ahead:
-            _, (work, _) = self._ahead.popitem()
-            work.wait()
+        for other in [*self._ahead]:
+            if other is not but:
+                work, _ = self._ahead.pop(other)
+                work.wait()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
         if tensor.layout is not torch.strided:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import keras
 import torch
@@ -26,9 +26,7 @@ from kerasdist.backends.torch.state.shards import shard_of
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.replica.compiled import CompiledCalls
     from kerasdist.backends.torch.state.gathered import GatheredWeights
-    from kerasdist.backends.torch.workers.reducer import GradientReducer
 
 
 @final
@@ -73,6 +71,23 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
             alias._version = alias._source._version
 
 
+class Reducer(Protocol):
+    """Sums gradients over the workers while the backward pass runs."""
+
+    def begin(self, scope: ReplicaScope) -> None:
+        """Starts a step of the replica with this scope."""
+
+    def sum_up(
+        self,
+        optimizer: Any,
+        gradients: Sequence[torch.Tensor | None],
+        weight: float,
+        variables: Sequence[Any],
+        scope: ReplicaScope,
+    ) -> list[torch.Tensor | None]:
+        """Returns the weighted sum of the workers' gradients; None where no worker has one."""
+
+
 class Rules(abc.ABC):
     """The rules by which replicas read and write variables; `fit` and custom loops differ.
 
@@ -83,8 +98,8 @@ class Rules(abc.ABC):
     """
 
     is_fit = False
-    reducer: GradientReducer | None = None
-    compiled: CompiledCalls | None = None
+    reducer: Reducer | None = None
+    compiled: Callable[..., Any] | None = None
 
     @abc.abstractmethod
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
