@@ -42,6 +42,7 @@ class Draws(Protocol):
 
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
+        ...
 
 
 @final

@@ -77,18 +77,23 @@ class Workers(Protocol):
 
     def start_sum(self, flat: torch.Tensor, group: Any = None) -> Waitable:
         """Starts an in-place all-reduce."""
+        ...
 
     def start_sum_of_parts(self, flat: torch.Tensor, group: Any = None) -> SumOfParts:
         """Starts a reduce-scatter of equal parts."""
+        ...
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
+        ...
 
     def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns each tensor summed over the workers."""
+        ...
 
     def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0."""
+        ...
 
 
 @final

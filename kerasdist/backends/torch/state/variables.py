@@ -86,6 +86,7 @@ class Reducer(Protocol):
         scope: ReplicaScope,
     ) -> list[torch.Tensor | None]:
         """Returns the weighted sum of the workers' gradients; None where no worker has one."""
+        ...
 
 
 class Rules(abc.ABC):
@@ -283,9 +284,9 @@ class ReplicaScope(keras.StatelessScope):
         """Updates all copies whose variables have changed, before they are read one by one."""
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
-    def leaf(self, variable: Any, source: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the autograd leaf of a variable, which stores `source`, in a replica's graphs."""
-        source = keras_compat.stored_value(variable) if source is None else source
+    def leaf(self, variable: Any, stored: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the autograd leaf of a variable, which stores `stored`, in a replica's graphs."""
+        source = keras_compat.stored_value(variable) if stored is None else stored
         if self.weights is not None:
             shard = shard_of(variable)
             if shard is not None:
