@@ -40,9 +40,10 @@ def clear_losses(original: Callable[..., Any], layer: Any) -> None:
         original(layer)
         return
     # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
+    in_trial = keras_compat.trial() is not None
     for inner in layer._flatten_layers():
         losses.pop(id(inner), None)
-        if keras_compat.trial() is None:
+        if not in_trial:
             keras_compat.losses_on(inner).clear()  # losses of a call before this step
 
 

@@ -1,11 +1,14 @@
 """Models that read divided weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
+import contextlib
+import threading
+
 import numpy as np
 
 from tests.conformance.actions import fit, predict
 from tests.conformance.compare import ADAPTIVE, BFLOAT16
 from tests.conformance.double import FLOAT64, double_precision
-from tests.conformance.lab import fresh
+from tests.conformance.lab import fresh, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
@@ -22,34 +25,109 @@ def wide(units=8, features=4):
     return model
 
 
-@case(TOPIC, backends=TORCH)
-def gathered_when_needed(lab):
-    """A step of `fit` gathers each weight once forward and once backward, the last ones once."""
-    from kerasdist.backends.torch.state.gathered import Leaf
+class _Watch:
+    """Notes the collectives of steps, and how many bytes of gathered groups live at each."""
 
-    x, y = regression(8)
+    def __init__(self, group):
+        self.order, self.most_alive = [], 0
+        self._group, self._refs = group, {}
+
+    def _noted(self, name, original):
+        def started(*args):
+            self.order.append(name)
+            result = original(*args)
+            if name == "gather":
+                self._remember(result[1])
+            return result
+
+        return started
+
+    def _remember(self, tensor):
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = tensor.untyped_storage()
+        self._refs[StorageWeakRef(storage)] = storage.nbytes()
+        self._refs = {ref: size for ref, size in self._refs.items() if not ref.expired()}
+        self.most_alive = max(self.most_alive, sum(self._refs.values()))
+
+    @contextlib.contextmanager
+    def on(self):
+        from kerasdist.backends.torch.state.gathered import Leaf
+
+        fill, group = Leaf.fill, self._group
+
+        def filled(leaf, whole):
+            self._remember(whole)
+            fill(leaf, whole)
+
+        names = {
+            "start_gather_of_parts": "gather",
+            "start_sum_of_parts": "scatter",
+            "start_sum": "sum",
+        }
+        for method, name in names.items():
+            setattr(group, method, self._noted(name, getattr(group, method)))
+        Leaf.fill = filled
+        try:
+            yield
+        finally:
+            Leaf.fill = fill
+            for method in names:
+                delattr(group, method)
+
+
+@case(TOPIC, backends=TORCH)
+def gathered_by_groups(lab):
+    """A step of N groups has at most 3 N - 1 collectives and one sum (DEFECTS 19, ADR 62).
+
+    The next group is under way while one computes; no more than two are gathered at any time.
+    """
     if lab.strategy().replica_set.options.sharding.state != "full":
         return
-    with lab.strategy(sharding=kd.Sharding("full", min_size=9)).scope():
-        layers = [keras.layers.Dense(8, "tanh") for _ in range(5)]
-        model = keras.Sequential([keras.Input((4,)), *layers])
+    layers, width = 5, 8
+    x, y = np.ones((8, width), "float32"), np.ones((8, width), "float32")
+    small = kd.CommunicationOptions(bytes_per_pack=8)
+    strategy = lab.strategy(sharding=kd.Sharding("full", 1), communication_options=small)
+    seen = []
+
+    class Layer(keras.layers.Dense):
+        def call(self, inputs):
+            result = super().call(inputs)
+            seen.append(watch.order.count("gather"))
+            return result
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(width)])
+        for _ in range(layers - 1):
+            model.add(Layer(width, "tanh"))
         model.compile("sgd", "mse")
-    y = np.repeat(y, 8, 1)
+    watch = _Watch(strategy.replica_set.group)
     model.fit(x, y, batch_size=8, verbose=0)
-    gathers, original = [], Leaf.gather
-
-    def gather(leaf):
-        gathers.append(leaf)
-        original(leaf)
-
-    Leaf.gather = gather
-    try:
+    with watch.on():
+        seen.clear()
         model.fit(x, y, batch_size=8, verbose=0)
-    finally:
-        Leaf.gather = original
-    # The last two are still there, and the first layer's input has no gradient.
-    lab.equal(5 + 5 - 2 - 1, len(gathers))
-    lab.check(not any(one.address for one in gathers), "weights are gathered after the step")
+    order = watch.order
+    # The last one is still there, and the first layer's input has no gradient.
+    lab.equal(layers + layers - 1 - 1, order.count("gather"))
+    lab.equal(layers, order.count("scatter"))
+    lab.equal(1, order.count("sum"))  # of the flags that say which gradients there are
+    # As a layer computes, the next one's gather has started; as the last one does, that of the
+    # backward pass.
+    lab.equal([3, 4, 5, 6], seen)
+    parts = [-(-size // lab.replicas) for size in (width * width, width)]
+    group_bytes = 4 * lab.replicas * sum(parts)  # as the last parts are padded
+    lab.check(
+        watch.most_alive <= 2 * group_bytes,
+        f"{watch.most_alive / group_bytes} groups were gathered at one time",
+    )
+    weights = strategy.replica_set.shard_rules.weights
+    lab.equal([0] * 2 * layers, [weights.leaf(*_with_shard(one)).address for one in model.weights])
+
+
+def _with_shard(variable):
+    from kerasdist.backends.torch.state.shards import shard_of
+
+    return variable, shard_of(variable)
 
 
 def recurrent():
@@ -158,6 +236,15 @@ def in_bfloat16(lab):
         keras.config.set_dtype_policy("float32")
 
 
+@case(TOPIC, backends=TORCH)
+def compressed(lab):
+    """Gradients travel in bfloat16, those of divided weights too (found with DEFECTS 19)."""
+    x, y = regression(9)
+    options = kd.CommunicationOptions(compression="bf16")
+    strategy = lab.strategy(communication_options=options)
+    lab.same(wide, fit(x, y, batch_size=4), tolerance=BFLOAT16, strategy=strategy)
+
+
 @case(TOPIC, backends=BACKENDS)
 def in_double(lab):
     """In float64 the numbers agree to 1e-11."""
@@ -189,6 +276,36 @@ def restarts_with_another_sharding(lab):
             resumed = model_of(lab.strategy(sharding=other))
             resumed.fit(x, y, epochs=4, callbacks=[backup()], **options)
             lab.equal(untouched.get_weights(), resumed.get_weights(), ADAPTIVE)
+
+
+@case(TOPIC, backends=BACKENDS)
+def clipping_in_another_thread(lab):
+    """While divided state is updated, another thread clips whole gradients (issue 31, point 2)."""
+    x, y = regression(8)
+    found = []
+
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            thread = threading.Thread(target=clip)
+            thread.start()
+            thread.join()
+            return 0.1
+
+        def get_config(self):
+            return {}
+
+    def clip():
+        weights = [keras.Variable(np.zeros(3, "float32")) for _ in range(2)]
+        optimizer = keras.optimizers.SGD(1.0, global_clipnorm=1.0)
+        optimizer.apply([keras.ops.ones(3), 2 * keras.ops.ones(3)], weights)
+        found.append(values(weights))
+
+    with lab.strategy().scope():
+        model = dense()
+        model.compile(keras.optimizers.SGD(Schedule(), global_clipnorm=1.0), "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    one = -np.ones(3, "float32") / np.sqrt(15.0).astype("float32")
+    lab.equal([one, 2 * one], found[-1])
 
 
 class UpdatesTooEarly(keras.Model):

@@ -151,6 +151,7 @@ _NOT_ON_DIVIDED = (
     "worker_callbacks.broadcast_of_variables",
     "worker_callbacks.kerass_own_backups",
     "worker_compilation.",  # refused with gathered weights
+    "worker_saves.chief_alone_in_the_scope",
     "worker_saves.save_on_some_workers",
 )
 

@@ -38,7 +38,11 @@ def main():
     if arguments.layout.like_gpus:
         emulation.install(arguments.backend)
     # Before anything starts the framework.
-    strategy = kd.MultiWorkerMirroredStrategy(sharding=sharding_of(arguments.layout))
+    # By groups of 64 bytes, each layer is gathered by itself, the smallest ones together.
+    by_groups = {"communication_options": kd.CommunicationOptions(bytes_per_pack=64)}
+    strategy = kd.MultiWorkerMirroredStrategy(
+        sharding=sharding_of(arguments.layout), **by_groups if arguments.layout.sharding else {}
+    )
     if strategy.num_replicas_in_sync != arguments.layout.replicas:
         raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")
     import keras

@@ -9,6 +9,7 @@ import torch
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from kerasdist import keras_compat
 from kerasdist.backends.torch.state.shards import Shard, padded
+from kerasdist.backends.torch.workers.buckets import DividedBucket
 
 for size in range(1, 12):
     whole = torch.arange(size, dtype=torch.float32)
@@ -20,7 +21,20 @@ for size in range(1, 12):
         messages = [padded(part, shards[0].length) for part in parts]
         assert torch.equal(torch.cat(messages)[:size], whole)
         assert {len(one) for one in messages} == {shards[0].length}
-        assert shards[0].padded_size == workers * shards[0].length < size + workers
+        assert workers * shards[0].length < size + workers
+        # Gradients of several weights travel in one message, a row for each worker.
+        others = [Shard((3,), group) for group in groups]
+        bucket = DividedBucket([whole, whole[:3]], [shards[0], others[0]])
+        bucket.put(0, whole, 2.0)
+        if size >= 3:
+            bucket.put(1, whole[:3], 0.5)
+        row = [padded(part, shards[0].length) * 2 for part in parts]
+        small = whole[:3] * 0.5 if size >= 3 else torch.zeros(3)
+        row = [
+            torch.cat([mine, padded(other.part(small), other.length)])
+            for mine, other in zip(row, others, strict=True)
+        ]
+        assert torch.equal(bucket._numbers, torch.stack(row)), (size, workers)
 
 shard = Shard((3, 5), SimpleNamespace(size=2, rank=1))
 matrix = torch.arange(15.0).reshape(3, 5)

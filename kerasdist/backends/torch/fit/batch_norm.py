@@ -68,7 +68,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     offset = torch.zeros_like(mean) if offset is None else offset
     scale = torch.ones_like(mean) if scale is None else scale
     rows = x.reshape(-1, x.shape[-1])
-    if all(getattr(one, _OF, None) is x for one in (mean, variance)):
+    if getattr(mean, _OF, None) is x and getattr(variance, _OF, None) is x:
         mean, variance = mean.detach(), variance.detach()
         result = _NormalizedByOwn.apply(rows, epsilon, mean, variance, scale, offset)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -13,7 +14,7 @@ from kerasdist import keras_compat
 from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.torch.replica.placing import moved
 from kerasdist.core.structures import map_leaves
-from kerasdist.input.sharding import examples, has_rows, piece_bounds, rows, with_weights_in_rows
+from kerasdist.input.sharding import examples, has_rows, piece_bounds, with_weights_in_rows
 from kerasdist.input.worker_shard import WorkerShard
 
 
@@ -57,7 +58,8 @@ def divide(
     """
     if isinstance(batch, WorkerShard):
         share = BatchShare(batch.size, batch.total, batch.size / batch.total)
-        return [Part(_on(devices[0], map_leaves(_tensor, batch.rows)), share)]
+        moved_rows = map_leaves(lambda leaf: moved(devices[0], _tensor(leaf)), batch.rows)
+        return [Part(moved_rows, share)]
     batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
     if total < (2 if len(local) == replicas else replicas):
@@ -65,7 +67,7 @@ def divide(
     bounds = piece_bounds(total, min(replicas, total))[local.start : local.stop]
     return [
         Part(
-            _on(device, _cut(batch, begin, end)),
+            map_leaves(partial(_cut, device, begin, end), batch),
             BatchShare(end - begin, total, (end - begin) / total),
         )
         for (begin, end), device in zip(bounds, devices, strict=False)
@@ -76,19 +78,15 @@ def _tensor(leaf: Any) -> Any:
     return leaf if leaf is None else keras_compat.ops.convert_to_tensor(leaf)
 
 
-def _on(device: torch.device, rows: Any) -> Any:
-    return map_leaves(lambda leaf: moved(device, leaf), rows)
-
-
-def _cut(batch: Any, begin: int, end: int) -> Any:
-    """Returns the examples from `begin` to `end`."""
-    return rows(batch, begin, end, _with_own_counter)
-
-
-def _with_own_counter(piece: Any) -> Any:
-    # Slices of a tensor share its version counter. If Keras changed one replica's mask in place,
-    # torch would refuse another replica's backward pass. `data` has a version counter of its own.
-    return piece.data if isinstance(piece, torch.Tensor) and not piece.requires_grad else piece
+def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
+    """Returns the examples from `begin` to `end`, on a device."""
+    if has_rows(leaf):
+        leaf = leaf[begin:end]
+        # Slices of a tensor share its version counter. If Keras changed one replica's mask in
+        # place, torch would refuse another replica's backward pass. `data` has its own counter.
+        if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
+            leaf = leaf.data
+    return moved(device, leaf)
 
 
 def join(outputs: Sequence[Any]) -> Any:

@@ -28,7 +28,6 @@ from kerasdist.backends.torch.state.variables import (
     ReplicaScope,
     Rules,
     commit_buffers,
-    is_sum,
     mean,
 )
 from kerasdist.backends.torch.workers.group import Group
@@ -79,7 +78,7 @@ class FitRules(Rules):
                 f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
                 "or `__init__`, or call the model once on a batch before you train it."
             )
-        if scope.rank and is_sum(variable) and id(variable) not in self._sums:
+        if scope.rank and variable.aggregation == "sum" and id(variable) not in self._sums:
             return torch.zeros_like(source, device=scope.device, requires_grad=False)
         return None
 
@@ -95,7 +94,9 @@ class FitRules(Rules):
         for scope in scopes:
             written.update(scope.written)
         if not sums:
-            written = {key: variable for key, variable in written.items() if not is_sum(variable)}
+            written = {
+                key: variable for key, variable in written.items() if variable.aggregation != "sum"
+            }
         if written:
             targets = _stored(written.values())
             brought = [_brought(one, written, scopes[0], targets[0].device) for one in scopes]
@@ -133,12 +134,12 @@ class FitRules(Rules):
         buffers, self._buffers = self._buffers, []
         if self._group.size == 1:
             return list(logs)
-        self._sums.update({id(one): one for one in committed if is_sum(one)})
+        self._sums.update({id(one): one for one in committed if one.aggregation == "sum"})
         totals = _stored(self._sums.values()) if sums else []
         self.sums_are_parts = self.sums_are_parts and not sums
         means, others = [], []
         for variable, value in zip(committed, _stored(committed), strict=True):
-            if not is_sum(variable):
+            if variable.aggregation != "sum":
                 is_mean = variable.aggregation == "mean" and value.is_floating_point()
                 (means if is_mean else others).append(value)
         for buffer in buffers:
@@ -181,7 +182,7 @@ def _combined(
     brought: Sequence[Mapping[int, torch.Tensor]],
 ) -> torch.Tensor:
     parts = [one[key].to(target.device) for one in brought if key in one]
-    if is_sum(variable):
+    if variable.aggregation == "sum":
         # Replica 0 started from the value itself, the others from zero.
         total = parts[0] if key in brought[0] else target + parts[0]
         for part in parts[1:]:

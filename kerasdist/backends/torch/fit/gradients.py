@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from kerasdist.backends.torch.replica.placing import moved_together
 from kerasdist.errors import ReplicaError
+
+_OVERWRITES = attrgetter("overwrite_with_gradient")
 
 # A replica's gradients, one per variable; None for a variable without gradient.
 Gradients = Sequence[torch.Tensor | None]
@@ -21,12 +24,10 @@ def weighted_sum(
     """Returns the weighted sum of the gradients of a process's replicas, in the order of ranks."""
     with torch.no_grad():
         tensors = [[g for g in gradients if g is not None] for gradients in all_gradients]
-        if any(len(some) < len(variables) for some in tensors) or any(
-            variable.overwrite_with_gradient for variable in variables
-        ):
+        if min(map(len, tensors)) < len(variables) or any(map(_OVERWRITES, variables)):
             columns = zip(variables, zip(*all_gradients, strict=True), strict=False)
             return [_sum_of_one(variable, column, weights) for variable, column in columns]
-        if all(weight == 1.0 for weight in weights):
+        if set(weights) == {1.0}:
             return [*_sum_of_tensors(tensors)]
         return [*_weighted_sum_of_tensors(tensors, weights)]
 
@@ -82,8 +83,8 @@ def check_same(
 ) -> None:
     """Checks that the replicas bring gradients of the same variables."""
     keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
-    sizes = [len(gradients) for gradients in all_gradients]
-    if any(key != keys[0] for key in keys) or any(size != sizes[0] for size in sizes):
+    sizes = [*map(len, all_gradients)]
+    if keys.count(keys[0]) < len(keys) or len(set(sizes)) > 1:
         raise ReplicaError(
             "Expected every replica to apply gradients of the same variables in the same order. "
             f"Received: {sizes} gradients a replica, of variables that differ. Replicas differ in "

@@ -16,7 +16,6 @@ from kerasdist.backends.torch.fit.logs import Logs
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.variables import is_sum
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.backends.torch.workers.reducer import GradientReducer
@@ -230,7 +229,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
 
 def _sums_of(model: Any) -> Iterator[Any]:
     for metric in metrics_of(model):
-        yield from filter(is_sum, metric.variables)
+        yield from (one for one in metric.variables if one.aggregation == "sum")
 
 
 def _written_alike(model: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import keras
 import torch
@@ -18,22 +18,16 @@ from kerasdist import keras_compat
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.api.replica_context import BatchShare, ReplicaContext
 from kerasdist.api.values import component, per_replica
+from kerasdist.backends.base import checks
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
-from kerasdist.backends.torch.replica.autograd_collectives import (
-    GlobalGather,
-    GlobalSum,
-    WeightedLoss,
-    as_tensor,
-    check_summable,
-)
 from kerasdist.backends.torch.replica.placing import computing_on
 from kerasdist.backends.torch.replica.rendezvous import Rendezvous
 from kerasdist.backends.torch.state import divided_state
 from kerasdist.backends.torch.state.components import Components
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.core import context
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import map_leaves
@@ -41,7 +35,14 @@ from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.torch.replica.random import StepDraws
+
+
+class Draws(Protocol):
+    """The generators from which the replicas of a step draw."""
+
+    def generator(self, rank: int) -> torch.Generator:
+        """Returns the generator of one replica."""
+        ...
 
 
 @final
@@ -71,7 +72,7 @@ class TorchCollectives(Collectives):
         group: Group,
         components: Components,
         device: Device,
-        draws: StepDraws,
+        draws: Draws,
     ) -> None:
         """Takes the scopes of this process's replicas, and this replica's index among them."""
         self.scope = scopes[index]
@@ -195,7 +196,8 @@ class TorchCollectives(Collectives):
                     optimizer.build(variables)
             if rules.reducer is None:
                 own = weighted_sum(all_gradients, weights, known)
-                divided = divided_state.of_gradients(optimizer, known)
+                is_divided = self.scope.weights is not None
+                divided = divided_state.of_gradients(optimizer, known) if is_divided else ALL_WHOLE
                 reduced = self._group.sum_gradients(own, known, divided)
             else:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
@@ -288,8 +290,8 @@ class TorchCollectives(Collectives):
             copies = [whole.to(own.device, copy=i > 0) for i, own in enumerate(brought)]
             return copies, begins
 
-        shape = tuple("any" if i == axis else size for i, size in enumerate(tensor.shape))
-        label = f"{label} of shape {shape}"
+        shape = ["any" if i == axis else size for i, size in enumerate(tensor.shape)]
+        label = f"{label} of shape {tuple(shape)}"
         gathered, begins = self._meet(label, tensor, concatenated)
         return gathered[self._index], begins[self._index]
 
@@ -323,3 +325,115 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for part in parts[1:]:
         total += part.to(total.device)
     return total
+
+
+def gradient_of_global(
+    replica: TorchCollectives, label: str, gradient: torch.Tensor
+) -> torch.Tensor:
+    """Sums the replicas' gradients of a value that they share, weighted as in `GlobalSum`."""
+    weight = replica.gradient_weight
+    [total] = GlobalSum.apply(replica, label, 1.0 / weight, weight, gradient)
+    return total
+
+
+class WeightedLoss(torch.autograd.Function):
+    """Returns a loss that is weighted by the replica's share of the batch, unchanged.
+
+    While its backward pass runs, gradients have that weight; `GlobalSum` must not apply it again.
+    A step may have other losses that are not weighted.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, replica: TorchCollectives, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss unchanged."""
+        ctx.replica = replica
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Sets the replica's gradient weight to 1 for the rest of this backward pass."""
+        replica, weight = ctx.replica, ctx.replica.gradient_weight
+        replica.gradient_weight = 1.0
+        # Restores the weight at the end of this backward pass.
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: setattr(replica, "gradient_weight", weight)
+        )
+        return None, *gradients
+
+
+class GlobalSum(torch.autograd.Function):
+    """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
+
+    The optimizer weights the gradients of replica r by its share w_r of the batch (contract C1). So
+    in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. With equal
+    shares the backward pass is a plain all-sum.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        replica: TorchCollectives,
+        label: str,
+        outer: float,
+        inner: float,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns the scaled sums."""
+        # Kept in ctx, since on a GPU torch runs the backward pass in a thread of its own.
+        ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
+        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
+        scaled = tensors if inner == 1.0 else [tensor * inner for tensor in tensors]
+        sums = replica.exchange(label, scaled)
+        return tuple(sums if outer == 1.0 else [tensor * outer for tensor in sums])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Returns the scaled sums of the gradients."""
+        label = f"gradient of {ctx.label}"
+        weight = ctx.replica.gradient_weight
+        outer, inner = ctx.inner / weight, ctx.outer * weight
+        sums = GlobalSum.apply(ctx.replica, label, outer, inner, *gradients)
+        return None, None, None, None, *sums
+
+
+class GlobalGather(torch.autograd.Function):
+    """Concatenates the replicas' tensors along an axis; `alike`: all have the same shape."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  autograd's functions take no names
+        ctx: Any,
+        replica: TorchCollectives,
+        label: str,
+        tensor: torch.Tensor,
+        axis: int,
+        alike: bool,
+    ) -> torch.Tensor:
+        """Returns the tensors of all replicas."""
+        replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
+        gathered, begin = replica.collect(label, tensor, axis, alike=alike)
+        ctx.replica, ctx.label = replica, label
+        ctx.part = axis, begin, tensor.shape[axis]
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        """Returns this replica's part of the summed gradients."""
+        label = f"gradient of {ctx.label}"
+        total = gradient_of_global(ctx.replica, label, gradient)
+        return None, None, total.narrow(*ctx.part), None, None
+
+
+def check_summable(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuses booleans, whose sum in torch is a logical or, and what torch does not add."""
+    for tensor in tensors:
+        name = str(tensor.dtype).removeprefix("torch.")
+        checks.check_summable(name)
+        if name.startswith("float8"):
+            raise checks.not_summable(name, "float32")
+        if name in ("uint16", "uint32", "uint64"):
+            raise checks.not_summable(name, "int64")
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """Converts a number or an array to a tensor; returns a tensor unchanged."""
+    return value if isinstance(value, torch.Tensor) else keras_compat.ops.convert_to_tensor(value)

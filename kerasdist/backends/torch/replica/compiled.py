@@ -21,7 +21,6 @@ from torch._dynamo.exc import TorchDynamoException
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
-from kerasdist.backends.torch.state.variables import is_sum
 from kerasdist.core.user_warnings import warn_user
 
 
@@ -45,7 +44,7 @@ class CompiledCalls:
         """Calls a model in a worker's only replica; if it cannot be compiled, calls `plain`."""
         if self._gave_up:
             return plain(*args, **kwargs)
-        if any(is_sum(variable) for variable in model.non_trainable_variables):
+        if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
             # Each replica but the first would have to read zeros.
             self._give_up(model, "a layer of it counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)

@@ -105,15 +105,15 @@ class Rendezvous:
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], Any]) -> Any:
         """Combines the values, in the last participant to arrive; the others wait meanwhile."""
-        arrived = [self._arrived[participant] for participant in range(self._count)]
-        if any(label != arrived[0][0] for label, _ in arrived):
-            held = ", ".join(f"replica {r}: {label}" for r, (label, _) in enumerate(arrived))
+        labels, values = zip(*map(self._arrived.__getitem__, range(self._count)), strict=True)
+        if len(set(labels)) > 1:
+            held = ", ".join(f"replica {r}: {label}" for r, label in enumerate(labels))
             raise ReplicaError(
                 f"Expected all replicas to do the same at the same time. Received: {held}. "
                 "Replicas differ in their batch only: a branch that depends on the data must not "
                 "decide whether they call the optimizer, a metric or a collective."
             )
-        result = combine([value for _, value in arrived])
+        result = combine(values)
         with self._lock:
             self._check()
             self._result = result

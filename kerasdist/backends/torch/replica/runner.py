@@ -15,7 +15,7 @@ from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.torch.fit.batches import Part
-from kerasdist.backends.torch.replica.autograd_collectives import check_summable
+from kerasdist.backends.torch.replica.collectives import check_summable
 from kerasdist.backends.torch.replica.functions import current_step
 from kerasdist.backends.torch.replica.placing import moved, on_device, required_tensor, torch_device
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet

@@ -30,7 +30,7 @@ from kerasdist.backends.base.variable_rules import (
     is_on_read,
     shares_of_integers,
 )
-from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers, is_sum
+from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.core import context, ownership
 from kerasdist.core.variable_table import VariableTable
@@ -84,7 +84,7 @@ class Components:
         if not is_on_read(variable):
             return None
         with torch.no_grad():
-            part = equal_share(own, rank, self._replicas) if is_sum(variable) else own
+            part = equal_share(own, rank, self._replicas) if variable.aggregation == "sum" else own
             part = part.detach().to(device or own.device, copy=True)
         return part.requires_grad_(own.requires_grad)
 

@@ -17,7 +17,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.state.reads import ReadRecorder
-from kerasdist.backends.torch.state.variables import ReplicaScope, is_sum
+from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core import context
 
 
@@ -34,7 +34,7 @@ def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **k
         strategy is not None
         and strategy.num_replicas_in_sync > 1
         and is_on_read(variable)
-        and is_sum(variable)
+        and variable.aggregation == "sum"
         and keras_compat.stored_value(variable) is not None
         and (collectives is None or not collectives.scope.rules.is_fit)
     ):

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictionary()
 
-# The state whose update runs now, at most one.
-_running: list[DividedState] = []
-
 
 @final
 class DividedState:
@@ -89,14 +86,10 @@ class DividedState:
     def shown(self, weights: Sequence[Any]) -> Generator[None]:
         """Shows the optimizer this worker's parts of divided weights and slots, in the block.
 
-        Then gathers the weights that each worker holds whole between steps.
-
         Afterwards weights that are whole at rest are gathered.
         """
         gathered: list[tuple[torch.Tensor, Shard]] = []
         with ExitStack() as stack:
-            stack.callback(_running.remove, self)
-            _running.append(self)
             for slot, shard in self._slots:
                 stack.enter_context(shards.shown(slot, shard, keras_compat.stored_value(slot)))
             for weight in weights:
@@ -208,7 +201,7 @@ def _update(
 
 def _clip(original: Callable[..., Any], optimizer: Any, grads: Sequence[torch.Tensor]) -> Any:
     """Clips by norms over all parts, as Keras does by norms of whole gradients."""
-    state = _running[-1] if _running else None
+    state = _state_of(optimizer, ())
     if state is None or not grads:
         return original(optimizer, grads)
     if optimizer.clipnorm and optimizer.clipnorm > 0:
@@ -270,7 +263,7 @@ class ShardRules:
         self._job.assert_equal("divided variables", {"new variable": made})
         stored = keras_compat.stored_value(variable).detach()
         stored.copy_(self.group.from_chief([stored])[0])
-        shards.divide(variable, self.group)
+        self.weights.add(variable, shards.divide(variable, self.group))
 
     def divides_update(self, optimizer: Any, weight: Any) -> bool:
         """Returns whether an optimizer updates a weight in parts."""

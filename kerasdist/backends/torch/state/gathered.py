@@ -1,11 +1,16 @@
-"""Divided weights in a step: gathered where a layer reads them, once more in the backward pass.
+"""Divided weights in a step: gathered where layers read them, once more in the backward pass.
+
+Weights are gathered and freed by groups (`shards.WeightGroup`). While one group computes, the next
+one is gathered: the one that came next in the last step of this kind. So no more than two groups
+are gathered at any time. A step of N groups gathers N of them in the forward pass, and N - 1 in the
+backward pass, at whose beginning the last one is still there.
 
 The graph of a step has one leaf per weight, of the weight's shape, which holds values only while
-its weight is among those that were read last. A layer that reads a weight gets a view of the leaf,
-which keeps the values alive as long as the layer uses it. Code outside of layers gets the leaf
-itself, at which it finds the gradient; its values stay until the step ends. Autograd would keep
-each weight that an operation saves for the backward pass; it is given a note in its place, by which
-the weight is gathered again (``torch.autograd.graph.saved_tensors_hooks``).
+its group is gathered. A layer that reads a weight gets a view of the leaf, which keeps the values
+alive as long as the layer uses it. Code outside of layers gets the leaf itself, at which it finds
+the gradient; its group stays until the step ends. Autograd would keep each weight that an operation
+saves for the backward pass; it is given a note in its place, by which the weight is gathered again
+(``torch.autograd.graph.saved_tensors_hooks``).
 
 The gathers are collectives: all workers must read the same weights in the same order.
 """
@@ -13,7 +18,7 @@ The gathers are collectives: all workers must read the same weights in the same 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -21,14 +26,12 @@ from typing import Any, final
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.state.shards import Shard, shard_of
+from kerasdist.backends.base import metering
+from kerasdist.backends.torch.state.shards import Shard, Waitable, WeightGroup, shard_of
 from kerasdist.core.variable_table import VariableTable
 
-# How many weights stay gathered: as many as a recurrent cell reads in turn.
-_KEPT = 2
-
-# A weight that is gathered more often in a step stays gathered in the steps that follow: it is one
-# of several that a layer reads in turn.
+# A group that is gathered more often in a step stays gathered in the steps that follow: it is one
+# of several that a recurrent layer reads in turn.
 _MOST_GATHERS = 8
 
 
@@ -38,14 +41,13 @@ class Leaf:
 
     def __init__(self, variable: Any, shard: Shard) -> None:
         """Makes a leaf without values."""
+        assert shard.together is not None  # it is a weight
+        self.group = shard.together
         self._stored = keras_compat.stored_value(variable)
-        self._shard = shard
         # Stands in for values that are not gathered: NaN, so that a read by mistake shows.
         self._nothing = self._stored.new_full((), torch.nan).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
         self.address = 0
-        # Whether it stays gathered until the end of this step; and of every step.
-        self.is_used_itself = self.stays = False
 
     def serves(self, stored: torch.Tensor) -> bool:
         """Returns whether this leaf stands for the tensor that the variable holds now."""
@@ -56,9 +58,8 @@ class Leaf:
         """A number that every change of the values increases."""
         return self._stored._version
 
-    def gather(self) -> None:
-        """Gathers the values. All workers must call it."""
-        whole = self._shard.whole(self._stored)
+    def fill(self, whole: torch.Tensor) -> None:
+        """Takes the values."""
         self.tensor.data = whole
         self.address = whole.untyped_storage().data_ptr()
 
@@ -66,7 +67,6 @@ class Leaf:
         """Drops the values."""
         self.tensor.data = self._nothing
         self.address = 0
-        self.is_used_itself = False
 
 
 @final
@@ -94,10 +94,24 @@ class GatheredWeights:
         """Starts without weights; `in_layers`: layers read them, not the optimizer alone."""
         self.are_differentiated = False
         self._in_layers = in_layers
+        self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
-        self._gathered: list[Leaf] = []
+        self._gathered: dict[WeightGroup, list[Leaf]] = {}
+        self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}  # one at most
         self._by_address: dict[int, Leaf] = {}
-        self._counts: Counter[Leaf] = Counter()
+        self._counts: Counter[WeightGroup] = Counter()
+        # The groups in the order of this step's uses; what is expected, as long as it is so.
+        self._used: WeightGroup | None = None
+        self._trace: list[WeightGroup | None] = []
+        self._expected: Sequence[WeightGroup | None] = ()
+        self._has_gradients = True
+
+    def add(self, variable: Any, shard: Shard) -> None:
+        """Takes a new weight into the newest group, or into one of its own."""
+        if self._newest is not None and self._newest.accepts(variable):
+            self._newest.add(variable, shard)
+        else:
+            self._newest = WeightGroup(variable, shard)
 
     def leaf(self, variable: Any, shard: Shard) -> Leaf:
         """Returns the leaf of a divided variable, whether or not it is gathered."""
@@ -105,6 +119,7 @@ class GatheredWeights:
         if leaf is None or not leaf.serves(keras_compat.stored_value(variable)):
             leaf = Leaf(variable, shard)
             self._leaves.put(variable, leaf)
+            self._release(leaf.group)
         return leaf
 
     def read(self, variable: Any) -> torch.Tensor | None:
@@ -115,46 +130,97 @@ class GatheredWeights:
         leaf = self.leaf(variable, shard)
         if self.are_differentiated:
             return leaf.tensor
-        self._gather(leaf)
+        self._use(leaf.group)
         if keras_compat.is_in_layer():
             return leaf.tensor.view_as(leaf.tensor)
-        leaf.is_used_itself = True
+        leaf.group.is_used_itself = True
         return leaf.tensor
 
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Lets autograd save references to weights, not values; releases the weights at the end."""
+        self._trace, self._used = [], None
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with hooks if self._in_layers else nullcontext():
             try:
                 yield
             finally:
                 self.release()
-                for leaf, count in self._counts.items():
-                    leaf.stays = leaf.stays or count > _MOST_GATHERS
+                if self._trace[0] is not None:
+                    self._trace[0].traces[self._has_gradients] = self._trace
+                for group, count in self._counts.items():
+                    group.stays = group.stays or count > _MOST_GATHERS
                 self._counts.clear()
 
     def release(self) -> None:
         """Drops the values of all weights, as after an update."""
-        for leaf in self._gathered:
-            leaf.release()
-        self._gathered.clear()
-        self._by_address.clear()
+        for group in [*self._gathered]:
+            self._release(group)
+        self._drop_ahead()
+        self._used = None
+        self._note(None)
         self.are_differentiated = False
 
-    def _gather(self, leaf: Leaf) -> None:
-        if leaf.address:
-            self._gathered.remove(leaf)
-        else:
-            leaf.gather()
-            self._counts[leaf] += 1
+    def _use(self, group: WeightGroup) -> None:
+        """Gathers a group, and starts to gather the one that is expected next."""
+        if group is self._used:
+            return
+        self._used = group
+        following = self._note(group)
+        for other in [*self._gathered]:
+            if not (other is group or other.stays or other.is_used_itself):
+                self._release(other)
+        self._drop_ahead(but=group)
+        if group not in self._gathered:
+            self._gather(group)
+        if following is not None and following not in self._gathered:
+            self._counts[following] += 1
+            self._ahead[following] = following.start_gather()
+
+    def _note(self, group: WeightGroup | None) -> WeightGroup | None:
+        """Records that a group is used, or an update; returns which group is expected next."""
+        place = len(self._trace)
+        self._trace.append(group)
+        if place == 0:
+            self._has_gradients = torch.is_grad_enabled()
+            self._expected = () if group is None else group.traces.get(self._has_gradients, ())
+        elif place >= len(self._expected) or self._expected[place] is not group:
+            self._expected = ()
+        return self._expected[place + 1] if place + 1 < len(self._expected) else None
+
+    def _gather(self, group: WeightGroup) -> None:
+        started = self._ahead.pop(group, None)
+        if started is None:
+            self._counts[group] += 1
+            started = group.start_gather()
+        work, numbers = started
+        with metering.waiting_for_workers():
+            work.wait()
+        leaves: list[Leaf] = []
+        for variable, shard, whole in group.wholes(numbers):
+            leaf = self.leaf(variable, shard)
+            leaf.fill(whole)
+            leaves.append(leaf)
             self._by_address[leaf.address] = leaf
-        self._gathered.append(leaf)
-        passing = [one for one in self._gathered if not (one.stays or one.is_used_itself)]
-        for one in passing[:-_KEPT]:
-            self._gathered.remove(one)
-            del self._by_address[one.address]
-            one.release()
+        self._gathered[group] = leaves
+
+    def _release(self, group: WeightGroup) -> None:
+        leaves = self._gathered.pop(group, None)
+        if leaves is None:
+            return
+        for leaf in leaves:
+            del self._by_address[leaf.address]
+            leaf.release()
+        group.is_used_itself = False
+        if self._used is group:
+            self._used = None
+
+    def _drop_ahead(self, but: WeightGroup | None = None) -> None:
+        """Forgets a group that was gathered for nothing."""
+        for other in [*self._ahead]:
+            if other is not but:
+                work, _ = self._ahead.pop(other)
+                work.wait()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
         if tensor.layout is not torch.strided:
@@ -179,6 +245,6 @@ class GatheredWeights:
                 f"a changed weight of shape={tuple(saved.leaf.tensor.shape)}. Take the gradients "
                 "of both losses first, then apply them."
             )
-        self._gather(saved.leaf)
+        self._use(saved.leaf.group)
         whole = saved.leaf.tensor.detach()
         return whole.as_strided(saved.shape, saved.stride, saved.offset)

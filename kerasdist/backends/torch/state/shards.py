@@ -8,10 +8,11 @@ assigned is cut at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import keras
 import numpy as np
@@ -25,10 +26,74 @@ from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.core.variable_table import VariableTable
 from kerasdist.job.current import current
 
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import ProcessGroup
-
 _shards: VariableTable[Shard] = VariableTable()
+
+# How large a group of small layers' weights becomes: as a bucket of gradients.
+_GROUP_BYTES = 25 * 2**20
+
+
+class Waitable(Protocol):
+    """A collective that has started."""
+
+    def wait(self) -> Any:
+        """Waits until the collective is done."""
+
+
+@final
+class SumOfParts:
+    """A reduce-scatter that has started."""
+
+    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
+        """Keeps what is sent until it is done."""
+        self._work = work
+        self._sent: torch.Tensor | None = sent
+        self._own = own
+        self._dtype = dtype
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `wait` would block this thread; on a GPU it never does."""
+        return not (self._own.is_cuda or self._work.is_completed())
+
+    def wait(self) -> None:
+        """Waits until it is done, and frees what was sent."""
+        if self._sent is not None:
+            self._work.wait()
+            self._sent = None
+
+    def part(self) -> torch.Tensor:
+        """Returns this worker's part of the sum, once it is done."""
+        self.wait()
+        return self._own.to(self._dtype)
+
+
+class Workers(Protocol):
+    """What sharded variables and buckets of gradients need of a `ProcessGroup`."""
+
+    rank: int
+    size: int
+    device: torch.device
+    bytes_per_pack: int
+
+    def start_sum(self, flat: torch.Tensor, group: Any = None) -> Waitable:
+        """Starts an in-place all-reduce."""
+        ...
+
+    def start_sum_of_parts(self, flat: torch.Tensor, group: Any = None) -> SumOfParts:
+        """Starts a reduce-scatter of equal parts."""
+        ...
+
+    def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
+        """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
+        ...
+
+    def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the workers."""
+        ...
+
+    def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the workers' tensors, stacked along a new axis 0."""
+        ...
 
 
 @final
@@ -42,9 +107,10 @@ class Shard:
         length: How long the first worker's part is, and so each part in a message.
         group: The workers.
         shows_part: Whether Keras sees the part in place of the variable, as in an update.
+        together: The weights with which this one travels; None: it travels alone.
     """
 
-    def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
+    def __init__(self, shape: tuple[int, ...], group: Workers) -> None:
         """Divides a shape over the workers of a group."""
         size = math.prod(shape)
         self.shape = shape
@@ -53,6 +119,7 @@ class Shard:
         self.end = min(size, self.begin + self.length)
         self.shows_part = False
         self.group = group
+        self.together: WeightGroup | None = None
 
     @property
     def size(self) -> int:
@@ -63,11 +130,6 @@ class Shard:
         """Returns this worker's part of a whole value, as a view where torch can."""
         return whole.detach().reshape(-1)[self.begin : self.end]
 
-    @property
-    def padded_size(self) -> int:
-        """How many elements a message of all parts has."""
-        return self.length * self.group.size
-
     @torch.no_grad()
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """Returns the value whose parts the workers hold. All workers must call it."""
@@ -75,6 +137,68 @@ class Shard:
         with metering.waiting_for_workers():
             work.wait()
         return gathered[: self.size].view(self.shape)
+
+
+@final
+class WeightGroup:
+    """Weights that are gathered, summed and freed together: a layer's, or those of small layers.
+
+    Workers make variables in one order, and so the same groups. A weight that a worker has freed
+    keeps its place in messages.
+
+    Attributes:
+        is_open: Whether further weights may join; not after the first message.
+        stays: Whether steps keep it gathered to their ends.
+        is_used_itself: Whether code outside of layers has got a weight in this step.
+        traces: In which order groups were used in the last step that began with this one, by
+            whether it had gradients; None stands for an update of weights.
+    """
+
+    def __init__(self, variable: Any, shard: Shard) -> None:
+        """Starts with one weight."""
+        self.members: list[tuple[weakref.ref[Any], Shard]] = []
+        self.is_open = True
+        self.stays = self.is_used_itself = False
+        self.traces: dict[bool, list[WeightGroup | None]] = {}
+        self._group = shard.group
+        self._part: torch.Tensor = keras_compat.stored_value(variable).new_empty(0)
+        self._bytes = 0
+        self.add(variable, shard)
+
+    def add(self, variable: Any, shard: Shard) -> None:
+        """Takes one more weight."""
+        self.members.append((weakref.ref(variable), shard))
+        self._layer = variable.path.rpartition("/")[0]
+        self._bytes += shard.size * self._part.element_size()
+        shard.together = self
+
+    def accepts(self, variable: Any) -> bool:
+        """Returns whether a new weight shall join: one of the same layer, or a small one."""
+        part, limit = self._part, self._group.bytes_per_pack or _GROUP_BYTES
+        stored = keras_compat.stored_value(variable)
+        if not self.is_open or (stored.dtype, stored.device) != (part.dtype, part.device):
+            return False
+        size = math.prod(variable.shape) * stored.element_size()
+        return variable.path.rpartition("/")[0] == self._layer or self._bytes + size <= limit
+
+    @torch.no_grad()
+    def start_gather(self) -> tuple[Waitable, torch.Tensor]:
+        """Starts an all-gather of the weights. All workers must call it."""
+        self.is_open = False
+        parts = []
+        for reference, shard in self.members:
+            variable = reference()
+            part = self._part if variable is None else keras_compat.stored_value(variable).detach()
+            parts.append(padded(part, shard.length))
+        return self._group.start_gather_of_parts(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    def wholes(self, gathered: torch.Tensor) -> Generator[tuple[Any, Shard, torch.Tensor]]:
+        """Yields each weight with its value, in memory of its own, out of what was gathered."""
+        columns = gathered.view(self._group.size, -1).split([s.length for _, s in self.members], 1)
+        for (reference, shard), column in zip(self.members, columns, strict=True):
+            variable = reference()
+            if variable is not None:
+                yield variable, shard, column.contiguous().view(-1)[: shard.size].view(shard.shape)
 
 
 def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
@@ -119,7 +243,7 @@ def _meet(work: str, variable: Any, value: torch.Tensor | None = None) -> bool:
 
 
 @torch.no_grad()
-def divide(variable: Any, group: ProcessGroup) -> Shard:
+def divide(variable: Any, group: Workers) -> Shard:
     """Keeps only this worker's part of a variable."""
     shard = Shard(tuple(variable.shape), group)
     stored = keras_compat.stored_value(variable)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import keras
 import torch
@@ -26,9 +26,7 @@ from kerasdist.backends.torch.state.shards import shard_of
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.replica.compiled import CompiledCalls
     from kerasdist.backends.torch.state.gathered import GatheredWeights
-    from kerasdist.backends.torch.workers.reducer import GradientReducer
 
 
 @final
@@ -61,18 +59,6 @@ class Alias:
         """Whether the leaf is a copy, and the variable has changed since it was made."""
         return self._is_copy and self._source._version != self._version
 
-    def serves(self, source: torch.Tensor) -> bool:
-        """Returns whether the leaf still fits the variable; updates an outdated copy."""
-        if (
-            source is not self._source
-            or source.data_ptr() != self._address
-            or source.requires_grad != self.leaf.requires_grad
-        ):
-            return False
-        if self.outdated:
-            update([self], self.leaf.device)
-        return True
-
 
 @torch.no_grad()
 def update(aliases: Sequence[Alias], device: torch.device) -> None:
@@ -85,6 +71,24 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
             alias._version = alias._source._version
 
 
+class Reducer(Protocol):
+    """Sums gradients over the workers while the backward pass runs."""
+
+    def begin(self, scope: ReplicaScope) -> None:
+        """Starts a step of the replica with this scope."""
+
+    def sum_up(
+        self,
+        optimizer: Any,
+        gradients: Sequence[torch.Tensor | None],
+        weight: float,
+        variables: Sequence[Any],
+        scope: ReplicaScope,
+    ) -> list[torch.Tensor | None]:
+        """Returns the weighted sum of the workers' gradients; None where no worker has one."""
+        ...
+
+
 class Rules(abc.ABC):
     """The rules by which replicas read and write variables; `fit` and custom loops differ.
 
@@ -95,8 +99,8 @@ class Rules(abc.ABC):
     """
 
     is_fit = False
-    reducer: GradientReducer | None = None
-    compiled: CompiledCalls | None = None
+    reducer: Reducer | None = None
+    compiled: Callable[..., Any] | None = None
 
     @abc.abstractmethod
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
@@ -171,7 +175,8 @@ class ReplicaScope(keras.StatelessScope):
         self.sums_in_backward = False
         self.rules = rules
         self.end()
-        self._update_copies()
+        if self._copies:
+            self._update_copies()
 
     def end(self) -> None:
         """Drops all references to the step's variables and tensors, so that they can be freed."""
@@ -188,7 +193,11 @@ class ReplicaScope(keras.StatelessScope):
                 return gathered
         value = self.state_mapping.get(id(variable))
         if value is None:
-            value = self.state_mapping[id(variable)] = self._first_read(variable)
+            source = keras_compat.stored_value(variable)
+            value = self.rules.own_value(self, variable, source)
+            if value is None:
+                value = self.leaf(variable, source)
+            self.state_mapping[id(variable)] = value
         return value
 
     def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
@@ -268,20 +277,16 @@ class ReplicaScope(keras.StatelessScope):
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
-        self._update_copies()
+        if self._copies:
+            self._update_copies()
 
     def _update_copies(self) -> None:
         """Updates all copies whose variables have changed, before they are read one by one."""
-        if self._copies:
-            update([one for one in [*self._aliases.values()] if one.outdated], self.device)
+        update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
-    def _first_read(self, variable: Any) -> torch.Tensor:
-        own = self.rules.own_value(self, variable, keras_compat.stored_value(variable))
-        return self.leaf(variable) if own is None else own
-
-    def leaf(self, variable: Any) -> torch.Tensor:
-        """Returns the autograd leaf of a variable in the replica's graphs."""
-        source = keras_compat.stored_value(variable)
+    def leaf(self, variable: Any, stored: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the autograd leaf of a variable, which stores `stored`, in a replica's graphs."""
+        source = keras_compat.stored_value(variable) if stored is None else stored
         if self.weights is not None:
             shard = shard_of(variable)
             if shard is not None:
@@ -290,19 +295,21 @@ class ReplicaScope(keras.StatelessScope):
             return source
         key = id(variable)
         alias = self._aliases.get(key)
-        if alias is None or not alias.serves(source):
+        if (
+            alias is None
+            or source is not alias._source
+            or source.data_ptr() != alias._address
+            or source.requires_grad != alias.leaf.requires_grad
+        ):
             aliases = self._aliases
             is_copy = self._copies or source.device != self.device
             alias = Alias(
                 variable, source, lambda _: aliases.pop(key, None), self.device, is_copy=is_copy
             )
             aliases[key] = alias
+        elif alias._is_copy and alias.outdated:
+            update([alias], self.device)
         return alias.leaf
-
-
-def is_sum(variable: Any) -> bool:
-    """Returns whether a variable is a sum over the replicas, as the state of a metric is."""
-    return variable.aggregation == "sum"
 
 
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:

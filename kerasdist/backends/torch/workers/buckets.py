@@ -12,11 +12,10 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.torch.fit.gradients import Gradients
-from kerasdist.backends.torch.state.shards import Shard, padded
+from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable, Workers
 from kerasdist.backends.torch.workers.group import ALL_WHOLE
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import ProcessGroup, Waitable
     from kerasdist.job.job import Job
 
 # DistributedDataParallel's default: large enough that the latency of a message hardly counts.
@@ -52,7 +51,7 @@ class Bucket:
         self.missing -= 1
         return kept
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         self.work = group.start_sum(self.numbers, channel)
 
@@ -69,49 +68,59 @@ class Bucket:
 
 @final
 class DividedBucket:
-    """The gradient of one divided weight, of whose sum each worker gets its part."""
+    """Gradients of divided weights, of whose sums each worker gets its parts, in one message."""
 
-    def __init__(self, like: torch.Tensor, shard: Shard) -> None:
-        """Makes a bucket for a gradient of this type."""
-        self._like = like.detach()
-        self._shard = shard
+    def __init__(self, like: Sequence[torch.Tensor], shards: Sequence[Shard]) -> None:
+        """Makes a bucket for gradients of this type."""
+        self._like = like[0].detach()
+        self._shards = shards
+        self._lengths = [shard.length for shard in shards]
         self.clear()
 
     def clear(self) -> None:
         """Empties the bucket."""
-        self.missing = 1
-        self._numbers: torch.Tensor | None = None
-        self._work: Waitable | None = None
-        self._part: torch.Tensor | None = None
+        self.missing = len(self._shards)
+        self._numbers: torch.Tensor | None = None  # a row for each worker
+        self._sum: SumOfParts | None = None
+        self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Takes a weighted gradient; returns None, since none is kept whole."""
-        del place
-        shard = self._shard
-        if gradient is None:
-            self._numbers = self._like.new_zeros(shard.padded_size)
-        else:
-            self._numbers = padded(gradient.detach().reshape(-1) * weight, shard.padded_size)
-        self.missing = 0
+        shard = self._shards[place]
+        if self._numbers is None:
+            self._numbers = self._like.new_zeros(shard.group.size, sum(self._lengths))
+        if gradient is not None:
+            column = self._numbers.split(self._lengths, 1)[place]
+            full, rest = divmod(shard.size, shard.length)  # rows
+            flat = gradient.detach().reshape(-1)
+            begin = full * shard.length
+            torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
+            if rest:
+                torch.mul(flat[begin:], weight, out=column[full, :rest])
+        self.missing -= 1
         return None
 
-    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         assert self._numbers is not None
-        self._work, self._part = group.start_sum_of_parts(self._numbers, channel)
-
-    def wait(self) -> None:
-        """Waits for the sum, and frees the whole gradient."""
-        assert self._work is not None
-        with metering.waiting_for_workers():
-            self._work.wait()
+        self._sum = group.start_sum_of_parts(self._numbers.view(-1), channel)
         self._numbers = None
 
+    def free(self) -> None:
+        """Frees whole gradients that have been summed."""
+        if self._sum is not None and not self._sum.blocks:
+            self._sum.wait()
+
+    def wait(self) -> None:
+        """Waits for the sum."""
+        assert self._sum is not None
+        with metering.waiting_for_workers():
+            self._parts = self._sum.part().split(self._lengths)
+
     def total(self, place: int) -> torch.Tensor:
-        """Returns this worker's part of the sum."""
-        del place
-        assert self._part is not None
-        return self._part[: self._shard.end - self._shard.begin]
+        """Returns this worker's part of a sum."""
+        shard = self._shards[place]
+        return self._parts[place][: shard.end - shard.begin]
 
 
 class Buckets:
@@ -126,7 +135,7 @@ class Buckets:
         self,
         like: Mapping[int, torch.Tensor],
         count: int,
-        group: ProcessGroup,
+        group: Workers,
         channel: dist.ProcessGroup | None = None,
         *,
         shards: Mapping[int, Shard] = ALL_WHOLE,
@@ -140,13 +149,15 @@ class Buckets:
         self._channel = channel
         summed_whole = {index: one for index, one in like.items() if index not in shards}
         first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
-        divided = [[index] for index in like if index in shards]
+        divided = _divided_together(like, shards, group.bytes_per_pack)
         self._last = Bucket([like[index] for index in first[::-1]], count, group.device)
         self._buckets: list[Bucket | DividedBucket] = []
         self._places: dict[int, tuple[Bucket | DividedBucket, int]] = {}
         for members in sorted([*others, *divided], reverse=True):
             self._add(
-                DividedBucket(like[members[0]], shards[members[0]])
+                DividedBucket(
+                    [like[index] for index in members[::-1]], [shards[i] for i in members[::-1]]
+                )
                 if members[0] in shards
                 else Bucket([like[index] for index in members[::-1]], 0, group.device),
                 members[::-1],
@@ -221,6 +232,9 @@ class Buckets:
 
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:
+            for bucket in self._buckets[: self._started]:
+                if isinstance(bucket, DividedBucket):
+                    bucket.free()
             self._buckets[self._started].start(self._group, self._channel)
             self._started += 1
 
@@ -234,7 +248,7 @@ class GradientSum:
     `optimizer.apply`.
     """
 
-    def __init__(self, group: ProcessGroup, job: Job) -> None:
+    def __init__(self, group: Workers, job: Job) -> None:
         self._group = group
         self._job = job
         self._agreed: set[tuple[int, ...]] = set()
@@ -290,6 +304,22 @@ def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         filled += tensor.nbytes
     if pack:
         yield pack
+
+
+def _divided_together(
+    like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
+) -> list[list[int]]:
+    """Groups the indices of divided variables: those of a `WeightGroup`, others by size."""
+    groups: dict[int, list[int]] = {}
+    alone: dict[int, torch.Tensor] = {}
+    for index, tensor in like.items():
+        if index in shards:
+            together = shards[index].together
+            if together is None:
+                alone[index] = tensor
+            else:
+                groups.setdefault(id(together), []).append(index)
+    return [*groups.values(), *_in_buckets(alone, most_bytes, None)]
 
 
 def _in_buckets(

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
@@ -19,13 +19,13 @@ import torch.distributed as dist
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
+from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import network, threads
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.state.shards import Shard
     from kerasdist.job.job import Job
 
 # The types in which gradients are sent, by the name of the compression.
@@ -128,13 +128,6 @@ def _let_the_job_name_lost_workers() -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
-class Waitable(Protocol):
-    """A collective that has started."""
-
-    def wait(self) -> Any:
-        """Waits until the collective is done."""
-
-
 @final
 class ProcessGroup(Group):
     """The workers of a job.
@@ -176,20 +169,14 @@ class ProcessGroup(Group):
 
     def start_sum_of_parts(
         self, flat: torch.Tensor, group: dist.ProcessGroup | None = None
-    ) -> tuple[Waitable, torch.Tensor]:
-        """Starts a reduce-scatter of a tensor of equal parts; returns it, and this worker's part.
-
-        The tensor must be kept until the collective is done.
-        """
-        small = flat
+    ) -> SumOfParts:
+        """Starts a reduce-scatter of a tensor of equal parts, compressed if the user chose so."""
+        sent = flat
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
-            small = flat.to(self._compressed)
-        own = small.new_empty(len(flat) // self.size)
-        work = _scatter_sum(own, small, group=group or self._group, async_op=True)
-        if small is flat:
-            return work, own
-        part = flat.new_empty(own.shape)
-        return work.get_future().then(lambda _: (part.copy_(own), small)), part
+            sent = flat.to(self._compressed)
+        own = sent.new_empty(len(flat) // self.size)
+        work = _scatter_sum(own, sent, group=group or self._group, async_op=True)
+        return SumOfParts(work, sent, own, flat.dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
