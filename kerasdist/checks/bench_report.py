@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         workers: How many.
-        measured: A `kerasdist.training.fit_meter.Measured` as a dict; None: the job failed.
+        measured: What `kerasdist.callbacks.telemetry.Bench` tells; None: the job failed.
         failure: Why it failed.
     """
 

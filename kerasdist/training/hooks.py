@@ -25,7 +25,6 @@ from kerasdist.input.options import InputOptions
 from kerasdist.job.job import Job
 from kerasdist.training import (
     batch_norm,
-    fit_meter,
     layer_losses,
     metrics,
     numerics,
@@ -162,19 +161,8 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     if meter is not None:
         given["x"] = meter.follow(given["x"])
     _prepare_callbacks(binding, given, meter)
-    if fit_meter.is_wanted():
-        _measure(binding, given)
     with metering.measured(), on_workers.files_written(given):
         return _run(original, binding, call, facts)
-
-
-def _measure(binding: Binding, given: dict[str, Any]) -> None:
-    meter = fit_meter.FitMeter(binding, given["x"])
-    if isinstance(given["callbacks"], list):
-        given["callbacks"] = [*given["callbacks"], meter]
-    else:
-        meter.set_model(given["callbacks"].model)
-        given["callbacks"].append(meter)
 
 
 def _prepare_callbacks(
