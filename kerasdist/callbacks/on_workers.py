@@ -17,17 +17,15 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
-from kerasdist.callbacks import backup_call
-from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup import fit_call
+from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.broadcast import broadcast
-from kerasdist.callbacks.chief_only import ChiefOnly
-from kerasdist.callbacks.delegating import DelegatingCallback
-from kerasdist.callbacks.in_sync import InSync
+from kerasdist.callbacks.chief_only import ChiefOnly, DelegatingCallback
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel
-from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.profile import Profile
 from kerasdist.callbacks.telemetry import Bench, Clock, Progress, Telemetry
-from kerasdist.callbacks.vote import Vote
+from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
@@ -102,7 +100,7 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     if not backups:
         return None
     position = Position(given["x"], given["steps_per_epoch"])
-    position.facts = backup_call.of_data(given)
+    position.facts = fit_call.of_data(given)
     for backup in backups:
         backup.reads(position)
     return position

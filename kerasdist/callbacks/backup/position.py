@@ -18,8 +18,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks.encoding import renumbered
-from kerasdist.callbacks.remembering import Remembering
+from kerasdist.callbacks.backup.encoding import Remembering, renumbered
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
 from kerasdist.input.worker_batches import ShardedAdapter
