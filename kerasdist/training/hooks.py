@@ -46,36 +46,33 @@ def install() -> None:
     """Installs the hooks, once per process."""
     keras_compat.leave_accelerators()
     keras_compat.install(
-        keras_compat.Hooks(
-            model_created=_model_created,
-            layer_created=regularizers.layer_created,
-            metric_created=metrics.metric_created,
-            variable_created=_variable_created,
-            compile=_compile,
-            save=saving.save,
-            fit=_fit,
-            evaluate=_evaluate,
-            predict=_predict,
-            on_batch=_on_batch,
-            apply=_apply,
-            scale_by_optimizer=_scale_by_optimizer,
-            assign=_assign,
-            reduce_loss=_reduce_loss,
-            scale_loss=_scale_loss,
-            unscale_loss=_unscale_loss,
-            update_mean=metrics.update_mean,
-            update_wrapped=metrics.update_wrapped,
-            batch_norm_created=batch_norm.layer_created,
-            batch_norm_weight=batch_norm.weight_made,
-            batch_norm_called=batch_norm.called,
-            batch_moments=batch_norm.moments,
-            draw_seed=randomness.draw_seed,
-            draw=randomness.draw,
-            add_loss=layer_losses.add_loss,
-            own_losses=layer_losses.own_losses,
-            clear_losses=layer_losses.clear_losses,
-            sequential_build=_sequential_build,
-        )
+        model_created=_model_created,
+        layer_created=regularizers.layer_created,
+        metric_created=metrics.metric_created,
+        variable_created=_variable_created,
+        compile=_compile,
+        save=saving.save,
+        fit=_fit,
+        evaluate=_evaluate,
+        on_batch=_on_batch,
+        apply=_apply,
+        scale_by_optimizer=_scale_by_optimizer,
+        assign=_assign,
+        reduce_loss=_reduce_loss,
+        scale_loss=_scale_loss,
+        unscale_loss=_unscale_loss,
+        update_mean=metrics.update_mean,
+        update_wrapped=metrics.update_wrapped,
+        batch_norm_created=batch_norm.layer_created,
+        batch_norm_weight=batch_norm.weight_made,
+        batch_norm_called=batch_norm.called,
+        batch_moments=batch_norm.moments,
+        draw_seed=randomness.draw_seed,
+        draw=randomness.draw,
+        add_loss=layer_losses.add_loss,
+        own_losses=layer_losses.own_losses,
+        clear_losses=layer_losses.clear_losses,
+        sequential_build=_sequential_build,
     )
     keras_compat.install_attribution(repeats=lambda: context.replica() is not None)
 
@@ -192,9 +189,6 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         call.arguments["verbose"] = _verbosity(call.arguments["verbose"], binding.replicas.job)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call, facts)
-
-
-_predict = _evaluate
 
 
 def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -52,7 +52,7 @@ def divided_over(layout: Layout) -> Generator[None]:
 
 @cache
 def _install() -> None:
-    keras_compat.install_batch_moments(_moments)
+    keras_compat.install(moments_of_mesh=_moments)
 
 
 def _moments(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:

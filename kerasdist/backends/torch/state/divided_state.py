@@ -154,9 +154,13 @@ def of_gradients(optimizer: Any, variables: Sequence[Any]) -> Mapping[int, Shard
 def install() -> None:
     """Changes how Keras's optimizers make slots and use gradients, once per process."""
     shards.install()
-    keras_compat.install_initial_values(_initialize)
-    keras_compat.install_slots(_make_slot)
-    keras_compat.install_updates(_update, _clip, _check_finite)
+    keras_compat.install(
+        initialize=_initialize,
+        slot=_make_slot,
+        update=_update,
+        clip=_clip,
+        check_finite=_check_finite,
+    )
 
 
 def _initialize(original: Callable[..., None], variable: Any, initializer: Any) -> None:
