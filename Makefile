@@ -8,10 +8,13 @@ STAMP := $(VENV)/.stamp
 PYTEST := $(BIN)/python -m pytest --durations=20 --durations-min=5
 UNIT := $(PYTEST) -q -p no:cacheprovider -m "not slow"
 
-# The suites that run beside the others: two that compute, which take half of all time, and one that
-# often waits for processes.
-COMPUTING := conformance keras_suites
+# The suites that run beside the others: one that computes, and one that often waits for processes.
+COMPUTING := conformance
 BESIDE_OTHERS := $(COMPUTING) multiprocess
+
+# What `make test` leaves to `make test-everything`; of other folders it runs a part there.
+REST := gpu_like sharded keras_suites keras_versions
+IN_PART := conformance facade multiprocess/test_one_device.py ahead_of_time unit/job/test_scale.py
 
 # What is installed into folders of its own, beside the locked packages.
 BESIDE := oldest-keras ahead-of-time keras-hub
@@ -20,7 +23,7 @@ BESIDE := oldest-keras ahead-of-time keras-hub
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others test-everything test-rest test-in-part install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -75,7 +78,7 @@ unit-others: $(STAMP)
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
-test: $(STAMP) ## everything (20 to 30 minutes on 2 cores)
+test: $(STAMP) ## each promise on each backend with two replicas (15 minutes on 2 cores)
 	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(BESIDE_OTHERS:%=test-%) test-others
 
 $(COMPUTING:%=test-%): NICE := nice -n 5
@@ -83,7 +86,16 @@ $(BESIDE_OTHERS:%=test-%): test-%:
 	$(NICE) $(PYTEST) -q -p no:cacheprovider tests/$*
 
 test-others:
-	$(PYTEST) -q -p no:cacheprovider tests $(BESIDE_OTHERS:%=--ignore=tests/%)
+	$(PYTEST) -q -p no:cacheprovider tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
+
+test-everything: $(STAMP) ## what `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions (90 minutes)
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-in-part
+
+test-rest:
+	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q -p no:cacheprovider $(REST:%=tests/%)
+
+test-in-part:
+	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q -p no:cacheprovider $(IN_PART:%=tests/%)
 
 keras-tests: $(STAMP) ## Keras's own tests in a scope; writes docs/keras_tests.md (an hour)
 	$(BIN)/python -m tests.keras_suites.suite report
@@ -101,7 +113,7 @@ gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 	$(BIN)/python -m tests.accelerators.on_gpu
 
 ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither (two minutes)
-	KERASDIST_AHEAD_OF_TIME=all $(PYTEST) -q tests/ahead_of_time
+	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q tests/ahead_of_time
 
 wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each (20 minutes)
 	$(BIN)/python -m tests.packaging.wheels

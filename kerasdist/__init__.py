@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
     from kerasdist.api.replica_context import ReplicaContext, global_batch
     from kerasdist.api.run_options import RunOptions
-    from kerasdist.api.strategy import Strategy
-    from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
-    from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
-    from kerasdist.core.context import (
+    from kerasdist.api.scopes import (
         get_replica_context,
         get_strategy,
         has_strategy,
         in_cross_replica_context,
     )
+    from kerasdist.api.strategy import Strategy
+    from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
+    from kerasdist.check.report import OneDeviceComparison, compare_with_one_device
     from kerasdist.core.partitions import DeviceAssignment
     from kerasdist.core.sharding import Sharding
     from kerasdist.input.distributed import DistributedDataset
@@ -125,12 +125,12 @@ _HOMES = {
     "compare_with_one_device": "kerasdist.check.report",
     "compute_average_loss": "kerasdist.api.losses",
     "function": "kerasdist.api.functions",
-    "get_replica_context": "kerasdist.core.context",
-    "get_strategy": "kerasdist.core.context",
+    "get_replica_context": "kerasdist.api.scopes",
+    "get_strategy": "kerasdist.api.scopes",
     "global_batch": "kerasdist.api.replica_context",
-    "has_strategy": "kerasdist.core.context",
+    "has_strategy": "kerasdist.api.scopes",
     "print": "kerasdist.api.chief",
-    "in_cross_replica_context": "kerasdist.core.context",
+    "in_cross_replica_context": "kerasdist.api.scopes",
     "scale_regularization_loss": "kerasdist.api.losses",
     "value_and_grad": "kerasdist.api.functions",
 }

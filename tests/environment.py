@@ -73,7 +73,7 @@ WORKERS = (
 )
 
 # Of the exactness suites, of custom loops, and of KerasHub's models on JAX. With
-# `KERASDIST_CONFORMANCE_FULL=1` XLA optimizes, and so it does in every process that is not given
+# `KERASDIST_TEST_EVERYTHING=1` XLA optimizes, and so it does in every process that is not given
 # `suite_settings`: the examples, Keras's own tests, the other unit tests.
 SLOWER_KERNELS = Setting(
     "XLA_FLAGS",
@@ -94,6 +94,11 @@ ALL = (
     *(*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS),
     *(SLOWER_KERNELS, FULL_PRODUCTS),
 )
+
+
+def everything() -> bool:
+    """Whether this is a run of `make test-everything`: of what `make test` leaves out."""
+    return os.environ.get("KERASDIST_TEST_EVERYTHING") == "1"
 
 
 def put(settings: Iterable[Setting]):
@@ -123,7 +128,7 @@ def suite_settings(backend: str) -> tuple[Setting, ...]:
     """What a process of the exactness suites has more than every process of the tests."""
     if os.environ.get("KERASDIST_SUITES_ON", "cpu").startswith("gpu"):
         return (FULL_PRODUCTS,) if backend == "jax" else ()
-    optimized = backend != "jax" or os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
+    optimized = backend != "jax" or everything()
     return CPU_DEVICES if optimized else (*CPU_DEVICES, SLOWER_KERNELS)
 
 

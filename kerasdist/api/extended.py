@@ -12,7 +12,7 @@ from kerasdist.core import context
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
 
 
 @final
@@ -27,7 +27,7 @@ class StrategyExtended:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: StrategyLike) -> None:
         self._strategy = strategy
 
     @property

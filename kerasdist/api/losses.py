@@ -107,7 +107,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
 
 
 def _replicas(call: str) -> int:
-    here = context.get_replica_context()
+    here = context.replica_context_in_force()
     if here is None:
         raise ScopeError(
             f"Expected {call} in replica context. Received: a call in cross-replica context. Call "

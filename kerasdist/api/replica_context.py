@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerasdist.api.collectives import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
 from kerasdist.backends.base.single_replica import SoleReplica
 from kerasdist.core import context
+from kerasdist.core.protocols import ReplicaLike, StrategyLike
 from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class ReplicaContext:
         num_replicas_in_sync: How many replicas take part.
     """
 
-    strategy: Strategy
+    strategy: StrategyLike
     replica_id_in_sync_group: Any
     num_replicas_in_sync: int
     # Below: for kerasdist itself.
@@ -197,7 +195,7 @@ class ReplicaContext:
         self._entered.pop().__exit__(*error)
 
     def _require_in_force(self, call: str) -> None:
-        if context.get_replica_context() is not self:
+        if context.replica_context_in_force() is not self:
             raise ScopeError(
                 f"Expected {call} of the replica whose code this is. Received: a call on replica "
                 f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
@@ -205,7 +203,7 @@ class ReplicaContext:
             )
 
 
-def one_device_replica() -> ReplicaContext | None:
+def one_device_replica() -> ReplicaLike | None:
     """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
     replica = context.replica()
     return replica if replica is not None and replica.share is not None else None

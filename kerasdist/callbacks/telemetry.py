@@ -25,11 +25,11 @@ from kerasdist import keras_compat
 from kerasdist._version import __version__
 from kerasdist.api.functions import function
 from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.scopes import get_replica_context
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Meter, Window
 from kerasdist.core import gpus
-from kerasdist.core.context import get_replica_context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import stragglers

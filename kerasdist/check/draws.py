@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.core import context
+from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
 
 # Draws that drop, scale or reorder their argument: a trial returns the argument itself.
@@ -94,9 +94,7 @@ class RecordedDraws:
         self.misfit = f"{name} draws shape {shape} on a replica, and one device nothing that fits"
         return drawn
 
-    def _own_rows(
-        self, recorded: Any, shape: tuple[int, ...], replica: ReplicaContext | None
-    ) -> Any:
+    def _own_rows(self, recorded: Any, shape: tuple[int, ...], replica: ReplicaLike | None) -> Any:
         """Returns a replica's rows of a recorded draw, None if the shapes do not fit."""
         whole = tuple(recorded.shape)
         if whole == shape:

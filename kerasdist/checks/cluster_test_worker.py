@@ -11,10 +11,10 @@ import keras
 import numpy as np
 
 from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.scopes import get_replica_context
 from kerasdist.api.strategy import Strategy
 from kerasdist.callbacks.telemetry import all_reduce
 from kerasdist.checks.findings import Finding, as_dicts
-from kerasdist.core.context import get_replica_context
 from kerasdist.job import results
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops

@@ -16,27 +16,26 @@ from typing import TYPE_CHECKING
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
-    from kerasdist.api.replica_context import ReplicaContext
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import ReplicaLike, StrategyLike
 
 
 class _Here(threading.local):
     """The scopes and the replica of the calling thread."""
 
     def __init__(self) -> None:
-        self.scopes: list[Strategy] = []
-        self.replicas: list[ReplicaContext | None] = []
+        self.scopes: list[StrategyLike] = []
+        self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []
 
 
 _here = _Here()
-_default: list[Strategy] = []
+_default: list[StrategyLike] = []
 
 # By name, since this file must not import the strategies.
 _DEFAULT_HOME = "kerasdist.strategies.default"
 
 
-def default_strategy() -> Strategy:
+def default_strategy() -> StrategyLike:
     """Returns the strategy that is in force outside every scope."""
     if not _default:
         _default.append(importlib.import_module(_DEFAULT_HOME).DefaultStrategy())
@@ -44,7 +43,7 @@ def default_strategy() -> Strategy:
 
 
 @contextmanager
-def strategy_scope(strategy: Strategy) -> Generator[None]:
+def strategy_scope(strategy: StrategyLike) -> Generator[None]:
     """Makes `strategy` the one in force in this thread."""
     inside = replica()
     if inside is not None:
@@ -67,7 +66,7 @@ def strategy_scope(strategy: Strategy) -> Generator[None]:
 
 
 @contextmanager
-def replica_scope(context: ReplicaContext | None) -> Generator[None]:
+def replica_scope(context: ReplicaLike | None) -> Generator[None]:
     """Runs the code inside in a replica's context.
 
     None stands for cross-replica code that replica code calls.
@@ -118,12 +117,12 @@ def placements_left() -> Generator[None]:
         _here.placements = placements
 
 
-def replica() -> ReplicaContext | None:
+def replica() -> ReplicaLike | None:
     """Returns the current replica, None outside of replicas and in the default strategy."""
     return _here.replicas[-1] if _here.replicas else None
 
 
-def enclosing_replica() -> ReplicaContext | None:
+def enclosing_replica() -> ReplicaLike | None:
     """Returns the replica whose code called this code, even through `merge_call`."""
     for context in reversed(_here.replicas):
         if context is not None:
@@ -131,7 +130,7 @@ def enclosing_replica() -> ReplicaContext | None:
     return None
 
 
-def scoped_strategy() -> Strategy | None:
+def scoped_strategy() -> StrategyLike | None:
     """Returns the strategy of the open scope or the current replica, None outside of both."""
     inside = enclosing_replica() if _here.replicas else None
     if inside is not None:
@@ -139,62 +138,15 @@ def scoped_strategy() -> Strategy | None:
     return _here.scopes[-1] if _here.scopes else None
 
 
-def get_strategy() -> Strategy:
-    """Returns the strategy in force.
-
-    Example::
-
-        with strategy.scope():
-            assert kd.get_strategy() is strategy
-
-    Returns:
-        The strategy whose scope is open in this thread, or whose replica code this is; outside both
-        the default strategy, which has one replica.
-    """
+def strategy_in_force() -> StrategyLike:
+    """Returns the strategy of the open scope or the current replica, else the default one."""
     return scoped_strategy() or default_strategy()
 
 
-def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is in force.
-
-    Example::
-
-        assert not kd.has_strategy()
-        with strategy.scope():
-            assert kd.has_strategy()
-    """
-    strategy = scoped_strategy()
-    return strategy is not None and strategy is not default_strategy()
-
-
-def get_replica_context() -> ReplicaContext | None:
-    """Returns the context of the replica whose code this is.
-
-    Example::
-
-        def on_replica():
-            return kd.get_replica_context().all_reduce("SUM", keras.ops.ones(()))
-
-
-        strategy.run(on_replica)  # the number of replicas, on each
-
-    Returns:
-        The `ReplicaContext`; that of the default strategy outside every scope; None in
-        cross-replica code, that is inside ``with strategy.scope():``.
-    """
+def replica_context_in_force() -> ReplicaLike | None:
+    """Returns the context of the replica whose code this is, None in cross-replica code."""
     if _here.replicas:
         return _here.replicas[-1]
     if _here.scopes and _here.scopes[-1] is not default_strategy():
         return None
     return default_strategy().sole_replica_context()
-
-
-def in_cross_replica_context() -> bool:
-    """Returns whether this is code for all replicas together, as in ``with strategy.scope():``.
-
-    Example::
-
-        with strategy.scope():
-            assert kd.in_cross_replica_context()
-    """
-    return get_replica_context() is None

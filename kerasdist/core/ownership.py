@@ -10,22 +10,22 @@ from kerasdist.core.variable_table import VariableTable
 from kerasdist.errors import ScopeError
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
 
-_made_under: VariableTable[weakref.ref[Strategy]] = VariableTable()
+_made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 
 
 # The strategies with several replicas.
-_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()
+_strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
-def remember(strategy: Strategy) -> None:
+def remember(strategy: StrategyLike) -> None:
     """Adds a strategy, if it has several replicas."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 
 
-def unused_strategy() -> Strategy | None:
+def unused_strategy() -> StrategyLike | None:
     """Returns a strategy of several replicas in whose scope no model was made, None if none is."""
     return next((strategy for strategy in _strategies if not strategy.is_used), None)
 
@@ -35,7 +35,7 @@ def any_is_used() -> bool:
     return any(strategy.is_used for strategy in _strategies)
 
 
-def record_owner(variable: Any, strategy: Strategy) -> None:
+def record_owner(variable: Any, strategy: StrategyLike) -> None:
     """Records the strategy that a variable is made under."""
     _made_under.put(variable, weakref.ref(strategy))
 
@@ -54,7 +54,7 @@ def require_own(variable: Any) -> None:
         )
 
 
-def strategy_of(variable: Any) -> Strategy | None:
+def strategy_of(variable: Any) -> StrategyLike | None:
     """Returns the strategy that a variable was made under, None if it was made outside of all."""
     owner = _made_under.get(variable)
     return None if owner is None else owner()

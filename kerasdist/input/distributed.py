@@ -20,7 +20,7 @@ from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batc
 from kerasdist.input.worker_batches import WorkerBatches
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
     from kerasdist.job.job import Job
 
 
@@ -36,7 +36,7 @@ class DistributedDataset(abc.ABC):
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/DistributedDataset
     """
 
-    def __init__(self, source: Any, strategy: Strategy, options: InputOptions) -> None:
+    def __init__(self, source: Any, strategy: StrategyLike, options: InputOptions) -> None:
         self.source = source
         self.strategy = strategy
         self.options = options
@@ -173,7 +173,7 @@ class GatheredDataset(DistributedDataset):
         return map(self.strategy.runner.per_replica, self._rounds(job_of(self.strategy)))
 
 
-def job_of(strategy: Strategy) -> Job | None:
+def job_of(strategy: StrategyLike) -> Job | None:
     """Returns the job whose workers share a strategy, None if this process is alone."""
     return None if strategy.replica_set is None else strategy.replica_set.job
 
@@ -186,7 +186,7 @@ def _any_worker(job: Job | None, *, has_batch: bool) -> bool:
     )
 
 
-def distributed(dataset: Any, strategy: Strategy, options: InputOptions) -> Any:
+def distributed(dataset: Any, strategy: StrategyLike, options: InputOptions) -> Any:
     """Returns a dataset of global batches, divided among a strategy's replicas."""
     if isinstance(dataset, DistributedDataset):
         return dataset
@@ -213,7 +213,7 @@ def shards_itself(dataset: Any, job: Job | None) -> bool:
 
 
 def from_function(
-    dataset_fn: Callable[[InputContext], Any], strategy: Strategy, options: InputOptions
+    dataset_fn: Callable[[InputContext], Any], strategy: StrategyLike, options: InputOptions
 ) -> Any:
     """Returns a dataset in which each replica takes its own batches.
 

@@ -21,7 +21,7 @@ from kerasdist.keras_compat import ops
 from kerasdist.training.normalization import global_moments
 
 if TYPE_CHECKING:
-    from kerasdist.api.replica_context import ReplicaContext
+    from kerasdist.core.protocols import ReplicaLike
 
 Original = Callable[..., Any]
 
@@ -111,7 +111,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     )
 
 
-def _is_synchronized(replica: ReplicaContext, layer: Any) -> bool:
+def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
     if layer.synchronized:
         return True
     norm = replica.strategy.options.batch_norm

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import one_device_replica
@@ -35,6 +35,9 @@ from kerasdist.training import (
     worker_agreement,
 )
 from kerasdist.training.binding import Binding, bind, binding_of, remember
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
 
 Original = Callable[..., Any]
 
@@ -102,7 +105,7 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
-        remember(model, Binding(strategy, strategy.replica_set))
+        remember(model, Binding(cast("Strategy", strategy), strategy.replica_set))
         bind(model, strategy.replica_set.trainer_class)
 
 

@@ -20,8 +20,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext, one_device_replica
+from kerasdist.api.replica_context import one_device_replica
+from kerasdist.api.scopes import has_strategy
 from kerasdist.core import context
+from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import per_weight
@@ -151,7 +153,7 @@ def _use_global_batch(metric: Any, strategy: Strategy) -> None:
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
 
-def _gathered(replica: ReplicaContext, structure: Any) -> Any:
+def _gathered(replica: ReplicaLike, structure: Any) -> Any:
     def gather(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):
             return leaf
@@ -164,7 +166,7 @@ def _gathered(replica: ReplicaContext, structure: Any) -> Any:
 def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
     """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
     original(metric, *args, **kwargs)
-    if context.has_strategy():
+    if has_strategy():
         bind(metric, ReplicatedMetric)
         if not keras_compat.is_builtin(type(metric)):
             bind(metric, GlobalBatchMetric)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -63,7 +63,7 @@ def per_weight(value: Any, weight: Any) -> Any:
 
 def global_share_of_loss(
     reduce: Callable[..., Any],
-    replica: ReplicaContext,
+    replica: ReplicaLike,
     values: Any,
     *,
     sample_weight: Any,

@@ -18,7 +18,7 @@ _TRAINING = ("fit", "train_on_batch")
 
 def require_no_scope(model: Any) -> None:
     """Refuses to compile, in the scope of a strategy, a model made outside of it."""
-    here = context.get_strategy()
+    here = context.strategy_in_force()
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
             "Expected a model made in the scope in which it is compiled. Received: model="
@@ -32,7 +32,7 @@ def warn(model: Any, call: str) -> None:
 
     That is so if the user has made another model in the scope of the existing strategy.
     """
-    here = context.get_strategy()
+    here = context.strategy_in_force()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
     if strategy is None or model in _told:
         return

@@ -15,7 +15,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import one_device_replica
-from kerasdist.core import context
+from kerasdist.api.scopes import has_strategy
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import weighted
 
@@ -46,7 +46,7 @@ def layer_created(original: Callable[..., None], layer: Any, *args: Any, **kwarg
     """Lets a layer's activity regularizer see the global batch, if the layer is made in a scope."""
     original(layer, *args, **kwargs)
     regularizer = layer.activity_regularizer
-    if regularizer is None or type(regularizer) in _MEANS or not context.has_strategy():
+    if regularizer is None or type(regularizer) in _MEANS or not has_strategy():
         return
     # A copy, since the same object may also regularize a kernel, which has no rows to gather.
     layer.activity_regularizer = copy.copy(regularizer)

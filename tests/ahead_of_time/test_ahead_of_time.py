@@ -5,16 +5,16 @@ job, and no test on CPU devices shows it.
 """
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.ahead_of_time.processes import run_with_compilers
+from tests.environment import everything
 
 PROGRAMS = Path(__file__).with_name("programs.py")
-EVERYTHING = os.environ.get("KERASDIST_AHEAD_OF_TIME") == "all"
+EVERYTHING = everything()
 SECONDS = 1500 if EVERYTHING else 600
 
 ONE_SUM = {"all-reduce": 1}

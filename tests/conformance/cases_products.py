@@ -3,10 +3,8 @@
 An expression is a product of two weights and what is done to it: einsum with no, one or two batch
 axes, matmul, transpose, swapaxes, reshape. Many have square operands, with which an exchange of
 operands or axes would go unnoticed by shapes. 500 expressions are in 20 models; on TensorFlow,
-which traces each of them for every replica, 200 in 8, and all with `KERASDIST_CONFORMANCE_FULL=1`.
+which traces each of them for every replica, 200 in 8, and all with `make test-everything`.
 """
-
-import os
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from tests.conformance.actions import fit
 from tests.conformance.compare import FLOAT32
 from tests.conformance.lazy import keras
 from tests.conformance.registry import case
+from tests.environment import everything
 
 MODELS, EXPRESSIONS, SIZE = 20, 25, 3
 # Each letter is an axis. The first of two operands has the letters before the comma.
@@ -119,8 +118,7 @@ def at_random(lab):
     data = np.random.default_rng(7)
     x = data.normal(size=(4, 3)).astype("float32")
     y = data.normal(size=(4, 1)).astype("float32")
-    full = os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
-    for number in range(MODELS if full or lab.backend != "tensorflow" else 8):
+    for number in range(MODELS if everything() or lab.backend != "tensorflow" else 8):
         lab.same(
             lambda number=number: build(number),
             fit(x, y, batch_size=4),

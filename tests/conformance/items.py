@@ -5,9 +5,12 @@ import pytest
 from tests.conformance import registry
 from tests.conformance.runner import GRACE_SECONDS, STARTUP_SECONDS, Result
 
+# `make test` and `make test-everything` share the items of these.
+SHARED = (registry.CONFORMANCE, "tests.facade", "tests.in_scope")
+
 
 def parameters(suite: str = registry.CONFORMANCE) -> list:
-    """Each case of a suite on each backend and number of replicas: the backend, the item's key."""
+    """The items of this run: the backend and the item's key."""
     return [
         pytest.param(
             backend,
@@ -17,6 +20,7 @@ def parameters(suite: str = registry.CONFORMANCE) -> list:
         )
         for backend in registry.BACKENDS
         for item in registry.items(backend, suite)
+        if suite not in SHARED or registry.is_in_this_run(item)
     ]
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.environment import everything
+
 BACKENDS = ("tensorflow", "jax", "torch")
 # The devices of the suites: a kind, and how many if the numbers below do not hold. On ``gpu:1``
 # (`make gpu`) cases run on one replica, but for those that ask for other numbers.
@@ -77,9 +79,8 @@ def case(
 ):
     """Registers a case; ``name`` and ``title`` are for those that a loop makes.
 
-    ``replicas=None``: one count, chosen by the name, so that the suite as a
-    whole covers 2, 3 and 4 without running every case three times; ``KERASDIST_CONFORMANCE_FULL=1``
-    runs them all."""
+    ``replicas=None``: 2, and one of 3 and 4, chosen by the name. `make test` runs what is about at
+    most 2 replicas, `make test-everything` the rest."""
 
     def register(function):
         # A theme of many cases is a package, of which the modules are not named.
@@ -94,9 +95,9 @@ def case(
             raise ValueError(f"A case needs a docstring, its title. Received: name={full_name!r}.")
         chosen = replicas
         if replicas is None:
-            full = os.environ.get("KERASDIST_CONFORMANCE_FULL") == "1"
-            number = zlib.crc32(full_name.encode()) % len(REPLICAS)
-            chosen = REPLICAS if full else (REPLICAS[number],)
+            more = REPLICAS[1:]
+            number = zlib.crc32(full_name.encode())
+            chosen = (REPLICAS[0], more[number % len(more)]) if more else REPLICAS
         elif _COUNT:
             chosen = tuple(one for one in replicas if one in REPLICAS)
         CASES[suite, full_name] = Case(
@@ -125,6 +126,12 @@ def load(suite: str = CONFORMANCE) -> dict[str, Case]:
     for name in filter(None, os.environ.get(EXTRA_CASES, "").split(",")):
         importlib.import_module(name)
     return {name: one for (home, name), one in CASES.items() if home == suite}
+
+
+def is_in_this_run(item: Item) -> bool:
+    """Whether an item belongs to `make test`, or else to `make test-everything`."""
+    few = [count for count in item.case.replicas if count <= 2] or item.case.replicas[:1]
+    return (item.replicas in few) != everything()
 
 
 def items(backend: str, suite: str = CONFORMANCE) -> Iterator[Item]:

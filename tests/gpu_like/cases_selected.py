@@ -70,7 +70,8 @@ def register() -> None:
             name = prefix + case.name
             names.add(name)
             if (everything and name not in NOT_HERE) or name in SELECTED:
-                registry.CASES[SUITE, name] = replace(case, name=name)
+                counts = case.replicas if everything else case.replicas[:1]
+                registry.CASES[SUITE, name] = replace(case, name=name, replicas=counts)
     if missing := (SELECTED | NOT_HERE) - names:
         raise ValueError(f"Expected names of cases. Received: {sorted(missing)}. Rename them here.")
 

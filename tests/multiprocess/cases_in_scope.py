@@ -15,7 +15,7 @@ from tests.multiprocess import (  # noqa: F401 (their cases are registered)
     cases_worker_saves,
     cases_workers,
 )
-from tests.multiprocess.layouts import NOT_HERE, OWN, everything
+from tests.multiprocess.layouts import NOT_HERE, OWN, whole
 
 _OWN_THEMES = ("chief.", "worker_callbacks.", "worker_saves.", "workers.")
 
@@ -69,8 +69,8 @@ def _register() -> None:
     for name, case in known.items():
         if name.startswith((*NOT_HERE, *_NOT_IN_SCOPE)):
             continue
-        if everything() or name in (*_SELECTED, *_ON_TORCH):
-            only_torch = name in _ON_TORCH and not everything()
+        if whole() or name in (*_SELECTED, *_ON_TORCH):
+            only_torch = name in _ON_TORCH and not whole()
             registry.CASES[OWN, f"in_scope.{name}"] = replace(
                 case,
                 name=f"in_scope.{name}",

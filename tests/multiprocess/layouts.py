@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.conformance import registry
+from tests.environment import everything
 
 # About one process: its strategies, its files, its cost, what it prints. For files and what is
 # printed on several workers there are cases of their own.
@@ -73,7 +74,7 @@ class Layout:
 
 PAIR = Layout(2, 1)
 
-# Besides the pair, on which all cases run. The first of each in every run of the tests.
+# Besides the pair, on which all cases run.
 LARGER = {
     "tensorflow": (Layout(2, 2), Layout(3, 1)),
     "jax": (Layout(2, 2), Layout(3, 1)),
@@ -108,7 +109,7 @@ _ON_LARGER = (
     "layout_maps.",
 )
 
-# Whose replicas divide the state of a model (`sharding=`). The first two in every run of the tests.
+# Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`.
 # TensorFlow refuses `sharding=`.
 DIVIDED = {
     "tensorflow": (),
@@ -153,7 +154,7 @@ _NOT_ON_DIVIDED = (
     "worker_saves.save_on_some_workers",
 )
 
-# What differs where the devices of a worker share no memory, in a run of the tests.
+# What differs where the devices of a worker share no memory.
 GPUS = {"tensorflow": (Layout(2, 2, _LIKE_GPUS),), "jax": (), "torch": ()}
 _ON_GPUS = (
     "optimizers.global_clipnorm_opposing",
@@ -184,22 +185,22 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         elif case.name.startswith(_ON_DIVIDED):
             continue
         elif layout.like_gpus:
-            if everything() or case.name in _ON_GPUS:
+            if whole() or case.name in _ON_GPUS:
                 yield case.name
         elif layout == PAIR or case.name.startswith(_ON_LARGER):
             yield case.name
 
 
-def everything() -> bool:
-    """Whether all cases shall run: ``KERASDIST_MULTIPROCESS_FULL=1``."""
+def whole() -> bool:
+    """Whether all cases shall run on all layouts: ``KERASDIST_MULTIPROCESS_FULL=1``."""
     return os.environ.get("KERASDIST_MULTIPROCESS_FULL") == "1"
 
 
 def layouts(backend: str) -> tuple[Layout, ...]:
-    """The layouts of a run of the tests."""
-    larger = LARGER[backend] if everything() else LARGER[backend][:1]
-    divided = DIVIDED[backend] if everything() else DIVIDED[backend][:2]
-    return (PAIR, *larger, *GPUS[backend], *divided)
+    """The layouts of a run of the tests: two replicas in `make test`, else the others."""
+    pairs = (PAIR, *DIVIDED[backend][:1])
+    others = (*LARGER[backend], *GPUS[backend], *DIVIDED[backend][1:])
+    return (*pairs, *others) if whole() else others if everything() else pairs
 
 
 def selected(backend: str, layout: Layout) -> Iterator[str]:
@@ -213,9 +214,9 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
         if layout.sharding:
-            if everything() or key.startswith(_SELECTED_ON_DIVIDED):
+            if whole() or key.startswith(_SELECTED_ON_DIVIDED):
                 yield key
             continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn
-        if everything() or layout != PAIR or key in own or key.startswith(_ALWAYS) or drawn:
+        if whole() or layout != PAIR or key in own or key.startswith(_ALWAYS) or drawn:
             yield key

@@ -1,7 +1,7 @@
 """Cases on several workers, each a process: what every worker gets equals what one device gets.
 
-Of the conformance cases each backend runs a part on two workers, chosen by name;
-``KERASDIST_MULTIPROCESS_FULL=1`` runs all of them, and on more layouts.
+Of the conformance cases each backend runs a part, chosen by name: two replicas in `make test`, more
+in `make test-everything`; ``KERASDIST_MULTIPROCESS_FULL=1`` runs all of them, on all layouts.
 """
 
 import pytest

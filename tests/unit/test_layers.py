@@ -21,7 +21,7 @@ FRAMEWORK_OF = {
 LAYERS = (
     ("_version", "errors"),
     ("core",),
-    ("config", "api.collectives", "api.run_options", "api.values"),
+    ("config", "api.collectives", "api.run_options", "api.scopes", "api.values"),
     ("keras_compat", "cluster"),
     ("job", "input", "api.losses"),
     ("launch", "backends"),

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from kerasdist.api import scopes
 from kerasdist.api.collectives import CommunicationOptions, ReduceOp
 from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
 from kerasdist.api.replica_context import checked_axis
 from kerasdist.api.strategy import Strategy
 from kerasdist.api.values import PerReplica
 from kerasdist.backends.base.single_replica import SoleRunner
-from kerasdist.core import context
 from kerasdist.errors import ScopeError
 from tests.environment import CPU_DEVICES, values
 from tests.fresh import run_fresh
@@ -22,14 +22,14 @@ def strategy():
 
 def test_run_calls_the_function(strategy):
     def step(x, *, y):
-        here = context.get_replica_context()
+        here = scopes.get_replica_context()
         assert here.strategy is strategy
         assert here.num_replicas_in_sync == 1
         return {"sum": x + y}
 
     assert strategy.run(step, args=(1,), kwargs={"y": 2}) == {"sum": 3}
     assert strategy.run(step, args=[PerReplica((1,))], kwargs={"y": PerReplica((2,))})["sum"] == 3
-    assert not context.has_strategy()
+    assert not scopes.has_strategy()
 
 
 @pytest.mark.parametrize("args", ["text", {"x": 1}, 3, np.zeros(2)])
@@ -44,8 +44,8 @@ def test_an_error_leaves_no_scope_open(strategy):
 
     with pytest.raises(KeyError, match="of the user's"):
         strategy.run(wrong)
-    assert not context.has_strategy()
-    assert context.get_replica_context().replica_id_in_sync_group == 0
+    assert not scopes.has_strategy()
+    assert scopes.get_replica_context().replica_id_in_sync_group == 0
 
 
 def test_reduce_and_gather(strategy):
@@ -96,7 +96,7 @@ def test_extended(strategy):
     assert extended.update([1], lambda v: v, group=False) == [[1]]
     assert extended.call_for_each_replica(lambda x: x, args=[4]) == 4
     with extended.colocate_vars_with(None):
-        assert context.in_cross_replica_context()
+        assert scopes.in_cross_replica_context()
 
 
 def test_the_runner_computes_in_its_placement():

@@ -5,12 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kerasdist.api.collectives import CommunicationOptions
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+from kerasdist.core.protocols import StrategyLike
 
 # Keras's ``optimizer.apply``: takes the optimizer, gradients, and variables or None.
 Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
@@ -46,7 +44,7 @@ class Collectives(abc.ABC):
     @abc.abstractmethod
     def merge_call(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

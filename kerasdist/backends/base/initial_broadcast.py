@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.job.job import Job
 
 _NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 
@@ -24,19 +25,20 @@ class InitialBroadcast:
     where the chief alone saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
     """
 
-    def __init__(self, replica_set: ReplicaSet) -> None:
-        """Starts with no variables."""
-        self._replica_set = replica_set
+    def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:
+        """Starts with no variables; `equalize` gives variables the chief's values."""
+        self._job = job
+        self._equalize = equalize
         self._new: list[weakref.ref[Any]] = []
 
     def add(self, variable: Any) -> None:
         """Adds a new variable; all workers must make the same variables in the same order."""
-        if self._replica_set.job is not None:
+        if self._job is not None:
             self._new.append(weakref.ref(variable))
 
     def ensure(self) -> None:
         """Gives new variables the chief's values. All workers must call it."""
-        job = self._replica_set.job
+        job = self._job
         if job is None or not self._new:
             return
         if self._ready():
@@ -55,7 +57,7 @@ class InitialBroadcast:
         # A metric that is built in an eager step has added up this worker's examples already.
         equal = [one for one in ready if not is_sum_on_read(one)]
         if equal:
-            self._replica_set.equalize(equal)
+            self._equalize(equal)
 
     def _ready(self) -> list[Any]:
         """Returns the variables that still exist, and have values."""

@@ -203,7 +203,7 @@ class ReplicaSet(abc.ABC):
         self.steps_ahead = 1 if on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
-        self.initial_broadcast = InitialBroadcast(self)
+        self.initial_broadcast = InitialBroadcast(job, self.equalize)
         self.batch_history = BatchHistory()
         self.first_batches = FirstBatches(job, wanted=options.check != "off")
 

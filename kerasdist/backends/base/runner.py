@@ -10,7 +10,7 @@ from kerasdist.api.collectives import CommunicationOptions, ReduceOp
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
 
 
 class Runner(abc.ABC):
@@ -30,7 +30,7 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def run(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

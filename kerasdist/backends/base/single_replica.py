@@ -18,7 +18,7 @@ from kerasdist.core import context
 from kerasdist.core.structures import flatten, map_leaves
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
 
 
 @final
@@ -27,7 +27,7 @@ class SoleReplica(Collectives):
 
     def merge_call(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -71,7 +71,7 @@ class SoleRunner(Runner):
 
     def run(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],

@@ -1,12 +1,11 @@
 """Jobs of hundreds and thousands of workers on one coordinator: DEFECTS 22 and 23.
 
-`KERASDIST_SCALE_FULL=1` takes 4,096 workers. What is asserted are bytes and lines of code that run,
+`make test-everything` takes 4,096 workers. What is asserted are bytes and lines of code that run,
 never seconds; the limits on time end a test that hangs.
 """
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 
@@ -18,11 +17,12 @@ from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 from kerasdist.launch.placement import free_port
+from tests.environment import everything
 from tests.unit.job.simulated_workers import SimulatedWorker, values_in
 
 MINE = Credentials(b"a secret", "a job")
 PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
-MANY = 4096 if os.environ.get("KERASDIST_SCALE_FULL") == "1" else 512
+MANY = 4096 if everything() else 512
 LIMIT_SECONDS = 240.0
 
 

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 from jax import numpy as jnp
@@ -30,8 +31,18 @@ launching = threading.RLock()
 # A variable's array, if no other code refers to it.
 _unread: VariableTable[Any] = VariableTable()
 
-# A variable whose value steps have taken: a method that copies it, and its arguments.
-_in_steps: VariableTable[tuple[weakref.WeakMethod[Any], str, int]] = VariableTable()
+
+@dataclass(frozen=True)
+class _InSteps:
+    """The thread whose steps take a variable's value, and a method that copies it meanwhile."""
+
+    thread: int
+    copied: weakref.WeakMethod[Any]
+    name: str
+    index: int
+
+
+_in_steps: VariableTable[_InSteps] = VariableTable()
 
 
 @final
@@ -65,12 +76,14 @@ passing = _Passing()
 def read(original: Callable[[Any], Any], variable: Any) -> Any:
     """Reads a Keras variable, whose array then is not donated."""
     mark_read(variable)
-    while keras_compat.stored_value(variable) is None and keras_compat.stateless_scope() is None:
-        known = _in_steps.get(variable)
-        copied = None if known is None else known[0]()
-        if known is None or copied is None:
-            break  # it was never built
-        copy = copied(*known[1:])
+    known = _in_steps.get(variable)
+    while known is not None and keras_compat.stateless_scope() is None:
+        is_stored = keras_compat.stored_value(variable) is not None
+        copied = known.copied()
+        if copied is None or (is_stored and threading.get_ident() == known.thread):
+            break
+        # The next step consumes what is stored, too, which this thread does not know to wait for.
+        copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
         time.sleep(0.001)
@@ -78,10 +91,13 @@ def read(original: Callable[[Any], Any], variable: Any) -> Any:
 
 
 def mark_in_steps(variables: Iterable[Any], copied: Callable[..., Any], name: str) -> None:
-    """Lets variables be read while steps have their values: by ``copied(name, index)``."""
-    method = weakref.WeakMethod(copied)
+    """Lets variables be read while steps of this thread have their values.
+
+    By ``copied(variable, name, index)``.
+    """
+    here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):
-        _in_steps.put(variable, (method, name, index))
+        _in_steps.put(variable, _InSteps(here, method, name, index))
 
 
 def mark_read(variable: Any) -> None:

@@ -167,10 +167,12 @@ class JaxTrainer(ReplicatedTrainer):
             self._purge_model_variables(**which)
         return state
 
-    def _copy_in_steps(self, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, has taken out; None while it cannot."""
+    def _copy_in_steps(self, variable: Any, name: str, index: int) -> Any:
+        """Copies a value that Keras's loop, in any thread, takes out; None while it cannot."""
         with donation.launching:
-            state = self._jax_state
+            stored, state = keras_compat.stored_value(variable), self._jax_state
+            if stored is not None and not stored.is_deleted():
+                return jnp.copy(stored)
             if state is None or state[name][index].is_deleted():
                 return None
             return jnp.copy(self.replica_set.arrays.at_rest([state[name][index]])[0])

@@ -20,7 +20,7 @@ from kerasdist.core import context
 from kerasdist.errors import ReplicaError
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
+    from kerasdist.core.protocols import StrategyLike
 
 Result = TypeVar("Result")
 
@@ -93,7 +93,7 @@ class Exchange:
 
 
 def in_replicas(
-    strategy: Strategy,
+    strategy: StrategyLike,
     group: Group,
     code: Callable[..., Any],
     args: Sequence[Any] = (),

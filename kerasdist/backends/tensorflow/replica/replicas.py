@@ -41,8 +41,8 @@ from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
     from kerasdist.backends.base.trial import Trials
+    from kerasdist.core.protocols import StrategyLike
     from kerasdist.job.job import Job
 
 
@@ -115,7 +115,7 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     def run(
         self,
-        strategy: Strategy,
+        strategy: StrategyLike,
         function: Callable[[Any], Any],
         batch: Any,
         *,
@@ -180,7 +180,7 @@ def worker_replicas(
     return replicas
 
 
-def group_of(strategy: Strategy) -> Group | None:
+def group_of(strategy: StrategyLike) -> Group | None:
     """Returns a strategy's group of replicas; None if it is plain Keras on one device."""
     replicas = strategy.replica_set
     return replicas.group if isinstance(replicas, TensorFlowReplicaSet) else None

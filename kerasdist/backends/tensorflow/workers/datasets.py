@@ -28,8 +28,8 @@ from kerasdist.input.options import InputOptions
 from kerasdist.input.worker_batches import WorkerBatches
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
     from kerasdist.backends.tensorflow.workers.group import Group
+    from kerasdist.core.protocols import StrategyLike
 
 
 @final
@@ -132,7 +132,7 @@ def _spec_of(leaf: Any) -> Any:
     return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-def register(group_of: Callable[[Strategy], Group | None]) -> None:
+def register(group_of: Callable[[StrategyLike], Group | None]) -> None:
     """Makes kerasdist use ``tf.distribute``'s own distributed datasets for ``tf.data`` sources."""
     DistributedDataset.register(tf.distribute.DistributedDataset)
 

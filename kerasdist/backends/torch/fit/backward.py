@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any, final
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.core import context
+from kerasdist.core.protocols import ReplicaLike
 
 
 @cache
@@ -28,7 +28,7 @@ def install() -> None:
 class _Place:
     """A replica, and Keras's scopes, at one point of its step."""
 
-    def __init__(self, replica: ReplicaContext) -> None:
+    def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica
         self._keras_state = keras_compat.copy_thread_state()
 
@@ -47,7 +47,7 @@ class _Place:
             keras_compat.paste_thread_state(before)
 
 
-def _replica() -> ReplicaContext | None:
+def _replica() -> ReplicaLike | None:
     replica = context.replica()
     return replica if replica and isinstance(replica.collectives, TorchCollectives) else None
 
@@ -69,10 +69,10 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
 class _Repeated:
     """A function that repeats its first call's random draws, as torch.utils.checkpoint does."""
 
-    def __init__(self, function: Callable[..., Any], replica: ReplicaContext) -> None:
+    def __init__(self, function: Callable[..., Any], replica: ReplicaLike) -> None:
         self._function = function
         self._place = _Place(replica)
-        self._draws: Any = replica.collectives.draws  # type: ignore[attr-defined]
+        self._draws: Any = replica.collectives.draws
         self._rank = replica.replica_id_in_sync_group
         self._begins_at: Any = None
         self._is_first = True

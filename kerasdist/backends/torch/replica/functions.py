@@ -43,7 +43,7 @@ class Step:
         """Takes the step, compiled where there is one replica."""
         function = self._function
         if self._compiled is not None:
-            if context.get_strategy().num_replicas_in_sync > 1:
+            if context.strategy_in_force().num_replicas_in_sync > 1:
                 self.warn_if_compiled()
             else:
                 function = self._compiled

@@ -27,8 +27,8 @@ from kerasdist.core import context, ownership
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
+    from kerasdist.core.protocols import StrategyLike
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
 
@@ -172,7 +172,7 @@ def _initialize(original: Callable[..., None], variable: Any, initializer: Any) 
         rules.divide_weight(variable)
 
 
-def _rules_of(strategy: Strategy | None) -> ShardRules | None:
+def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
     replicas: Any = None if strategy is None else strategy.replica_set
     return None if replicas is None else replicas.shard_rules
 
