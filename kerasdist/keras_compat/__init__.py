@@ -84,13 +84,13 @@ from kerasdist.keras_compat.optimizers import (
     updating,
 )
 from kerasdist.keras_compat.patches import install
-from kerasdist.keras_compat.randomness import (
+from kerasdist.keras_compat.settings import (
     global_seed,
     global_seed_generator,
     is_seeded,
     set_global_seed_generator,
+    settings,
 )
-from kerasdist.keras_compat.settings import settings
 from kerasdist.keras_compat.snapshots import Memory, Snapshot
 from kerasdist.keras_compat.tf_data import (
     auto_shard_policy,

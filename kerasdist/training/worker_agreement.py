@@ -14,7 +14,7 @@ from kerasdist.agreement import calls, code, models, weights
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.job.job import Job
-from kerasdist.training import equal_randomness
+from kerasdist.training import randomness
 from kerasdist.training.binding import Binding
 
 # The advice if workers have different data.
@@ -82,7 +82,7 @@ def _calling(
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
-        equal_randomness.ensure(job)
+        randomness.ensure_equal(job)
         try:
             with _in_call(replicas, call.arguments):
                 yield

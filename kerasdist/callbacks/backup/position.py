@@ -21,6 +21,7 @@ from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Remembering, renumbered
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.loaders import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
 
 
@@ -325,11 +326,8 @@ def _objects_of(source: Any) -> list[Any]:
     if isinstance(source, keras_compat.PyDataset):
         return [source]
     if keras_compat.is_torch_dataloader(source):
-        batches = source.batch_sampler
-        within = None if batches is None else getattr(batches, "sampler", None)
-        objects = [source.dataset, source.sampler, batches, within]
-        different = {id(one): one for one in objects if one is not None}
-        return [*different.values(), types.SimpleNamespace(generator=source.generator)]
+        generator = types.SimpleNamespace(generator=source.generator)
+        return [source.dataset, *samplers_of(source), generator]
     return []
 
 
