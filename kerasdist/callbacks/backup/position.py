@@ -289,29 +289,14 @@ class PositionedAdapter(WrappedAdapter):
         """Returns the inner adapter's batches."""
         return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
-    def get_torch_dataloader(self) -> Any:
+    def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return _Loader(self._inner.get_torch_dataloader, self._position)
-
-    @property
-    def builtin_prefetch(self) -> bool:
-        """The inner adapter's."""
-        return self._inner.builtin_prefetch
-
-
-@final
-class _Loader:
-    """The batches for Keras's loop on PyTorch, which reads a batch before `on_batch_begin`."""
-
-    def __init__(self, make: Callable[[], Any], position: Position) -> None:
-        self._make = make
-        self._position = position
-
-    def __iter__(self) -> Iterator[Any]:
-        # Made at once, since the iterator of a DataLoader draws a random number.
-        return self._read(self._position.begun(lambda: iter(self._make())))
+        # Begun at once, since the iterator of a DataLoader draws a random number.
+        begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
+        return self._read(begun)
 
     def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches to Keras's loop on PyTorch, which reads one before `on_batch_begin`."""
         for _ in iter(int, 1):
             self._position.batch_begins()
             try:
@@ -319,6 +304,11 @@ class _Loader:
             except StopIteration:
                 return
             yield batch
+
+    @property
+    def builtin_prefetch(self) -> bool:
+        """The inner adapter's."""
+        return self._inner.builtin_prefetch
 
 
 def _objects_of(source: Any) -> list[Any]:
