@@ -244,7 +244,7 @@ def report(again: Sequence[tuple[str, str]]) -> bool:
         "",
         f"The tests that the installed Keras {keras_version()} brings, every test inside the "
         f"scope of a `kd.MirroredStrategy` of {REPLICAS} CPU devices, beside plain Keras. "
-        "`make test` runs a selection.",
+        "`make test-everything` runs a selection.",
         "",
         "| | | plain: passed | skipped | failed | ours: passed | skipped | failed |",
         "|---|---|---|---|---|---|---|---|",
