@@ -49,12 +49,15 @@ class Patch:
     reason: str
 
 
-def _row(functions: str, owner: Any, names: str, reason: str, *more: Target) -> Patch:
-    targets = (*((owner, one) for one in names.split()), *more)
+def _row(functions: str, owners: Any, names: str, reason: str) -> Patch:
+    """Returns a row, from names with spaces between, and one owner or several."""
+    listed = owners if isinstance(owners, tuple) else (owners,)
+    targets = tuple((owner, name) for owner in listed for name in names.split())
     return Patch(tuple(functions.split()), targets, reason)
 
 
-_SUM: Target = metrics.Sum, "update_state"
+_OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
+_MEANS = metrics.Mean, metrics.Sum
 _NORMALIZATION = keras.layers.BatchNormalization
 
 # Keras's random functions; the last two take a tensor and change it.
@@ -70,54 +73,34 @@ DRAWING = (
 )
 RESHUFFLING = ("dropout", "shuffle")
 
-# All supported versions of Keras have these places; see `_own_apply_mask` for the one that differs.
+# All supported versions of Keras have these places; see `_without_change_of_mask` for the one that differs.
 PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
     _row("sequential_build", keras.Sequential, "build", "its inner model gets no strategy"),
     _row("layer_created", Layer, "__init__", "an activity regularizer sees the global batch"),
     _row("metric_created", metrics.Metric, "__init__", "one that Keras does not ship sees it too"),
-    _row("update_mean", metrics.Mean, "update_state", "one value stands for all examples", _SUM),
+    _row("update_mean", _MEANS, "update_state", "one value stands for all examples"),
     _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "likewise"),
     _row("add_loss", Layer, "add_loss", "a replica has the losses that its layers add"),
     _row("own_losses", Layer, "_get_own_losses", "likewise"),
     _row("clear_losses", Layer, "_clear_losses", "likewise"),
-    # Calls of a model.
+    # Calls of a model; one from outside of the scope is computed on one device, or refused.
     _row("compile", Trainer, "compile", "optimizer and metrics belong to the model's strategy"),
     _row("fit", BackendTrainer, "fit", "the data go through a strategy's adapter"),
     _row("evaluate", BackendTrainer, "evaluate predict", "likewise"),
-    _row(
-        "on_batch",
-        BackendTrainer,
-        "train_on_batch test_on_batch predict_on_batch",
-        "a model from outside of the scope computes on one device; a worker's is refused",
-    ),
-    _row(
-        "save",
-        saving_lib,
-        "save_model save_weights_only",
-        "in a job, the chief writes",
-        (legacy_h5_format, "save_model_to_hdf5"),
-        (keras.Model, "export"),
-    ),
+    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch predict_on_batch", "refusals"),
+    _row("save", saving_lib, "save_model save_weights_only", "in a job, the chief writes"),
+    _row("save", legacy_h5_format, "save_model_to_hdf5", "likewise"),
+    _row("save", keras.Model, "export", "likewise"),
     _row("model_as_json", saving_lib, "_serialize_model_as_json", "a snapshot writes its own"),
     _row("save_state", saving_lib, "_save_state", "likewise"),
-    # Variables.
-    _row(
-        "variable_created variable_made",
-        keras.Variable,
-        "__init__",
-        "a variable remembers its strategy; JAX, torch: it may be made inside a program or replica",
-    ),
+    # Variables: their strategy; on JAX and torch they may be made in a program or replica.
+    _row("variable_created variable_made", keras.Variable, "__init__", "strategies; replicas"),
     _row("initialize", keras.Variable, "_initialize_with_initializer", "JAX, torch: shards"),
     _row("assign store", keras.Variable, "_direct_assign", "values combine; JAX, torch: shards"),
-    _row(
-        "read_whole read",
-        keras.Variable,
-        "value",
-        "JAX, torch: shards are gathered; JAX: a value that was read is not donated; TensorFlow: "
-        "listeners",
-    ),
+    # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
+    _row("read_whole read", keras.Variable, "value", "JAX, torch: shards; JAX, TensorFlow: reads"),
     _row("scope_read", keras.StatelessScope, "get_current_value", "JAX: a custom loop's scopes"),
     _row("track", Layer, "_track_variables _post_track_variable", "torch: shards are parameters"),
     _row("to_numpy", backend, "convert_to_numpy", "JAX workers: a Ctrl-C ends the wait"),
@@ -133,47 +116,21 @@ PATCHES: tuple[Patch, ...] = (
     _row("nn_moments", backend, "nn.moments", "torch: by its fused kernels"),
     _row("nn_normalization", backend, "nn.batch_normalization", "torch: likewise"),
     # Optimizers.
-    _row(
-        "apply apply_outside",
-        BaseOptimizer,
-        "apply",
-        "gradients are combined over the replicas; TensorFlow: outside of replicas",
-    ),
-    _row(
-        "apply apply_outside apply_scaled",
-        LossScaleOptimizer,
-        "apply",
-        "likewise; JAX: in custom loops",
-    ),
-    _row(
-        "scale_by_optimizer",
-        BaseOptimizer,
-        "scale_loss",
-        "the weight comes before the scale, for float16",
-        (LossScaleOptimizer, "scale_loss"),
-    ),
+    # On TensorFlow also outside of replicas; on JAX scaled gradients in custom loops.
+    _row("apply apply_outside", BaseOptimizer, "apply", "gradients are combined over replicas"),
+    _row("apply apply_outside apply_scaled", LossScaleOptimizer, "apply", "likewise"),
+    _row("scale_by_optimizer", _OPTIMIZERS, "scale_loss", "weights come first, for float16"),
     _row("build", BaseOptimizer, "build", "TensorFlow: variables from outside are mirrored"),
     _row("slot", keras.optimizers.Optimizer, "add_variable_from_reference", "whose slot it is"),
     _row("slot_alone", keras.optimizers.Optimizer, "add_variable", "JAX, TensorFlow: likewise"),
-    _row(
-        "stateless_apply",
-        BaseOptimizer,
-        "stateless_apply",
-        "JAX: shards are updated",
-        (LossScaleOptimizer, "stateless_apply"),
-    ),
+    _row("stateless_apply", _OPTIMIZERS, "stateless_apply", "JAX: shards are updated"),
     _row("update", BaseOptimizer, "_backend_apply_gradients", "torch: shards are updated"),
     _row("clip", BaseOptimizer, "_clip_gradients", "torch: norms over all shards"),
     _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
     # Random numbers.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
     _row("draw dropout", backend, "random.dropout", "a trial repeats draws; torch: a replica's"),
-    _row(
-        "draw",
-        backend,
-        " ".join(f"random.{one}" for one in (*DRAWING, "shuffle")),
-        "a trial repeats its draws",
-    ),
+    _row("draw", backend.random, " ".join((*DRAWING, "shuffle")), "a trial repeats draws"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
     _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
