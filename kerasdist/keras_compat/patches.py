@@ -73,7 +73,7 @@ DRAWING = (
 )
 RESHUFFLING = ("dropout", "shuffle")
 
-# All supported versions of Keras have these places; see `_without_change_of_mask` for the one that differs.
+# All supported versions of Keras have these places; `apply_mask` changes with 3.15.
 PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
