@@ -162,7 +162,7 @@ class _Place:
 
     original: Function
     call: Function
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict[str, Function])
 
 
 _places: dict[tuple[int, str], _Place] = {}
