@@ -58,13 +58,13 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     It warns once, but not of workers that `begins` finds unseeded: their states always differ.
     """
     own = random_states.compared()
-    everyone = job.gather_object(
+    everyone: list[dict[str, str]] = job.gather_object(
         "random state", {library: _digest(state) for library, state in own.items()}
     )
-    found = None
+    found: Any = None
     if job.is_chief:
         # A library that is not imported on all workers does not shuffle what they all read.
-        common = set.intersection(*map(set, everyone))
+        common = set(everyone[0]).intersection(*everyone)
         apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
         differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
         if apart:
