@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kerasdist.core import lazy
 
 if TYPE_CHECKING:
-    from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+    from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
     from kerasdist.callbacks.broadcast import BroadcastGlobalVariables
     from kerasdist.callbacks.chief_only import ChiefOnly
     from kerasdist.callbacks.metrics_reduction import MetricsReduction
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BackupAndRestore": "backup_and_restore",
+    "BackupAndRestore": "backup.backup_and_restore",
     "BroadcastGlobalVariables": "broadcast",
     "ChiefOnly": "chief_only",
     "LearningRateWarmup": "warmup",

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import keras
-import numpy as np
 
-from kerasdist.callbacks.backup_file import bytes_of, dtype_of
 from kerasdist.errors import UnsupportedError
-from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
 
@@ -71,30 +68,3 @@ def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
     if binding is not None and binding.replicas.job is not None:
         binding.replicas.initial_broadcast.ensure()
         binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
-
-
-def broadcast_arrays(
-    model: Any, arrays: Sequence[np.ndarray[Any, Any]], forms: Sequence[Any]
-) -> list[np.ndarray[Any, Any]]:
-    """Returns the chief's arrays on every worker. All workers must call it.
-
-    ``forms`` are type and shape of each array; the other workers pass no arrays.
-    """
-    binding = binding_of(model)
-    if binding is None or binding.replicas.job is None or not forms:
-        return list(arrays)
-    dtypes = [dtype_of(name) for name, _ in forms]
-    sizes = list(map(bytes_of, forms))
-    raw = np.zeros(sum(sizes), np.uint8)
-    if binding.replicas.job.is_chief:
-        raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
-    with binding.strategy.scope():
-        carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
-    binding.replicas.initial_broadcast.ensure()
-    binding.replicas.equalize([carrier])
-    received = np.asarray(ops.convert_to_numpy(carrier))
-    parts = np.split(received, np.cumsum(sizes)[:-1])
-    return [
-        part.copy().view(dtype).reshape(shape)
-        for part, dtype, (_, shape) in zip(parts, dtypes, forms, strict=True)
-    ]

@@ -1,13 +1,52 @@
-"""A callback for the chief alone."""
+"""Callbacks that wrap another callback."""
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import keras
 
-from kerasdist.callbacks.delegating import DelegatingCallback
 from kerasdist.job.current import current
+
+# The methods that Keras calls on a callback.
+_EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
+
+
+class DelegatingCallback(keras.callbacks.Callback):
+    """Passes Keras's calls on to the inner callback; a subclass overrides what it does itself."""
+
+    def __init__(self, inner: keras.callbacks.Callback, heard: bool = True) -> None:
+        super().__init__()
+        self.inner = inner
+        if heard:
+            for name in _EVENTS:
+                # Set on the instance: Keras skips methods that are the empty default.
+                setattr(self, name, getattr(inner, name))
+
+    def set_params(self, params: Any) -> None:
+        """Passes the parameters on to the inner callback."""
+        super().set_params(params)
+        self.inner.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Passes the model on to the inner callback."""
+        super().set_model(model)
+        self.inner.set_model(self.model_for(model))
+
+    def model_for(self, model: Any) -> Any:
+        """Returns the model that the inner callback sees."""
+        return model
+
+    def after(self, event: str, then: Callable[..., None]) -> None:
+        """Calls a function after an event of the inner callback."""
+        first = getattr(self, event)
+
+        def both(*args: Any, **kwargs: Any) -> None:
+            first(*args, **kwargs)
+            then(*args, **kwargs)
+
+        setattr(self, event, both)
 
 
 @final

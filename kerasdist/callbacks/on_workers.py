@@ -17,23 +17,19 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
-from kerasdist.callbacks import backup_call
-from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup import fit_call
+from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.broadcast import broadcast
-from kerasdist.callbacks.chief_only import ChiefOnly
-from kerasdist.callbacks.clock import Clock
-from kerasdist.callbacks.delegating import DelegatingCallback
-from kerasdist.callbacks.in_sync import InSync
+from kerasdist.callbacks.chief_only import ChiefOnly, DelegatingCallback
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel
-from kerasdist.callbacks.position import Position
 from kerasdist.callbacks.profile import Profile
-from kerasdist.callbacks.progress import Progress
-from kerasdist.callbacks.telemetry import Telemetry
-from kerasdist.callbacks.vote import Vote
+from kerasdist.callbacks.telemetry import Bench, Clock, Progress, Telemetry
+from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import profiling, status
+from kerasdist.job import profiling, results, status
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -65,6 +61,8 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
         listed.insert(0, Profile(profiled, meter, replicas))
     if meter is not None:
         listed.insert(0, Clock(meter))
+    if meter is not None and results.is_benchmark():
+        listed.append(Bench(meter))
     callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = listed
@@ -82,7 +80,8 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nothing reads its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
-    if not listeners and status.channel() is None and profiling.wanted() is None:
+    others = status.channel(), profiling.wanted()
+    if not listeners and not results.is_benchmark() and others == (None, None):
         return None
     meter = Meter(
         knows_data=replicas.measures_data,
@@ -101,7 +100,7 @@ def position_of(given: Mapping[str, Any]) -> Position | None:
     if not backups:
         return None
     position = Position(given["x"], given["steps_per_epoch"])
-    position.facts = backup_call.of_data(given)
+    position.facts = fit_call.of_data(given)
     for backup in backups:
         backup.reads(position)
     return position

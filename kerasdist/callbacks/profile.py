@@ -10,7 +10,9 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, final
 
 import keras
@@ -19,14 +21,17 @@ from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.profiler import Event
-from kerasdist.callbacks import clocks
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError
+from kerasdist.job.job import Job
 from kerasdist.job.profiling import ProfiledSteps
 
 _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")
+
+_ROUNDS = 11
+"""How often the workers look at their clocks at once."""
 
 STEPS = "steps of fit"
 """The name of the row that shows where each step ended on the host."""
@@ -50,7 +55,7 @@ class Profile(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Compares the clocks. All workers must call it."""
         del logs
-        self._offset = clocks.offset(self._replicas.job)
+        self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Ends a profile whose last step did not come."""
@@ -136,3 +141,42 @@ def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
         times = {"ts": begin / 1e3 - offset, "dur": (end - begin) / 1e3}
         events.append({"ph": "X", "name": f"step {number}", **row, **times})
     return events
+
+
+@final
+@dataclass(frozen=True)
+class Offset:
+    """What to subtract from a worker's clock to get the chief's.
+
+    Attributes:
+        microseconds: The difference.
+        spread: How far apart the middle half of the measurements was.
+    """
+
+    microseconds: float
+    spread: float
+
+
+def offset_of_clock(job: Job | None) -> Offset:
+    """Measures the offset of this worker's clock. All workers must call it.
+
+    Workers of one machine have one clock. Others meet several times: the coordinator lets all go
+    on at once, and each looks at its clock then. The median of the differences is off by the
+    difference of the times that a message takes to two workers, less than the network's latency.
+    """
+    if job is None or not any(job.compare_objects("machines", platform.node())):
+        return Offset(0.0, 0.0)
+    stamps: list[int] = []
+    for number in range(_ROUNDS):
+        job.all_gather_object(f"clock {number}", None, channel="clock")
+        stamps.append(time.time_ns())
+    chiefs = job.broadcast_object("clocks", stamps, channel="clock")
+    return offset_of_stamps(stamps, chiefs)
+
+
+def offset_of_stamps(own: list[int], chiefs: list[int]) -> Offset:
+    """Returns the offset, from the times (ns) at which two workers went on after each meeting."""
+    differences = sorted((mine - theirs) / 1e3 for mine, theirs in zip(own, chiefs, strict=True))
+    quarter = len(differences) // 4
+    spread = differences[-1 - quarter] - differences[quarter]
+    return Offset(median(differences), spread)

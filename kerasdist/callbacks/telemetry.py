@@ -1,28 +1,80 @@
-"""The speed of training, and where its time goes, in files."""
+"""Who reads a meter: files (`Telemetry`), the launcher (`Progress`), a benchmark (`Bench`)."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
+import math
+import os
 import platform
+import resource
+import sys
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, TYPE_CHECKING, Any, final
 
 import keras
 import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist._version import __version__
+from kerasdist.api.functions import function
+from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.scopes import get_replica_context
+from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Meter, Window
-from kerasdist.callbacks import event_file, usage
+from kerasdist.core import gpus
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import stragglers
+from kerasdist.job.results import AllReduce, tell
+from kerasdist.job.status import Channel
+from kerasdist.keras_compat import ops
+from kerasdist.training.binding import binding_of
+
+if TYPE_CHECKING:
+    from kerasdist.api.strategy import Strategy
 
 SCHEMA = 1
 """The number of the lines' form; it grows when a field changes its meaning or goes."""
+
+_SECONDS = 1.0
+"""How much training lies between two reports to the launcher."""
+
+_TRIES = 5
+_LEAST_BYTES = 1 << 20
+
+_STATM = Path("/proc/self/statm")
+
+
+@final
+class Clock(keras.callbacks.Callback):
+    """Runs a meter's clock while an epoch's steps run; before the callbacks that read the meter."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Starts the clock."""
+        del epoch, logs
+        self._meter.begin_epoch()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Stops the clock: what follows is validation."""
+        del logs
+        self._meter.pause()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops the clock."""
+        del epoch, logs
+        self._meter.pause()
 
 
 @final
@@ -79,7 +131,7 @@ class Telemetry(keras.callbacks.Callback):
         super().__init__()
         if every <= 0:
             raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
-        if tensorboard and not event_file.is_possible():
+        if tensorboard and not _has_tensorboard():
             raise UnsupportedError(
                 "Expected the package tensorboard, which writes its files. Received: "
                 f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
@@ -87,18 +139,18 @@ class Telemetry(keras.callbacks.Callback):
             )
         self.log_dir = Path(log_dir)
         self._every = every
-        self._tensorboard = event_file.is_possible() if tensorboard is None else tensorboard
+        self._tensorboard = _has_tensorboard() if tensorboard is None else tensorboard
         self._meter: Meter | None = None
         self._replicas: ReplicaSet | None = None
         self._lines: IO[str] | None = None
-        self._events: event_file.EventFile | None = None
+        self._events: _EventFile | None = None
         self._epoch = 0
 
     def measures(self, meter: Meter, replicas: ReplicaSet) -> None:
         """Takes the meter of a call of `fit`, and what it trains on."""
         self._meter, self._replicas = meter, replicas
         self._window = meter.window(self._every, self._write_window)
-        self._of_epoch = meter.window(float("inf"), self._write_window)
+        self._of_epoch = meter.window(math.inf, self._write_window)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the files."""
@@ -113,7 +165,7 @@ class Telemetry(keras.callbacks.Callback):
         path = self.log_dir / f"telemetry-worker-{self._rank}.jsonl"
         self._lines = path.open("a", encoding="utf-8")
         if self._tensorboard and self._rank == 0:
-            self._events = event_file.EventFile(self.log_dir)
+            self._events = _EventFile(self.log_dir)
         meter = self._meter
         start = {
             "host": platform.node(),
@@ -140,11 +192,11 @@ class Telemetry(keras.callbacks.Callback):
         assert self._replicas is not None
         self._meter.pause()
         self._write_window(self._window)
-        figures = self._meter.figures(self._of_epoch)
-        told: dict[str, Any] = described(figures)
+        figures = self._of_epoch.take()
+        told: dict[str, Any] = _described(figures)
         job = self._replicas.job
         if job is not None:
-            own = times_of_worker(figures)
+            own = _times_of_worker(figures)
             workers = job.gather_object(f"telemetry of epoch {epoch + 1}", own)
             if job.is_chief:
                 told |= {"by_worker": workers, "slowest": stragglers.slowest(workers)}
@@ -175,11 +227,11 @@ class Telemetry(keras.callbacks.Callback):
 
     def _write_window(self, window: Window) -> None:
         assert self._meter is not None
-        figures = self._meter.figures(window)
+        figures = window.take()
         if not figures.steps:
             return
-        memory = {"host": usage.of_host(), "gpus": usage.of_gpus()}
-        told = {**self._place(), **described(figures), "memory": memory}
+        memory = {"host": memory_of_host(), "gpus": memory_of_gpus()}
+        told = {**self._place(), **_described(figures), "memory": memory}
         self._write("window", told)
         if self._events is not None:
             self._events.scalars(self._meter.steps, _curves(told))
@@ -198,7 +250,7 @@ class Telemetry(keras.callbacks.Callback):
             )
 
 
-def described(figures: Figures) -> dict[str, Any]:
+def _described(figures: Figures) -> dict[str, Any]:
     """Returns figures as the entries of a line."""
     seconds = figures.seconds
     waits = {"data": figures.data, "collectives": figures.collectives}
@@ -214,7 +266,7 @@ def described(figures: Figures) -> dict[str, Any]:
     }
 
 
-def times_of_worker(figures: Figures) -> dict[str, float | None]:
+def _times_of_worker(figures: Figures) -> dict[str, float | None]:
     """Returns a worker's times per step, in milliseconds, as `stragglers.slowest` takes them."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
@@ -233,3 +285,197 @@ def _curves(told: dict[str, Any]) -> dict[str, float]:
         curves |= {f"memory/gpu_{number}_bytes": gpu["bytes"], f"busy/gpu_{number}": gpu["busy"]}
     known = {name: value for name, value in curves.items() if value is not None}
     return {f"telemetry/{name}".replace("%", ""): value for name, value in known.items()}
+
+
+def _has_tensorboard() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+@final
+class _EventFile:
+    """A new event file for TensorBoard, in a folder that is made if there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        # tensorboard's own EventFileWriter would import TensorFlow where that is installed.
+        self._messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}.{os.getpid()}.kerasdist"
+        self._writer = records.RecordWriter((folder / name).open("wb"))
+        self._write(self._messages.Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a point to the curve of each value."""
+        event = self._messages.Event(wall_time=time.time(), step=step)
+        for name, value in values.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._writer.close()
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+@final
+class Progress(keras.callbacks.Callback):
+    """Reports once a second. kerasdist adds it to `fit` where the launcher listens."""
+
+    def __init__(self, meter: Meter, channel: Channel, replicas: ReplicaSet) -> None:
+        super().__init__()
+        self._meter = meter
+        self._channel = channel
+        self._window = meter.window(_SECONDS, lambda _: self._report("training"))
+        job = replicas.job
+        self._report_of_fit: dict[str, Any] = {"workers": 1 if job is None else job.num_workers}
+        self._steps_before = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports the epoch."""
+        del logs
+        given = self.params or {}
+        self._steps_before = self._meter.steps
+        self._report_of_fit |= {
+            "epoch": epoch + 1,
+            "epochs": given.get("epochs"),
+            "steps": given.get("steps"),
+        }
+        self._report("training")
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Reports that validation begins."""
+        del logs
+        self._report("validation")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reports the epoch's logs."""
+        del epoch
+        self._report("training", logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Reports that `fit` is over."""
+        self._report("after fit", logs)
+
+    def _report(self, phase: str, logs: Any = None) -> None:
+        figures = self._window.take()
+        if figures.steps:
+            samples = figures.samples
+            self._report_of_fit |= {
+                "samples_per_s": None if samples is None else samples / figures.seconds,
+                **_times_of_worker(figures),
+            }
+        # Reading logs waits for their step, so it happens once a second.
+        loss = metering.scalars(logs or self._meter.logs).get("loss")
+        if loss is not None:
+            self._report_of_fit["loss"] = loss
+        self._channel.tell(
+            {
+                **self._report_of_fit,
+                "phase": phase,
+                "step": self._meter.steps - self._steps_before,
+                "memory": memory_of_host(),
+                "gpus": memory_of_gpus(),
+            }
+        )
+
+
+@final
+class Bench(keras.callbacks.Callback):
+    """Measures the epochs of a `fit`, and a sum as large as its gradients, for `kerasdist bench`.
+
+    It has no batch events, so that no step waits for its logs.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+        self._window = meter.window(math.inf, Window.take)
+        self._epochs: list[Figures] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keeps the epoch's figures; the logs, which Keras has read, have waited for its steps."""
+        del epoch, logs
+        self._epochs.append(self._window.take())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Prints what was measured, on the chief. All workers must call it."""
+        del logs
+        model = keras_compat.model_of(self)
+        binding = binding_of(model)
+        assert binding is not None  # others are not measured
+        strategy, replicas = binding.strategy, binding.replicas
+        counted = self._epochs[1:] or self._epochs  # the first one compiles
+        parameters = sum(math.prod(one.shape) for one in model.trainable_variables)
+        total = None
+        if replicas.num_replicas > 1:
+            total = asdict(all_reduce(strategy, max(4 * parameters, _LEAST_BYTES) // 4))
+        if strategy.is_chief:
+            tell(
+                {
+                    "backend": keras_compat.backend_name(),
+                    "workers": 1 if replicas.job is None else replicas.job.num_workers,
+                    "replicas": replicas.num_replicas,
+                    "device": str(replicas.devices[0]),
+                    "batch": self._meter.source.batch_size,  # None: the data do not tell
+                    "steps": sum(one.steps for one in counted),
+                    "seconds": sum(one.seconds for one in counted),
+                    "with_compilation": len(self._epochs) == 1,
+                    "parameters": parameters,
+                    "all_reduce": total,
+                }
+            )
+
+
+def all_reduce(strategy: Strategy, count: int) -> AllReduce:
+    """Measures the sum of an array of `count` float32 over all replicas.
+
+    All workers must call it.
+    """
+
+    def total(value: Any) -> Any:
+        here = get_replica_context()
+        assert isinstance(here, ReplicaContext)
+        return here.all_reduce("SUM", value)
+
+    @function
+    def step(value: Any) -> Any:
+        return strategy.run(total, args=(value,))
+
+    ones = np.ones(count, "float32")
+    value = strategy.experimental_distribute_values_from_function(lambda _: ones)
+    seconds: list[float] = []
+    for _ in range(2 + _TRIES):  # the first ones trace and compile
+        began = time.perf_counter()
+        for part in strategy.experimental_local_results(step(value)):
+            ops.convert_to_numpy(part[:1])  # waits for a value that is still computed
+        seconds.append(time.perf_counter() - began)
+    return AllReduce(4 * count, float(np.median(seconds[2:])), strategy.num_replicas_in_sync)
+
+
+def memory_of_host() -> dict[str, int | None]:
+    """Returns this process's memory in bytes, now and at its peak."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    now = None
+    if _STATM.exists():
+        now = int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
+        peak = max(peak, now)  # the kernel brings the peak up to date now and then
+    return {"bytes": now, "peak_bytes": peak}
+
+
+def memory_of_gpus() -> list[dict[str, Any]]:
+    """Returns the memory in bytes, and the utilization, of the NVIDIA GPUs that this process sees.
+
+    Empty without such a GPU.
+    """
+    return [
+        {"bytes": one.used, "of_bytes": one.total, "busy": one.busy} for one in _watch().usage()
+    ]
+
+
+@cache
+def _watch() -> gpus.Watch:
+    return gpus.Watch(gpus.visible())

@@ -1,4 +1,4 @@
-"""A common decision of all workers to stop training."""
+"""What all workers decide or compare together as `fit` runs: when to stop, and their weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.agreement import weights
 from kerasdist.backends.base.initial_broadcast import unnumbered
-from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
+from kerasdist.training.binding import binding_of
 
 
 @final
@@ -108,3 +110,29 @@ def _acts_on(callback: Any, events: tuple[str, ...]) -> bool:
 def _acts_on_batches(callback: Any) -> bool:
     own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)
+
+
+@final
+class InSync(keras.callbacks.Callback):
+    """Compares the weights of all workers at the end of each epoch, by a checksum.
+
+    It compares the sizes of the batches too. It runs after the callbacks that may change weights,
+    and before those that back them up.
+    """
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Forgets the batches before this call."""
+        del logs
+        binding = binding_of(keras_compat.model_of(self))
+        if binding is not None and binding.replicas.job is not None:
+            history = binding.replicas.batch_history
+            history.clear()
+            binding.replicas.job.report_batches(history.report)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares batches and weights. All workers must call it."""
+        del logs
+        binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"
+        if binding is not None:
+            weights.require_equal_batches(binding.replicas, when)
+            weights.require_equal(self.model, binding.replicas, when)

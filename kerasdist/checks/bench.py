@@ -81,7 +81,7 @@ class Row:
 
     Attributes:
         workers: How many.
-        measured: A `kerasdist.training.fit_meter.Measured` as a dict; empty: the job failed.
+        measured: What `kerasdist.callbacks.telemetry.Bench` tells; empty: the job failed.
         failure: Why it failed.
     """
 

@@ -15,7 +15,7 @@ _CPU, _ACCELERATOR = (512, 4), (4096, 8)
 
 
 def main() -> None:
-    """Trains; `kerasdist.training.fit_meter` measures."""
+    """Trains; `kerasdist.callbacks.telemetry.Bench` measures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("batch_per_replica", type=int)
     parser.add_argument("steps", type=int)

@@ -13,13 +13,13 @@ import numpy as np
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.scopes import get_replica_context
 from kerasdist.api.strategy import Strategy
+from kerasdist.callbacks.telemetry import all_reduce
 from kerasdist.checks.findings import Finding, as_dicts, judge
 from kerasdist.job import results
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
 from kerasdist.strategies.auto import auto
-from kerasdist.training import fit_meter
 
 STEPS = 20
 _STEPS_AN_EPOCH = 5
@@ -125,7 +125,7 @@ def bandwidth(strategy: Strategy) -> Finding:
     if strategy.num_replicas_in_sync == 1:
         return Finding("bandwidth", "ok", "nothing to exchange", "There is one replica.")
     is_cpu = strategy.extended.worker_devices[0].startswith("cpu")
-    sum_of = fit_meter.all_reduce(strategy, (_BYTES_ON_CPU if is_cpu else _BYTES) // 4)
+    sum_of = all_reduce(strategy, (_BYTES_ON_CPU if is_cpu else _BYTES) // 4)
     found = (
         f"{size(sum_of.bytes)} summed in {sum_of.seconds * 1e3:.1f} ms: "
         f"{size(sum_of.bus_bandwidth)}/s sent by each replica"

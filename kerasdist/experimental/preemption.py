@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from kerasdist.callbacks.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 
 
 def preempt(

@@ -73,10 +73,15 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
     return own
 
 
+def samplers_of(loader: Any) -> list[Any]:
+    """Returns the samplers of a ``DataLoader``, each once."""
+    batches = loader.batch_sampler
+    listed = loader.sampler, batches, getattr(batches, "sampler", None)
+    return list({id(one): one for one in listed if one is not None}.values())
+
+
 def tell_epoch(loader: Any, epoch: int) -> None:
     """Sets the epoch of a ``DataLoader``'s samplers that know one."""
-    batches = loader.batch_sampler
-    within = None if batches is None else getattr(batches, "sampler", None)
-    for sampler in {id(one): one for one in (loader.sampler, batches, within)}.values():
+    for sampler in samplers_of(loader):
         if isinstance(sampler, KnowsEpoch):
             sampler.set_epoch(epoch)

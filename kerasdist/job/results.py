@@ -6,6 +6,7 @@ The command reads them without Keras, so nothing of it is imported here.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ BENCH = "KERASDIST_BENCH"
 """Set in the workers of a benchmark."""
 
 _MARK = "kerasdist-result: "
+
+
+def is_benchmark() -> bool:
+    """Returns whether this process is a worker of a benchmark."""
+    return bool(os.environ.get(BENCH))
 
 
 def tell(result: Any) -> None:

@@ -1,6 +1,6 @@
 """The only place that touches Keras's private parts.
 
-`hooks` is where kerasdist steps into Keras; the other files are the few private functions it calls.
+`patches` is where kerasdist steps into Keras; the others are the few private functions it calls.
 Each is watched by a test in ``tests/unit/test_keras_compat.py`` that fails when Keras moves it.
 """
 
@@ -35,27 +35,6 @@ from kerasdist.keras_compat.data import (
     spec_of_rows,
     train_validation_split,
     yields_new_arrays,
-)
-from kerasdist.keras_compat.hooks import (
-    Hooks,
-    install,
-    install_apply_mask,
-    install_backward_code,
-    install_batch_moments,
-    install_dropout,
-    install_in_torch_nn,
-    install_in_variables,
-    install_initial_values,
-    install_outside_replicas,
-    install_reads,
-    install_scaled_apply,
-    install_scope_reads,
-    install_slots,
-    install_stateless_apply,
-    install_stored_values,
-    install_to_numpy,
-    install_tracked_parameters,
-    install_updates,
 )
 from kerasdist.keras_compat.models import (
     BATCH_EVENTS,
@@ -104,14 +83,15 @@ from kerasdist.keras_compat.optimizers import (
     referenced_variables,
     updating,
 )
-from kerasdist.keras_compat.randomness import (
+from kerasdist.keras_compat.patches import install
+from kerasdist.keras_compat.settings import (
     global_seed,
     global_seed_generator,
     is_seeded,
     set_global_seed_generator,
     set_random_seed,
+    settings,
 )
-from kerasdist.keras_compat.settings import settings
 from kerasdist.keras_compat.snapshots import Memory, Snapshot
 from kerasdist.keras_compat.tf_data import (
     auto_shard_policy,

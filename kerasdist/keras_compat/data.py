@@ -14,7 +14,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from kerasdist.keras_compat.array_rows import is_array_adapter
 from kerasdist.keras_compat.models import backend_name
-from kerasdist.keras_compat.randomness import global_seed
+from kerasdist.keras_compat.settings import global_seed
 
 get_data_adapter: Any = data_adapters.get_data_adapter
 is_torch_dataloader: Any = data_adapters.is_torch_dataloader

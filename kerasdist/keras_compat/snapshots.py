@@ -17,8 +17,8 @@ import keras
 import numpy as np
 from keras.src.saving import saving_lib
 
-from kerasdist.keras_compat.hooks import _put_in
 from kerasdist.keras_compat.models import ops
+from kerasdist.keras_compat.patches import install
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 """Arrays that no copy uses any more, by shape and type.
@@ -129,8 +129,7 @@ _writing = _Writing()
 
 @cache
 def _install() -> None:
-    _put_in(saving_lib, "_serialize_model_as_json", _texts)
-    _put_in(saving_lib, "_save_state", _save_state)
+    install(model_as_json=_texts, save_state=_save_state)
 
 
 def _texts(original: Callable[..., Any], model: Any) -> Any:

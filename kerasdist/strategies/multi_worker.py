@@ -27,7 +27,7 @@ from kerasdist.job.job import Job
 from kerasdist.strategies import gpu_choice
 from kerasdist.strategies.choice import chosen_devices, prepare
 from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
-from kerasdist.training import equal_randomness, hooks
+from kerasdist.training import hooks, randomness
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.
 _own: list[Device] = []
@@ -135,7 +135,7 @@ def replicas_of_job(
     replicas = backend.replica_set(devices, options, job, communication)
     if is_new:
         job.after_connecting()
-    equal_randomness.ensure(job, begins=True)
+    randomness.ensure_equal(job, begins=True)
     return replicas
 
 

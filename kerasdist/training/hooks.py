@@ -17,7 +17,7 @@ from kerasdist import keras_compat
 from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
-from kerasdist.callbacks.position import Position, PositionedAdapter
+from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import context, ownership
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
@@ -25,7 +25,6 @@ from kerasdist.input.options import InputOptions
 from kerasdist.job.job import Job
 from kerasdist.training import (
     batch_norm,
-    fit_meter,
     layer_losses,
     metrics,
     numerics,
@@ -50,36 +49,33 @@ def install() -> None:
     """Installs the hooks, once per process."""
     keras_compat.leave_accelerators()
     keras_compat.install(
-        keras_compat.Hooks(
-            model_created=_model_created,
-            layer_created=regularizers.layer_created,
-            metric_created=metrics.metric_created,
-            variable_created=_variable_created,
-            compile=_compile,
-            save=saving.save,
-            fit=_fit,
-            evaluate=_evaluate,
-            predict=_predict,
-            on_batch=_on_batch,
-            apply=_apply,
-            scale_by_optimizer=_scale_by_optimizer,
-            assign=_assign,
-            reduce_loss=_reduce_loss,
-            scale_loss=_scale_loss,
-            unscale_loss=_unscale_loss,
-            update_mean=metrics.update_mean,
-            update_wrapped=metrics.update_wrapped,
-            batch_norm_created=batch_norm.layer_created,
-            batch_norm_weight=batch_norm.weight_made,
-            batch_norm_called=batch_norm.called,
-            batch_moments=batch_norm.moments,
-            draw_seed=randomness.draw_seed,
-            draw=randomness.draw,
-            add_loss=layer_losses.add_loss,
-            own_losses=layer_losses.own_losses,
-            clear_losses=layer_losses.clear_losses,
-            sequential_build=_sequential_build,
-        )
+        model_created=_model_created,
+        layer_created=regularizers.layer_created,
+        metric_created=metrics.metric_created,
+        variable_created=_variable_created,
+        compile=_compile,
+        save=saving.save,
+        fit=_fit,
+        evaluate=_evaluate,
+        on_batch=_on_batch,
+        apply=_apply,
+        scale_by_optimizer=_scale_by_optimizer,
+        assign=_assign,
+        reduce_loss=_reduce_loss,
+        scale_loss=_scale_loss,
+        unscale_loss=_unscale_loss,
+        update_mean=metrics.update_mean,
+        update_wrapped=metrics.update_wrapped,
+        batch_norm_created=batch_norm.layer_created,
+        batch_norm_weight=batch_norm.weight_made,
+        batch_norm_called=batch_norm.called,
+        batch_moments=batch_norm.moments,
+        draw_seed=randomness.draw_seed,
+        draw=randomness.draw,
+        add_loss=layer_losses.add_loss,
+        own_losses=layer_losses.own_losses,
+        clear_losses=layer_losses.clear_losses,
+        sequential_build=_sequential_build,
     )
     keras_compat.install_attribution(repeats=lambda: context.replica() is not None)
 
@@ -165,19 +161,8 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     if meter is not None:
         given["x"] = meter.follow(given["x"])
     _prepare_callbacks(binding, given, meter)
-    if fit_meter.is_wanted():
-        _measure(binding, given)
     with metering.measured(), on_workers.files_written(given):
         return _run(original, binding, call, facts)
-
-
-def _measure(binding: Binding, given: dict[str, Any]) -> None:
-    meter = fit_meter.FitMeter(binding, given["x"])
-    if isinstance(given["callbacks"], list):
-        given["callbacks"] = [*given["callbacks"], meter]
-    else:
-        meter.set_model(given["callbacks"].model)
-        given["callbacks"].append(meter)
 
 
 def _prepare_callbacks(
@@ -207,9 +192,6 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         call.arguments["verbose"] = _verbosity(call.arguments["verbose"], binding.replicas.job)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call, facts)
-
-
-_predict = _evaluate
 
 
 def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
 from kerasdist.job.job import Job
-from kerasdist.training import equal_randomness
+from kerasdist.training import randomness
 from kerasdist.training.binding import Binding
 
 # The advice if workers have different data.
@@ -83,7 +83,7 @@ def _calling(
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
             replicas.first_batches.clear()
-        equal_randomness.ensure(job)
+        randomness.ensure_equal(job)
         try:
             with _in_call(replicas, call.arguments):
                 yield

@@ -323,7 +323,7 @@ def made(machine_with, monkeypatch):
 
     monkeypatch.setattr(multi_worker, "_own", [])
     monkeypatch.setattr(multi_worker.current, "join", join)
-    monkeypatch.setattr(multi_worker.equal_randomness, "ensure", lambda job, begins: None)
+    monkeypatch.setattr(multi_worker.randomness, "ensure_equal", lambda job, begins: None)
     monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
 
     def make(names=None, renumbers=True):

@@ -277,7 +277,7 @@ def checkpoints_and_backups(lab):
         return [kd.callbacks.ModelCheckpoint(folder / "w.weights.h5", "val_loss", **options)]
 
     exact(lab, arrays(), listed)
-    from kerasdist.callbacks.run_files import RunFiles
+    from kerasdist.callbacks.backup.run_files import RunFiles
 
     written = []
     write = RunFiles.write

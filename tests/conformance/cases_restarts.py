@@ -338,7 +338,7 @@ def two_calls_of_fit(lab):
 
 def _forget_earlier_calls():
     """As a new process does."""
-    from kerasdist.callbacks import run_files
+    from kerasdist.callbacks.backup import run_files
 
     run_files._ENDED.clear()
 
@@ -554,14 +554,14 @@ def defect_24_backups_are_the_owners(lab):
 @case("restarts", replicas=(2,))
 def defect_29_crafted_backups(lab):
     """Values of another kind in a backup with a valid digest end in a clear error."""
-    from kerasdist.callbacks import backup_file
+    from kerasdist.callbacks.backup import storage
 
     with lab.folder() as folder:
         with contextlib.suppress(InterruptionError):
             small(lab, folder, at=7)
         lab.everyone("interrupted")
-        [path, older] = backup_file.newest_first(folder)
-        stored, number = backup_file.read(path), backup_file.number_of(path)
+        [path, older] = storage.newest_first(folder)
+        stored, number = storage.read(path), storage.number_of(path)
         arrays = [stored.array(at) for at in range(len(stored.forms))]
         is_writer = lab.everyone(os.getpid())[0] == os.getpid()
         if is_writer:
@@ -573,7 +573,7 @@ def defect_29_crafted_backups(lab):
         for change in crafted:
             if is_writer:
                 facts = {**stored.facts, **change}
-                backup_file.write(folder, number, backup_file.Backup(facts, arrays))
+                storage.write(folder, number, storage.Backup(facts, arrays))
             lab.everyone("written")
             said = []
             with warnings.catch_warnings(record=True) as told:

@@ -77,7 +77,7 @@ def replaced(owner, name, make):
 @case("workers")
 def each_writes_its_part(lab):
     """A worker writes what it holds, which no other reads; the chief's file names the parts."""
-    from kerasdist.callbacks import backup_file
+    from kerasdist.callbacks.backup import storage
 
     written, gathered = [], []
     module, owner, name = _GATHERS[lab.backend]
@@ -103,7 +103,7 @@ def each_writes_its_part(lab):
         def saved(*args):
             with (
                 replaced(getattr(import_module(module), owner), name, counting),
-                replaced(backup_file, "write_file", noting),
+                replaced(storage, "write_file", noting),
             ):
                 save(*args)
 
@@ -153,7 +153,7 @@ def to_the_last_bit(lab):
 @case("workers")
 def killed_before_the_chiefs_file(lab):
     """Parts without the chief's file are no backup: the one before is used, and they go."""
-    from kerasdist.callbacks.run_files import RunFiles
+    from kerasdist.callbacks.backup.run_files import RunFiles
 
     left = [4]
 

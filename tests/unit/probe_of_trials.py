@@ -1,7 +1,7 @@
 """What `test_keras_compat.py` looks at of ``keras_compat/trials.py``, in its fresh processes."""
 
 TRIALS = """
-from kerasdist.keras_compat import hooks as seam
+from kerasdist.keras_compat import patches as seam
 
 tried = keras.Sequential([
     keras.Input((2,)),

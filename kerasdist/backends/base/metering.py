@@ -56,14 +56,10 @@ class Figures:
 
 @final
 class Window:
-    """Sums up steps, until its listener has read it.
+    """Sums up a meter's steps; its listener is called when it spans `every` seconds of training."""
 
-    Args:
-        every: How many seconds of training it is to span, at least.
-        listener: Called with the window when it does.
-    """
-
-    def __init__(self, every: float, listener: Callable[[Window], None]) -> None:
+    def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
+        self._meter = meter
         self._every = every
         self._listener = listener
         self._clear()
@@ -72,7 +68,7 @@ class Window:
         self._seconds = self._data = self._collectives = 0.0
         self._calls = array("d")  # seconds, steps, samples of each
         self._measured: list[Any] = []
-        self._told: list[Any] = []
+        self._rows: list[np.ndarray[Any, Any]] = []  # what `_measured` held, as NumPy's numbers
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
         """Adds a call of the train function."""
@@ -93,24 +89,24 @@ class Window:
 
     def _read_measured(self) -> None:
         if self._measured:
-            self._told.append(ops.convert_to_numpy(ops.stack(self._measured)))
+            self._rows.append(ops.convert_to_numpy(ops.stack(self._measured)))
             self._measured.clear()
 
-    def take(self, *, group: int, knows_data: bool, knows_collectives: bool) -> Figures:
+    def take(self) -> Figures:
         """Returns the figures of the window's steps, and starts the next window."""
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
-        data = self._data
+        data, meter = self._data, self._meter
         self._read_measured()
-        if self._told:  # the framework's own numbers, one row a call
-            told = np.concatenate(self._told)
-            samples, steps, data = told[:, 0], told[:, 1], data + float(told[:, 2].sum())
+        if self._rows:  # the framework's own numbers, one row a call
+            samples, steps, waits = np.concatenate(self._rows).T
+            data += float(waits.sum())
         figures = Figures(
             steps=int(steps.sum()),
             samples=None if np.isnan(samples).any() else int(samples.sum()),
             seconds=self._seconds,
-            step_seconds=_grouped(seconds, steps, group),
-            data=min(data, self._seconds) if knows_data else None,
-            collectives=self._collectives if knows_collectives else None,
+            step_seconds=_grouped(seconds, steps, meter.steps_ahead),
+            data=min(data, self._seconds) if meter.knows_data else None,
+            collectives=self._collectives if meter.knows_collectives else None,
         )
         self._clear()
         return figures
@@ -127,6 +123,7 @@ class Meter:
     Attributes:
         steps: How many steps there were, at most: the last call of several may have had fewer.
         logs: What the last step returned.
+        source: The data adapter.
         knows_data: Whether it is measured how long the host waits for batches.
         knows_collectives: Whether it is measured how long the host waits in collectives.
         steps_ahead: How many steps the host may start before a device has done the first of them.
@@ -142,22 +139,14 @@ class Meter:
         self.steps_ahead = steps_ahead
         self._windows: list[Window] = []
         self._watchers: list[Callable[[int], None]] = []
-        self._form: Any = None
+        self.source: Any = None
         self._last = self._data = self._collectives = 0.0
         self._calls = 0
 
-    def window(self, every: float, listener: Callable[[Window], None]) -> Window:
+    def window(self, every: float, listener: Callable[[Window], object]) -> Window:
         """Adds a window of at least so many seconds, whose listener reads it."""
-        self._windows.append(Window(every, listener))
+        self._windows.append(Window(self, every, listener))
         return self._windows[-1]
-
-    def figures(self, window: Window) -> Figures:
-        """Returns a window's figures, and starts the next window."""
-        return window.take(
-            group=self.steps_ahead,
-            knows_data=self.knows_data,
-            knows_collectives=self.knows_collectives,
-        )
 
     def watch(self, watcher: Callable[[int], None]) -> None:
         """Adds a function that is called after each call of the train function, with `steps`."""
@@ -168,7 +157,7 @@ class Meter:
 
         On TensorFlow, where a graph reads the batches, the graph tells it.
         """
-        self._form = adapter
+        self.source = adapter
         return adapter if backend_name() == "tensorflow" else _MeteredAdapter(adapter, self)
 
     def begin_epoch(self) -> None:
@@ -188,14 +177,10 @@ class Meter:
             window.add_waits(seconds, self._data, self._collectives)
 
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
-        """Records a call of the train function that has returned.
+        """Records a call of the train function that has returned `logs`.
 
-        Args:
-            steps: How many steps it had.
-            samples: How many examples its batches had; None: what the source of the data says.
-            logs: What it returned.
-            measured: The framework's vector in place of these: samples, steps, and the seconds that
-                it waited for batches.
+        Samples None: what the source of the data says. `measured` is the framework's vector in
+        place of these: samples, steps, and the seconds that it waited for batches.
         """
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
@@ -212,9 +197,17 @@ class Meter:
         for watcher in self._watchers:
             watcher(self.steps)
 
-    def waited_for_data(self, seconds: float) -> None:
-        """Adds a time that the host has waited for a batch."""
-        self._data += seconds
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches, and adds the time that the host waits for each."""
+        while True:
+            begin = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._data += time.perf_counter() - begin
+            yield batch
 
     @contextmanager
     def in_collective(self) -> Generator[None]:
@@ -230,7 +223,7 @@ class Meter:
 
         The examples are None where the adapter does not say how many the last batch has.
         """
-        source = self._form
+        source = self.source
         over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
         count = steps - max(over, 0)
         if source.batch_size is None or source.has_partial_batch is None:
@@ -328,42 +321,16 @@ class _MeteredAdapter(WrappedAdapter):
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return _Waits(iter(self._inner.get_jax_iterator()), self._meter)
+        return self._meter.timed(iter(self._inner.get_jax_iterator()))
 
-    def get_torch_dataloader(self) -> Any:
+    def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return _Loader(self._inner.get_torch_dataloader(), self._meter)
+        return self._meter.timed(iter(self._inner.get_torch_dataloader()))
 
     @property
     def builtin_prefetch(self) -> bool:
         """The inner adapter's."""
         return self._inner.builtin_prefetch
-
-
-@final
-class _Loader:
-    def __init__(self, batches: Any, meter: Meter) -> None:
-        self._batches = batches
-        self._meter = meter
-
-    def __iter__(self) -> Iterator[Any]:
-        return _Waits(iter(self._batches), self._meter)
-
-
-@final
-class _Waits(Iterator[Any]):
-    """Batches whose reading is timed."""
-
-    def __init__(self, batches: Iterator[Any], meter: Meter) -> None:
-        self._batches = batches
-        self._meter = meter
-
-    def __next__(self) -> Any:
-        begin = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self._meter.waited_for_data(time.perf_counter() - begin)
 
 
 def scalars(logs: Any) -> Mapping[str, float]:

@@ -34,20 +34,25 @@ def test_waits_and_steps_add_up_to_the_whole_time(clock):
     meter = Meter(knows_collectives=True, steps_ahead=1)
     window = meter.window(math.inf, print)
     meter.begin_epoch()
-    for samples in (8, 8, 2):
-        meter.waited_for_data(0.25)
-        clock.seconds += 1.0
+
+    def slow_batches():
+        for samples in (8, 8, 2):
+            clock.seconds += 0.25
+            yield samples
+
+    for samples in meter.timed(slow_batches()):
+        clock.seconds += 0.75
         with metering.waiting_for_workers():
             clock.seconds += 0.5
         meter.done(1, samples)
     clock.seconds += 0.5  # the end of the epoch waits for the device
     meter.pause()
     clock.seconds += 1000.0  # validation
-    figures = meter.figures(window)
+    figures = window.take()
     assert (figures.steps, figures.samples, figures.seconds) == (3, 18, 5.0)
     assert (figures.data, figures.collectives, figures.own) == (0.75, 1.5, 3.5)
     assert figures.step_seconds == [1.5, 1.5, 1.5]
-    again = meter.figures(window)
+    again = window.take()
     assert (again.steps, again.samples, again.seconds) == (0, 0, 0.0)
 
 
@@ -58,7 +63,7 @@ def test_nobody_measures_when_the_clock_stands(clock):
         meter.begin_epoch()
         assert metering.running() is meter
     assert metering.running() is None
-    figures = meter.figures(meter.window(math.inf, print))
+    figures = meter.window(math.inf, print).take()
     assert (figures.data, figures.collectives, figures.own) == (0.0, None, None)
 
 
@@ -86,14 +91,14 @@ def test_defect_21_a_thread_has_a_meter_of_its_own(clock):
             assert pool.submit(metering.running).result() is None
         first.done(1, 2)
         first.pause()
-    figures = [one.figures(window) for one, window in zip((first, second), windows, strict=True)]
+    figures = [window.take() for one, window in zip((first, second), windows, strict=True)]
     assert [(one.samples, one.collectives) for one in figures] == [(2, 0.0), (8, 4.0)]
 
 
 def test_a_window_is_read_when_it_is_long_enough(clock):
     meter = Meter(knows_collectives=False, steps_ahead=1)
     read = []
-    meter.window(2.0, lambda window: read.append(meter.figures(window)))
+    meter.window(2.0, lambda window: read.append(window.take()))
     of_calls(clock, meter, [(0.75, 1, 4)] * 7)
     assert [(one.steps, one.seconds) for one in read] == [(3, 2.25), (3, 2.25)]
 
@@ -115,7 +120,7 @@ def test_steps_that_the_host_starts_ahead_count_as_one(clock, calls, expected):
     meter = Meter(knows_collectives=False, steps_ahead=4)
     window = meter.window(math.inf, print)
     of_calls(clock, meter, calls)
-    assert meter.figures(window).step_seconds == expected
+    assert window.take().step_seconds == expected
 
 
 def test_samples_by_what_the_source_says(clock, monkeypatch):
@@ -129,7 +134,7 @@ def test_samples_by_what_the_source_says(clock, monkeypatch):
         assert meter.follow(source) is source
         window = meter.window(math.inf, print)
         of_calls(clock, meter, [(1.0, steps, None)] * calls)
-        figures = meter.figures(window)
+        figures = window.take()
         assert (figures.steps, figures.samples) == (5, 34)
 
 
@@ -142,7 +147,7 @@ def test_samples_that_nobody_knows_are_not_guessed(clock):
         meter.follow(source)
         window = meter.window(math.inf, print)
         of_calls(clock, meter, [(1.0, 2, None)] * 3)
-        figures = meter.figures(window)
+        figures = window.take()
         assert (figures.steps, figures.samples) == (5, None)
 
 
@@ -156,7 +161,7 @@ def test_what_the_framework_measures_takes_the_place_of_what_was_told(clock, cal
         clock.seconds += 2.0
         is_last = number == calls - 1
         meter.done(4, 0, measured=np.array([20.0, 3.0, 0.5] if is_last else [32.0, 4.0, 0.5]))
-    figures = meter.figures(window)
+    figures = window.take()
     assert (figures.steps, figures.samples) == (4 * calls - 1, 32 * calls - 12)
     assert (figures.seconds, figures.data) == (2.0 * calls, 0.5 * calls)
     assert figures.step_seconds == [0.5] * (calls - 1) + [2 / 3]
@@ -167,7 +172,7 @@ def test_what_a_step_costs():
     meter = Meter(knows_collectives=True, steps_ahead=1)
     for _ in range(2):
         meter.window(math.inf, print)
-    batches = metering._Waits(iter(lambda: None, 0), meter)
+    batches = meter.timed(iter(lambda: None, 0))
     meter.begin_epoch()
 
     def step():

@@ -50,7 +50,7 @@ def note(name):
         return original(optimizer, *args)
     return hook
 
-keras_compat.install_updates(note("update"), note("clip"), note("finite"))
+keras_compat.install(update=note("update"), clip=note("clip"), check_finite=note("finite"))
 weight = keras.Variable([1.0, 2.0])
 optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0))
 optimizer.build([weight])

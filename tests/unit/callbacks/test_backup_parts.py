@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kerasdist.backends.base.pieces import HeldPiece, Region
-from kerasdist.callbacks import backup_file, backup_parts
-from kerasdist.callbacks.backup_file import Backup, StoredFile
-from kerasdist.callbacks.backup_parts import StoredVariables
+from kerasdist.callbacks.backup import storage, variables
+from kerasdist.callbacks.backup.storage import Backup, StoredFile
+from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.errors import BackupError
 
 VALUES = [
@@ -63,20 +63,20 @@ def written(folder, division=flat, workers=2, number=3, without=()):
         pieces = {
             one: [piece(VALUES[one], division(VALUES[one].shape, workers)[rank])] for one in DIVIDED
         }
-        parts.append(backup_parts.write(folder, number, RUN, rank, pieces))
+        parts.append(variables.write_part(folder, number, RUN, rank, pieces))
     named = [part for rank, part in enumerate(parts) if rank not in without]
     forms = {
         f"variable {one}": [list(value.shape), value.dtype.name] for one, value in enumerate(VALUES)
     }
-    facts = backup_parts.naming({"forms": forms}, named)
+    facts = {"forms": forms, "parts": named}
     arrays = [None if one in DIVIDED else value for one, value in enumerate(VALUES)]
-    return backup_file.write(folder, number, Backup(facts, [*arrays, np.ones(3)]))
+    return storage.write(folder, number, Backup(facts, [*arrays, np.ones(3)]))
 
 
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_whole_variables_are_read(tmp_path, division, workers):
-    stored = StoredVariables(backup_file.read(written(tmp_path, DIVISIONS[division], workers)))
+    stored = StoredVariables(storage.read(written(tmp_path, DIVISIONS[division], workers)))
     assert list(stored.numbers) == [0, 1, 2, 3]
     for number, value in enumerate(VALUES):
         found = stored.whole(number)
@@ -88,7 +88,7 @@ def test_whole_variables_are_read(tmp_path, division, workers):
 @pytest.mark.parametrize("after", DIVISIONS)
 @pytest.mark.parametrize("before", DIVISIONS)
 def test_parts_are_read_in_another_division(tmp_path, before, after):
-    stored = StoredVariables(backup_file.read(written(tmp_path, DIVISIONS[before], 2)))
+    stored = StoredVariables(storage.read(written(tmp_path, DIVISIONS[before], 2)))
     for number, value in enumerate(VALUES):
         regions = flat(value.shape, 4) if number != 0 else DIVISIONS[after](value.shape, 2)
         for region in regions:
@@ -96,7 +96,7 @@ def test_parts_are_read_in_another_division(tmp_path, before, after):
 
 
 def test_a_region_of_the_same_layout_is_all_that_is_read(tmp_path, monkeypatch):
-    stored = StoredVariables(backup_file.read(written(tmp_path, along(1), 2)))
+    stored = StoredVariables(storage.read(written(tmp_path, along(1), 2)))
     read, columns = [], StoredFile.columns
 
     def noted(file, number, region):
@@ -111,7 +111,7 @@ def test_a_region_of_the_same_layout_is_all_that_is_read(tmp_path, monkeypatch):
 def test_parts_that_are_not_all_are_refused(tmp_path):
     path = written(tmp_path, workers=3, without=(1,))
     with pytest.raises(BackupError, match="not the whole of variable 0"):
-        StoredVariables(backup_file.read(path))
+        StoredVariables(storage.read(path))
 
 
 def torn(part):
@@ -147,12 +147,12 @@ def test_a_spoilt_part_is_refused(tmp_path, monkeypatch, spoil, complaint):
     written(tmp_path, number=2)
     monkeypatch.undo()
     path = written(tmp_path)
-    parts = backup_parts.named(backup_file.read(path).facts)
-    backup_parts.require_whole(tmp_path, parts)
+    parts = variables.parts_of(storage.read(path).facts)
+    variables.require_whole_parts(tmp_path, parts)
     spoil(tmp_path / parts[1].name)
-    backup_parts.require_whole(tmp_path, parts[:1])
+    variables.require_whole_parts(tmp_path, parts[:1])
     with pytest.raises(BackupError, match=complaint):
-        backup_parts.require_whole(tmp_path, parts)
+        variables.require_whole_parts(tmp_path, parts)
 
 
 def parts_of(folder):
@@ -161,12 +161,12 @@ def parts_of(folder):
 
 def test_parts_that_no_backup_names_are_removed(tmp_path):
     paths = [written(tmp_path, number=number) for number in (1, 2, 3, 4)]
-    backup_parts.remove_orphans(tmp_path)
+    variables.remove_orphans(tmp_path)
     assert parts_of(tmp_path) == [1, 1, 2, 2, 3, 3, 4, 4]
-    backup_file.remove([paths[0], paths[2]])
-    backup_parts.remove_orphans(tmp_path, up_to=2)
+    storage.remove([paths[0], paths[2]])
+    variables.remove_orphans(tmp_path, up_to=2)
     assert parts_of(tmp_path) == [2, 2, 3, 3, 4, 4]
-    backup_parts.remove_orphans(tmp_path)
+    variables.remove_orphans(tmp_path)
     assert parts_of(tmp_path) == [2, 2, 4, 4]
 
 
@@ -174,5 +174,5 @@ def test_parts_of_a_file_of_another_version_stay(tmp_path):
     path = written(tmp_path, number=2)
     path.write_bytes(b"kerasdist backup 9\n" + path.read_bytes())
     written(tmp_path, number=1).unlink()
-    backup_parts.remove_orphans(tmp_path)
+    variables.remove_orphans(tmp_path)
     assert parts_of(tmp_path) == [2, 2]

@@ -5,7 +5,7 @@ from tests.fresh import run_fresh
 SCRIPT = """
 import collections, json, pathlib, random, threading
 import numpy as np
-from kerasdist.callbacks.encoding import Encoder, decode, digests, renumbered
+from kerasdist.callbacks.backup.encoding import Encoder, decode, digests, renumbered
 
 
 def through(value, current=None):

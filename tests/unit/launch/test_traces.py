@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from kerasdist.callbacks.clocks import of_stamps
-from kerasdist.callbacks.profile import aligned
+from kerasdist.callbacks.profile import aligned, offset_of_stamps
 from kerasdist.errors import JobError
 from kerasdist.job.profiling import parsed, wanted
 from kerasdist.launch import traces
@@ -40,8 +39,8 @@ def test_the_offset_of_a_clock_is_the_median_of_the_rounds():
     chiefs = [1000 * number for number in range(9)]
     own = [stamp + 50_000 for stamp in chiefs]
     own[3] += 900_000  # a message that came late
-    assert of_stamps(own, chiefs).microseconds == 50.0
-    assert of_stamps(own, chiefs).spread == 0.0
+    assert offset_of_stamps(own, chiefs).microseconds == 50.0
+    assert offset_of_stamps(own, chiefs).spread == 0.0
 
 
 def trace_of(worker, events):

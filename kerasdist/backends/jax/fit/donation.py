@@ -2,7 +2,7 @@
 
 A consumed (in JAX's word, donated) array is deleted, for all code that refers to it. So a program
 consumes an array only if a program has returned it for a variable and no code has read the variable
-since, as the hook on reads of Keras variables shows (`keras_compat.install_reads`). In place of any
+since, as the hook on reads of Keras variables shows (`read`). In place of any
 other array the program consumes a copy.
 
 The steps of `fit` consume all of a model's arrays, which Keras takes out of the variables for that.
@@ -73,12 +73,8 @@ class _Passing:
 passing = _Passing()
 
 
-def install() -> None:
-    """Installs the hook on reads of Keras variables."""
-    keras_compat.install_reads(_read)
-
-
-def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+def read(original: Callable[[Any], Any], variable: Any) -> Any:
+    """Reads a Keras variable, whose array then is not donated."""
     mark_read(variable)
     known = _in_steps.get(variable)
     while known is not None and keras_compat.stateless_scope() is None:

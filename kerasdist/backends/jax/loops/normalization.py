@@ -26,10 +26,12 @@ from kerasdist.training.normalization import added_to_count, combined
 @cache
 def install() -> None:
     """Replaces how Keras computes the moments of a batch."""
-    keras_compat.install_batch_moments(_moments)
+    keras_compat.install(moments_of_mesh=_batch_moments)
 
 
-def _moments(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+def _batch_moments(
+    original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
     layout, axes = layout_of_step(), layer._reduction_axes
     # A batch with fewer rows than replicas is not divided.
     if layout is None or 0 not in axes or inputs.shape[0] < layout.replicas:

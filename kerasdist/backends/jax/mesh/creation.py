@@ -20,11 +20,13 @@ from kerasdist.core import context
 @cache
 def install() -> None:
     """Puts the hooks into Keras that only JAX needs, once in a process."""
-    keras_compat.install_in_variables(_made)
-    keras_compat.install_scope_reads(scopes.read_through)
-    donation.install()
+    keras_compat.install(
+        variable_made=_made,
+        scope_read=scopes.read_through,
+        read=donation.read,
+        apply_scaled=_apply_scaled,
+    )
     normalization.install()
-    keras_compat.install_scaled_apply(_apply_scaled)
 
 
 def _made(

@@ -64,10 +64,9 @@ def add(replica_set: ReplicaSet) -> None:
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
     slots.install()
-    keras_compat.install_initial_values(_initialize)
-    keras_compat.install_stored_values(_store)
-    keras_compat.install_reads(_read)
-    keras_compat.install_stateless_apply(_apply)
+    keras_compat.install(
+        initialize=_initialize, store=_store, read_whole=_read, stateless_apply=_apply
+    )
 
 
 def _place_of(variable: Any) -> MeshPlacement | None:

@@ -27,7 +27,7 @@ _making = _Making()
 
 def install() -> None:
     """Installs the hooks where optimizers make variables."""
-    keras_compat.install_slots(_from_weight, _alone)
+    keras_compat.install(slot=_from_weight, slot_alone=_alone)
 
 
 def _from_weight(

@@ -74,7 +74,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     job.at_leave(jax.distributed.shutdown)
     with threads.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-    keras_compat.install_to_numpy(_to_numpy)
+    keras_compat.install(to_numpy=_to_numpy)
 
 
 def _to_numpy(original: Callable[..., Any], array: Any) -> Any:

@@ -44,8 +44,12 @@ def serve(native_strategy: tf.distribute.Strategy) -> None:
 
 @cache
 def _install() -> None:
-    keras_compat.install_outside_replicas(
-        scale_loss=_scale_loss, apply=_apply, build=_build, make_state=_make_state
+    keras_compat.install(
+        scale_outside=_scale_loss,
+        apply_outside=_apply,
+        build=_build,
+        slot=_make_state,
+        slot_alone=_make_state,
     )
 
 

@@ -92,7 +92,7 @@ def reads_preceded(listener: Callable[[Any], None]) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    keras_compat.install_reads(_tell_listeners)
+    keras_compat.install(read=_tell_listeners)
 
 
 def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:

@@ -21,7 +21,7 @@ from kerasdist.core.protocols import ReplicaLike
 @cache
 def install() -> None:
     """Puts the hooks into Keras, once in a process."""
-    keras_compat.install_backward_code(_rematerialized, _with_custom_gradient)
+    keras_compat.install(remat=_rematerialized, custom_gradient=_with_custom_gradient)
 
 
 @final

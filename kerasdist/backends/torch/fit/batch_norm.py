@@ -25,8 +25,7 @@ _OF = "_kerasdist_moments_of"
 @cache
 def install() -> None:
     """Puts the hooks into Keras, once in a process."""
-    keras_compat.install_in_torch_nn("moments", _moments)
-    keras_compat.install_in_torch_nn("batch_normalization", _normalized)
+    keras_compat.install(nn_moments=_moments, nn_normalization=_normalized)
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -24,7 +24,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 @cache
 def install() -> None:
     """Puts the hook into Keras."""
-    keras_compat.install_apply_mask(_apply_mask)
+    keras_compat.install(apply_mask=_apply_mask)
 
 
 def _apply_mask(

@@ -7,14 +7,12 @@ the scope's values.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-import keras
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -37,27 +35,30 @@ _in_use: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.We
 @cache
 def install() -> None:
     """Makes every access to parameters go through the replica's scope; once per process."""
-    _lead(keras.layers.Layer, "named_parameters", _named_parameters)
-    _lead(keras.layers.Layer, "zero_grad", _zero_grad)
-    _lead(keras.layers.TorchModuleWrapper, "parameters", _wrapped_parameters)
-    _lead(keras.layers.TorchModuleWrapper, "call", _call_module)
+    keras_compat.install(
+        named_parameters=partial(_lead, _named_parameters),
+        zero_grad=partial(_lead, _zero_grad),
+        module_parameters=partial(_lead, _wrapped_parameters),
+        module_call=partial(_lead, _call_module),
+    )
     register_optimizer_step_pre_hook(_refuse_torch_optimizer)
 
 
-def _lead(owner: type, name: str, in_replica: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def lead(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        replica = context.replica()
-        scope = keras_compat.trial()
-        if replica is not None and isinstance(replica.collectives, TorchCollectives):
-            scope = replica.collectives.scope
-        if scope is None:
-            return original(layer, *args, **kwargs)
-        return in_replica(original, scope, layer, *args, **kwargs)
-
-    setattr(owner, name, lead)
+def _lead(
+    in_replica: Callable[..., Any],
+    original: Callable[..., Any],
+    layer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Calls a function with the replica's scope; outside of replicas, Keras's own."""
+    replica = context.replica()
+    scope = keras_compat.trial()
+    if replica is not None and isinstance(replica.collectives, TorchCollectives):
+        scope = replica.collectives.scope
+    if scope is None:
+        return original(layer, *args, **kwargs)
+    return in_replica(original, scope, layer, *args, **kwargs)
 
 
 def _zero_grad(original: Any, scope: ReplicaScope, layer: Any, set_to_none: bool = True) -> None:

@@ -92,7 +92,7 @@ class StepDraws:
 @cache
 def install() -> None:
     """Puts the hook into Keras's dropout, once in a process."""
-    keras_compat.install_dropout(_dropout)
+    keras_compat.install(dropout=_dropout)
 
 
 def _dropout(

@@ -24,7 +24,7 @@ from kerasdist.core import context
 @cache
 def install() -> None:
     """Puts the hooks into Keras, once in a process."""
-    keras_compat.install_in_variables(_make_variable)
+    keras_compat.install(variable_made=_make_variable)
 
 
 def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,7 @@ from kerasdist.core import context, ownership
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.torch.workers.process_group import ProcessGroup
+    from kerasdist.backends.torch.state.shards import Workers
     from kerasdist.core.protocols import StrategyLike
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
@@ -39,7 +39,7 @@ _divisions: weakref.WeakKeyDictionary[Any, DividedState] = weakref.WeakKeyDictio
 class DividedState:
     """What the workers divide of one optimizer's state, and of the weights that it updates."""
 
-    def __init__(self, optimizer: Any, group: ProcessGroup) -> None:
+    def __init__(self, optimizer: Any, group: Workers) -> None:
         """Starts without slots."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
@@ -147,9 +147,13 @@ def of_gradients(optimizer: Any, variables: Sequence[Any]) -> Mapping[int, Shard
 def install() -> None:
     """Changes how Keras's optimizers make slots and use gradients, once per process."""
     shards.install()
-    keras_compat.install_initial_values(_initialize)
-    keras_compat.install_slots(_make_slot)
-    keras_compat.install_updates(_update, _clip, _check_finite)
+    keras_compat.install(
+        initialize=_initialize,
+        slot=_make_slot,
+        update=_update,
+        clip=_clip,
+        check_finite=_check_finite,
+    )
 
 
 def _initialize(original: Callable[..., None], variable: Any, initializer: Any) -> None:
@@ -236,7 +240,7 @@ class ShardRules:
         weights: The divided weights, as steps see them.
     """
 
-    def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
+    def __init__(self, sharding: Sharding, group: Workers, job: Job) -> None:
         """Takes what the user has asked for."""
         install()
         self.group = group

@@ -316,9 +316,7 @@ class _Reading:
 @cache
 def install() -> None:
     """Changes how Keras reads and writes variables, once per process."""
-    keras_compat.install_reads(_read)
-    keras_compat.install_stored_values(_store)
-    keras_compat.install_tracked_parameters(_track)
+    keras_compat.install(read_whole=_read, store=_store, track=_track)
 
 
 def _track(original: Callable[..., None], *args: Any) -> None:

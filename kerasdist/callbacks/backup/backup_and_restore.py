@@ -10,23 +10,23 @@ from typing import Any, Literal, NoReturn, final
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.agreement import weights
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks import (
-    backup_call,
-    backup_file,
-    backup_parts,
-    folder_lock,
-    shared_folder,
-    training_state,
+from kerasdist.callbacks.backup import fit_call, storage
+from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
+from kerasdist.callbacks.backup.position import Position
+from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
+from kerasdist.callbacks.backup.storage import Backup
+from kerasdist.callbacks.backup.variables import (
+    Restored,
+    add_up_anew,
+    forms_of,
+    pieces_of,
+    read_along,
+    to_write,
+    variables_of,
 )
-from kerasdist.callbacks.backup_file import Backup
-from kerasdist.callbacks.encoding import Encoder, decode
-from kerasdist.callbacks.in_sync import require_equal_weights
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
-from kerasdist.callbacks.position import Position
-from kerasdist.callbacks.remembering import Remembering
-from kerasdist.callbacks.restored import Restored
-from kerasdist.callbacks.run_files import RunFiles
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job.current import current
@@ -76,7 +76,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         *,
         keep: int = 2,
         delete_checkpoint: bool = True,
-        file_mode: int = backup_file.PRIVATE,
+        file_mode: int = storage.PRIVATE,
     ) -> None:
         """Makes the callback.
 
@@ -170,15 +170,15 @@ class BackupAndRestore(keras.callbacks.Callback):
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
         job = current()
-        variables = training_state.variables_of(self.model)
+        variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
         run = None
         if job is not None and binding is not None and binding.replicas.divides_state:
-            run = shared_folder.name_of_run(self.backup_dir, job)
+            run = name_of_run(self.backup_dir, job)
         self._files = RunFiles(self.backup_dir, self._keep, self._mode, job, run)
-        call = {"call": backup_call.of_model(model), "data": self._position.facts}
-        self._call = {**call, "forms": training_state.forms(variables)}
+        call = {"call": fit_call.of_model(model), "data": self._position.facts}
+        self._call = {**call, "forms": forms_of(variables)}
         stored = self._files.newest(self._call)
         facts = None if stored is None else dict(stored.chiefs.facts)
         if facts is not None:  # which the chief has compared
@@ -216,7 +216,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def release(self) -> None:
         """Lets other runs use the folder."""
-        folder_lock.release(self.backup_dir)
+        release_folder(self.backup_dir)
 
     def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
@@ -291,26 +291,29 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         self._last_saved = batches
         self._files.number += 1
-        if batches:  # at the end of an epoch they are known to be equal
-            require_equal_weights(self.model, f"batch {batches} of epoch {epoch + 1}")
-        variables = training_state.variables_of(self.model)
-        binding = binding_of(self.model)
+        variables, binding = variables_of(self.model), binding_of(self.model)
+        if batches and binding is not None:  # at the end of an epoch they are known to be equal
+            when = f"batch {batches} of epoch {epoch + 1}"
+            weights.require_equal_batches(binding.replicas, when)
+            weights.require_equal(self.model, binding.replicas, when)
         pieces = {}
         if binding is not None and self._files.in_parts:
-            pieces = training_state.pieces(variables, binding.replicas)
-        arrays = training_state.to_write(variables, elsewhere=pieces)
+            pieces = pieces_of(variables, binding.replicas)
+        arrays = to_write(variables, elsewhere=pieces)
         if batches:
-            training_state.add_up_anew(variables, arrays)
+            add_up_anew(variables, arrays)
         job = current()
         stopping = bool(keras_compat.model_of(self).stop_training)
-        of_gpus = training_state.random_states_of_gpus(job)
+        of_gpus = [random_states.of_gpus()]
+        if job is not None:
+            of_gpus = job.gather_object("random states of GPUs", *of_gpus)
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
         parts = self._files.write_part(pieces) if pieces else []
         if parts is None:  # a disk is full
             return
         if job is not None and not job.is_chief:
-            training_state.read_along(arrays)
+            read_along(arrays)
             return
         own, more = self._remembering.state(len(arrays))
         arrays += more
@@ -330,12 +333,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             "position": position,
             "callbacks": own,
             "logs": last_logs,
+            "parts": parts,
             "arrays": [[one.dtype.name, list(one.shape)] for one in arrays[len(variables) :]],
         }
         for one in self._others:
             if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
                 one.wait()
-        self._files.write(Backup(backup_parts.naming(facts, parts), arrays))
+        self._files.write(Backup(facts, arrays))
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""
@@ -377,7 +381,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _put_back_random_states_of_gpus(self, facts: Mapping[str, Any]) -> None:
         job = current()
         rank = 0 if job is None else job.rank
-        training_state.put_back_random_states_of_gpus(facts["random of gpus"], rank)
+        states = facts["random of gpus"]
+        if rank < len(states):
+            random_states.put_back_gpus(states[rank])
 
     def _callbacks(self) -> list[Any]:
         model: Any = self.model

@@ -1,21 +1,33 @@
-"""The backup files of one run."""
+"""The backup files of one run, in a folder that one run has at a time.
+
+The first run holds a lock, and others are refused. It is a lock of the kernel on a file that names
+its owner. Shared file systems (NFS, Lustre, GPFS) pass it on to their servers, and whatever ends a
+process ends its locks.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import fcntl
+import json
 import os
+import secrets
+import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from kerasdist.backends.base.pieces import HeldPiece
-from kerasdist.callbacks import backup_call, backup_file, backup_parts, folder_lock
-from kerasdist.callbacks.backup_file import Backup, StoredFile
-from kerasdist.callbacks.backup_parts import StoredVariables
+from kerasdist.callbacks.backup import fit_call, storage, variables
+from kerasdist.callbacks.backup.storage import UNFINISHED, Backup, StoredFile
+from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
@@ -50,7 +62,7 @@ class RunFiles:
         self,
         folder: Path,
         keep: int,
-        mode: int = backup_file.PRIVATE,
+        mode: int = storage.PRIVATE,
         job: Job | None = None,
         run: str | None = None,
     ) -> None:
@@ -73,7 +85,7 @@ class RunFiles:
         self.in_parts = run is not None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
-        self.number = max(map(backup_file.number_of, self._all()), default=0)
+        self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
     def _is_chiefs(self) -> bool:
@@ -99,7 +111,7 @@ class RunFiles:
     def _fitting(self, call: Mapping[str, Any]) -> Iterator[StoredFile]:
         """Yields the chief's files of backups of this call, newest first."""
         try:
-            folder_lock.hold(self._folder, self._mode)
+            hold_folder(self._folder, self._mode)
         except BackupError as error:
             self.refusal = str(error)
             return
@@ -109,21 +121,21 @@ class RunFiles:
                 f"{str(self._folder)!r}: {error.strerror}. Take another one."
             )
             return
-        backup_file.remove_unfinished(self._folder)
-        backup_parts.remove_orphans(self._folder)
+        storage.remove_unfinished(self._folder)
+        variables.remove_orphans(self._folder)
         mark = _mark_of(self._folder)
         if mark is not None and (self.fit or mark != _run_of_launcher()):
             _remove_finished(self._folder, mark)
         self._of_later_calls = {path for path in self._all() if _fit_of(path) > self.fit}
         for path in self._own():
             try:
-                stored = backup_file.read(path)
+                stored = storage.read(path)
                 there = {name: stored.facts[name] for name in call if name in stored.facts}
             except _UNUSABLE as error:
                 _refuse(path, error)
                 continue
             try:
-                backup_call.require_same(path, there, {name: call[name] for name in there})
+                fit_call.require_same(path, there, {name: call[name] for name in there})
             except BackupError as error:
                 self.refusal = str(error)
                 return
@@ -157,7 +169,7 @@ class RunFiles:
         rank, workers = 0, 1
         if self._job is not None and self.in_parts:
             rank, workers = self._job.rank, self._job.num_workers
-        backup_parts.require_whole(self._folder, backup_parts.named(chiefs.facts)[rank::workers])
+        variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
         return StoredVariables(chiefs)
 
     def _gathered(self, label: str, value: Any) -> list[Any]:
@@ -178,7 +190,7 @@ class RunFiles:
         assert self._run is not None
         rank, own, error = self._job.rank, {}, None
         try:
-            own = backup_parts.write(
+            own = variables.write_part(
                 self._folder, self.number, self._run, rank, pieces, mode=self._mode
             )
         except BackupError:
@@ -197,7 +209,7 @@ class RunFiles:
     def write(self, backup: Backup) -> None:
         """Writes a backup, and removes those that are too old; warns if the disk takes none."""
         try:
-            backup_file.write(self._folder, self.number, backup, self._mode)
+            storage.write(self._folder, self.number, backup, self._mode)
             self._remove(self._own()[self._keep :])
         except BackupError:
             raise
@@ -206,7 +218,7 @@ class RunFiles:
 
     def _give_up(self, why: Any) -> None:
         with contextlib.suppress(OSError):
-            backup_parts.remove_orphans(self._folder, up_to=self.number)
+            variables.remove_orphans(self._folder, up_to=self.number)
         warn_user(
             f"Backup {self.number} could not be written to {self._folder}: {why}. Training goes "
             "on, and the next backup is written at its time. Until then a restart begins at the "
@@ -234,15 +246,15 @@ class RunFiles:
                         atexit.register(lambda: _is_failing() or gone())
                 else:
                     self._remove([*newest, *old])
-        folder_lock.release(self._folder)
+        release_folder(self._folder)
 
     def _remove(self, paths: Sequence[Path]) -> None:
         """Removes backups: a backup without its parts must not be found."""
-        backup_file.remove(paths)
-        backup_parts.remove_orphans(self._folder, up_to=self.number)
+        storage.remove(paths)
+        variables.remove_orphans(self._folder, up_to=self.number)
 
     def _all(self) -> list[Path]:
-        return backup_file.newest_first(self._folder)
+        return storage.newest_first(self._folder)
 
     def _own(self) -> list[Path]:
         return [path for path in self._all() if path not in self._of_later_calls]
@@ -272,8 +284,8 @@ def _remove_finished(folder: Path, run: str) -> None:
     """Removes what a call has left that has ended, unless another run has done so."""
     with contextlib.suppress(OSError):
         if _mark_of(folder) == run:
-            backup_file.remove(backup_file.newest_first(folder))
-            backup_parts.remove_orphans(folder)
+            storage.remove(storage.newest_first(folder))
+            variables.remove_orphans(folder)
             (folder / _MARK).unlink()
 
 
@@ -287,3 +299,145 @@ def _fit_of(path: Path) -> int:
 
 def _refuse(path: Path, reason: Any) -> None:
     warn_user(f"The backup {path} is not used: {reason}. The one before it is, if there is one.")
+
+
+_LOCK = "in-use.json"
+
+# How long a server keeps the locks of a machine that is gone (NFS: 90 s), and some more.
+_SECONDS = 100.0
+_PAUSE = 1.0
+
+_IS_HELD = (errno.EACCES, errno.EAGAIN)
+_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+# The files that this process holds. It must open none of them anew: to close any copy of a file
+# ends the locks of the whole process.
+_held: dict[Path, int] = {}
+
+
+def hold_folder(folder: Path, mode: int = 0o600) -> None:
+    """Takes the folder for this process, until `release_folder` or the end of the process.
+
+    Raises:
+        BackupError: If another process has it.
+        OSError: If the folder cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.resolve() / _LOCK
+    if path in _held:
+        return
+    until = time.monotonic() + _SECONDS
+    while True:
+        owner = _try_lock(path, mode)
+        if owner is None:
+            return
+        # On this machine a held lock means a live process. Another one may be gone, and the file
+        # system hold its locks for a while.
+        if owner.get("host") == socket.gethostname() or time.monotonic() > until:
+            raise BackupError(
+                f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "
+                f"which process {owner.get('pid')} on {owner.get('host')} has used since "
+                f"{owner.get('since')}. Take another folder, or end that process first."
+            )
+        time.sleep(_PAUSE)
+
+
+def release_folder(folder: Path) -> None:
+    """Gives the folder to others."""
+    path = folder.resolve() / _LOCK
+    file = _held.pop(path, None)
+    if file is not None:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _try_lock(path: Path, mode: int) -> dict[str, Any] | None:
+    """Takes the lock; returns the present owner if there is one."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in _IS_FULL:
+            raise
+        _warn_of_lock(path, error)
+        return None
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        with contextlib.closing(os.fdopen(file, "rb")) as opened:
+            if error.errno in _IS_HELD:
+                return _owner(opened.read())
+        _warn_of_lock(path, error)
+        return None
+    if not _is_still(path, file):  # its owner has ended since, and removed it
+        os.close(file)
+        return _try_lock(path, mode)
+    _held[path] = file
+    since = datetime.now(UTC).isoformat(" ", "seconds")
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(owner).encode(), 0)
+    return None
+
+
+def _is_still(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _owner(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:  # it is just writing
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _warn_of_lock(path: Path, error: OSError) -> None:
+    warn_user(
+        f"{path} cannot be locked: {error.strerror}. If another run uses this folder of backups, "
+        "neither notices it, and each removes the other's."
+    )
+
+
+def name_of_run(folder: Path, job: Job) -> str | None:
+    """Returns a name for this run if all workers see the chief's folder, else None.
+
+    Each worker tries to read what the chief wrote there, and the chief what each worker wrote.
+    All workers must call it.
+    """
+    name = secrets.token_hex(8)
+    if job.is_chief:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            _probe(folder, name, job.rank).write_text(name, encoding="utf-8")
+    # A worker must not look for the folder before: a network file system may remember its absence.
+    name = str(job.broadcast_object("the folder of the backups", name))
+    own = _probe(folder, name, job.rank)
+    try:
+        sees = _has(folder, name, 0)
+        if sees and not job.is_chief:
+            with contextlib.suppress(OSError):
+                own.write_text(name, encoding="utf-8")
+        seen = job.all_gather_object("whether all see the folder of the backups", sees)
+        if job.is_chief:
+            sees = all(seen) and all(_has(folder, name, rank) for rank in range(job.num_workers))
+        shared = job.broadcast_object("whether the folder of the backups is shared", sees)
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    return name if shared else None
+
+
+def _probe(folder: Path, name: str, rank: int) -> Path:
+    return folder / f"backup-probe-{name}-{rank}{UNFINISHED}"
+
+
+def _has(folder: Path, name: str, rank: int) -> bool:
+    try:
+        return _probe(folder, name, rank).read_text(encoding="utf-8") == name
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -18,10 +18,10 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
-from kerasdist.callbacks.encoding import renumbered
-from kerasdist.callbacks.remembering import Remembering
+from kerasdist.callbacks.backup.encoding import Remembering, renumbered
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.loaders import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
 
 
@@ -289,29 +289,14 @@ class PositionedAdapter(WrappedAdapter):
         """Returns the inner adapter's batches."""
         return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
-    def get_torch_dataloader(self) -> Any:
+    def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return _Loader(self._inner.get_torch_dataloader, self._position)
-
-    @property
-    def builtin_prefetch(self) -> bool:
-        """The inner adapter's."""
-        return self._inner.builtin_prefetch
-
-
-@final
-class _Loader:
-    """The batches for Keras's loop on PyTorch, which reads a batch before `on_batch_begin`."""
-
-    def __init__(self, make: Callable[[], Any], position: Position) -> None:
-        self._make = make
-        self._position = position
-
-    def __iter__(self) -> Iterator[Any]:
-        # Made at once, since the iterator of a DataLoader draws a random number.
-        return self._read(self._position.begun(lambda: iter(self._make())))
+        # Begun at once, since the iterator of a DataLoader draws a random number.
+        begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
+        return self._read(begun)
 
     def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches to Keras's loop on PyTorch, which reads one before `on_batch_begin`."""
         for _ in iter(int, 1):
             self._position.batch_begins()
             try:
@@ -320,17 +305,19 @@ class _Loader:
                 return
             yield batch
 
+    @property
+    def builtin_prefetch(self) -> bool:
+        """The inner adapter's."""
+        return self._inner.builtin_prefetch
+
 
 def _objects_of(source: Any) -> list[Any]:
     """Returns the objects that may change while a source is read."""
     if isinstance(source, keras_compat.PyDataset):
         return [source]
     if keras_compat.is_torch_dataloader(source):
-        batches = source.batch_sampler
-        within = None if batches is None else getattr(batches, "sampler", None)
-        objects = [source.dataset, source.sampler, batches, within]
-        different = {id(one): one for one in objects if one is not None}
-        return [*different.values(), types.SimpleNamespace(generator=source.generator)]
+        generator = types.SimpleNamespace(generator=source.generator)
+        return [source.dataset, *samplers_of(source), generator]
     return []
 
 

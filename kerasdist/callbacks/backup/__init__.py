@@ -1,0 +1,1 @@
+"""Backups of a training run, and how another process goes on from them."""

@@ -1,0 +1,370 @@
+"""The variables of a backup: how each worker writes what it holds of them, and reads it back.
+
+Where workers divide variables, each writes a part: a file of the format of `storage`. The chief's
+file, which is written last, names the parts with their sizes and digests. So a backup exists once
+the chief's file does, and parts that no chief's file names are of no use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import keras
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.pieces import HeldPiece, Region
+from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
+from kerasdist.callbacks.backup import storage
+from kerasdist.callbacks.backup.storage import (
+    Backup,
+    StoredFile,
+    Unread,
+    Written,
+    bytes_of,
+    dtype_of,
+)
+from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.errors import BackupError
+from kerasdist.keras_compat import ops
+from kerasdist.training.binding import binding_of
+
+_NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part(\d+)\.kdb")
+
+
+def write_part(
+    folder: Path,
+    number: int,
+    run: str,
+    rank: int,
+    pieces: Mapping[int, Sequence[HeldPiece]],
+    *,
+    mode: int = storage.PRIVATE,
+) -> dict[str, Any]:
+    """Writes a worker's part of a backup; returns what the chief's file has to say of it.
+
+    Args:
+        folder: The folder of the backups.
+        number: The backup's number.
+        run: Hexadecimal digits that no other run has, so that no part is ever replaced.
+        rank: The worker's number.
+        pieces: What this worker holds, by the number of the variable.
+        mode: The file's permissions.
+    """
+    listed = [(variable, one) for variable, held in pieces.items() for one in held]
+    places = [[variable, *_place(one.region)] for variable, one in listed]
+    arrays = [
+        Unread(dtype_of(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
+        for _, one in listed
+    ]
+    path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
+    return asdict(storage.write_file(path, Backup({"pieces": places}, arrays), mode))
+
+
+def _place(region: Region) -> tuple[int, int, int]:
+    return region.rows, region.begin, region.end
+
+
+def parts_of(facts: Mapping[str, Any]) -> list[Written]:
+    """Returns the parts that a chief's file names, by rank of the worker that wrote them."""
+    return [Written(**one) for one in facts.get("parts", ())]
+
+
+def require_whole_parts(folder: Path, parts: Iterable[Written]) -> None:
+    """Refuses parts that are missing, or whose bytes are not those that were written."""
+    for part in parts:
+        with _complaining_of(part):
+            storage.require_whole(folder / part.name, part)
+
+
+@contextmanager
+def _complaining_of(part: Written) -> Generator[None]:
+    try:
+        yield
+    except BackupError as error:
+        raise BackupError(f"of its part {part.name}, {error}") from error
+    except OSError as error:
+        raise BackupError(f"its part {part.name} cannot be read: {error}") from error
+
+
+def remove_orphans(folder: Path, up_to: int | None = None) -> None:
+    """Removes the parts that no chief's file names.
+
+    Args:
+        folder: The folder of the backups.
+        up_to: Leaves the parts of backups with a larger number, which workers may be writing.
+    """
+    parts = [(match, path) for path in folder.glob("backup-*") if (match := _of(path))]
+    if not parts:
+        return
+    kept: set[str] = set()
+    unknown: set[int] = set()
+    for path in storage.newest_first(folder):
+        try:
+            kept.update(one.name for one in parts_of(StoredFile(path).facts))
+        except (BackupError, OSError, KeyError, TypeError):  # torn, or of another version
+            unknown.add(storage.number_of(path))
+    storage.remove(
+        path
+        for match, path in parts
+        if path.name not in kept
+        and int(match[1]) not in unknown
+        and (up_to is None or int(match[1]) <= up_to)
+    )
+
+
+def _of(path: Path) -> re.Match[str] | None:
+    return _NAME.fullmatch(path.name)
+
+
+@final
+class StoredVariables:
+    """The variables of a backup, in the chief's file and in its parts."""
+
+    def __init__(self, chiefs: StoredFile) -> None:
+        """Reads the headers of the parts."""
+        self.chiefs = chiefs
+        self._pieces: dict[int, list[tuple[Region, StoredFile, int]]] = {}
+        for part in parts_of(chiefs.facts):
+            with _complaining_of(part):
+                file = StoredFile(chiefs.path.with_name(part.name))
+            for index, (variable, *place) in enumerate(file.facts["pieces"]):
+                found = self._pieces.setdefault(variable, [])
+                found.append((Region(*place), file, index))
+        for variable, form in enumerate(chiefs.forms):
+            if form is None:
+                self._require_all(variable)
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the arrays in the chief's file, of which variables come first."""
+        return range(len(self.chiefs.forms))
+
+    def whole(self, variable: int) -> np.ndarray[Any, Any]:
+        """Reads a variable."""
+        held = self._pieces.get(variable)
+        if held is None:
+            return self.chiefs.array(variable)
+        rows = held[0][0].rows
+        return self._joined(variable, Region(rows, 0, self._size(variable) // rows)).reshape(
+            self._shape(variable)
+        )
+
+    def part(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+        """Reads a region of a variable, and no more of it where the files allow that."""
+        held = self._pieces.get(variable)
+        if held is None:
+            return self.chiefs.columns(variable, region)
+        if all(one.rows == region.rows for one, _, _ in held):
+            return self._joined(variable, region)
+        value = self.whole(variable).reshape(region.rows, -1)
+        return value[:, region.begin : region.end].copy()
+
+    def _joined(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+        """Reads a region that is laid out in as many rows as the pieces in the files."""
+        held = self._pieces[variable]
+        _, file, index = held[0]
+        dtype = dtype_of(file.forms[index][0])
+        joined = np.empty((region.rows, region.end - region.begin), dtype)
+        for own, file, index in held:
+            begin, end = max(own.begin, region.begin), min(own.end, region.end)
+            if begin < end:
+                columns = Region(region.rows, begin - own.begin, end - own.begin)
+                joined[:, begin - region.begin : end - region.begin] = file.columns(index, columns)
+        return joined
+
+    def _require_all(self, variable: int) -> None:
+        """Refuses parts that together are not the whole variable."""
+        regions = sorted((one for one, _, _ in self._pieces.get(variable, ())), key=_place)
+        ends = [0, *(one.end for one in regions)]
+        joined = all(one.begin == end for one, end in zip(regions, ends, strict=False))
+        joined = joined and len({one.rows for one in regions}) == 1
+        if not joined or sum(one.size for one in regions) != self._size(variable):
+            raise BackupError(f"its parts are not the whole of variable {variable}: {regions}")
+
+    def _shape(self, variable: int) -> Sequence[int]:
+        return self.chiefs.facts["forms"][f"variable {variable}"][0]
+
+    def _size(self, variable: int) -> int:
+        return int(np.prod(self._shape(variable), dtype=np.int64))
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Returns all variables of a training run: weights, seeds, optimizer, metrics."""
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    seen: dict[int, Any] = {}
+    for variable in [*model.variables, *model.optimizer.variables, *model.metrics_variables]:
+        seen.setdefault(id(variable), variable)
+    return list(seen.values())
+
+
+def forms_of(variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns the shapes and types of variables.
+
+    Their names are left out: they count up with each model that a process makes.
+    """
+    return {
+        f"variable {number}": [list(variable.shape), variable.dtype]
+        for number, variable in enumerate(variables)
+    }
+
+
+def pieces_of(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+    """Returns what this worker holds of the variables that workers divide, by their numbers."""
+    held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
+    return {number: own for number, own in held.items() if own}
+
+
+def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any]:
+    """Returns the variables' values for a file; those that are not aggregated are read as late.
+
+    All workers must call it, and `read_along` or write the file.
+
+    Args:
+        variables: The variables.
+        elsewhere: By number, those that other files have, in whose place is None.
+    """
+    listed: list[Any] = []
+    for number, variable in enumerate(variables):
+        if number in elsewhere:
+            listed.append(None)
+        elif is_on_read(variable):
+            listed.append(np.array(ops.convert_to_numpy(variable)))
+        else:
+            dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
+            read = partial(_value, variable)
+            listed.append(Unread(dtype_of(dtype), tuple(variable.shape), read))
+    return listed
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    return ops.convert_to_numpy(variable.value)
+
+
+def read_along(arrays: Sequence[Any]) -> None:
+    """Takes part in the chief's reads of variables while it writes them."""
+    for one in arrays:
+        if isinstance(one, Unread):
+            one.read()
+
+
+def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Sets the replicas' parts of the metrics' sums to those of a restored run.
+
+    The run then adds the same numbers in the same order as the uninterrupted run, and has the same
+    results to the last bit. All workers must call it.
+    """
+    for variable, value in zip(variables, arrays, strict=True):
+        if is_sum_on_read(variable):
+            variable.assign(value)
+
+
+@final
+class Restored:
+    """Gives the variables a backup's values on every worker, and keeps the rest of the backup.
+
+    Attributes:
+        facts: What JSON can say.
+        arrays: The arrays that the facts name by number; those of variables are not among them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        variables: Sequence[Any],
+        stored: StoredVariables | None,
+        facts: Mapping[str, Any],
+        *,
+        seen_by_all: bool,
+    ) -> None:
+        """Restores the variables. All workers must call it.
+
+        Args:
+            model: The model.
+            variables: Its variables, in the order of the backup.
+            stored: The backup; None on workers that do not see it.
+            facts: The facts of the backup.
+            seen_by_all: Whether all workers see it, and read what they hold by themselves.
+        """
+        self.facts = facts
+        self._model = model
+        self._variables = variables
+        self._stored = stored
+        self._seen_by_all = seen_by_all
+        self.restore()
+        count = len(variables)
+        extra = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
+        extra = broadcast_arrays(model, list(extra), facts["arrays"])
+        self.arrays: Sequence[Any] = [None] * count + extra
+
+    def restore(self) -> None:
+        """Restores the variables. All workers must call it."""
+        replicas = _divided_by(self._model)
+        if replicas is not None:
+            self._restore_divided(replicas)
+            return
+        if self._stored is not None:
+            for number, variable in enumerate(self._variables):
+                variable.assign(self._stored.whole(number))
+        broadcast(self._model, self._model.metrics_variables)
+
+    def _restore_divided(self, replicas: ReplicaSet) -> None:
+        """Restores one variable after another. All workers must call it.
+
+        Each reads what it holds, or gets whole variables from the chief if it does not see files.
+        """
+        replicas.initial_broadcast.ensure()
+        stored = self._stored
+        for number, variable in enumerate(self._variables):
+            if stored is None or not self._seen_by_all:
+                own = [] if stored is None else [stored.whole(number)]
+                form = [keras_compat.stored_dtype(variable), variable.shape]
+                [value] = broadcast_arrays(self._model, own, [form])
+                variable.assign(value)
+                continue
+            pieces = replicas.pieces(variable)
+            for piece in pieces:
+                piece.write(stored.part(number, piece.region))
+            if not pieces:
+                variable.assign(stored.whole(number))
+
+
+def _divided_by(model: Any) -> ReplicaSet | None:
+    """Returns the replicas that divide a model's state between workers, None if none do."""
+    binding = binding_of(model)
+    return binding.replicas if binding is not None and binding.replicas.divides_state else None
+
+
+def broadcast_arrays(
+    model: Any, arrays: Sequence[np.ndarray[Any, Any]], forms: Sequence[Any]
+) -> list[np.ndarray[Any, Any]]:
+    """Returns the chief's arrays on every worker. All workers must call it.
+
+    ``forms`` are type and shape of each array; the other workers pass no arrays.
+    """
+    binding = binding_of(model)
+    if binding is None or binding.replicas.job is None or not forms:
+        return list(arrays)
+    dtypes = [dtype_of(name) for name, _ in forms]
+    sizes = list(map(bytes_of, forms))
+    raw = np.zeros(sum(sizes), np.uint8)
+    if binding.replicas.job.is_chief:
+        raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
+    with binding.strategy.scope():
+        carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
+    binding.replicas.initial_broadcast.ensure()
+    binding.replicas.equalize([carrier])
+    received = np.asarray(ops.convert_to_numpy(carrier))
+    parts = np.split(received, np.cumsum(sizes)[:-1])
+    return [
+        part.copy().view(dtype).reshape(shape)
+        for part, dtype, (_, shape) in zip(parts, dtypes, forms, strict=True)
+    ]
