@@ -28,6 +28,7 @@ from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.state.shards import Workers
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup
     from kerasdist.core.protocols import StrategyLike
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
@@ -240,7 +241,7 @@ class ShardRules:
         weights: The divided weights, as steps see them.
     """
 
-    def __init__(self, sharding: Sharding, group: Workers, job: Job) -> None:
+    def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
         """Takes what the user has asked for."""
         install()
         self.group = group
