@@ -29,7 +29,7 @@ from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import profiling, results, status
+from kerasdist.job import launcher, profiling
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -53,7 +53,7 @@ _WRITERS = (
 def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
     """Returns the callbacks of a call of `fit`, wrapped for this worker."""
     listed = _ordered(_of_call(given), replicas)
-    channel = status.channel()
+    channel = launcher.channel()
     if meter is not None and channel is not None:
         listed.insert(0, Progress(meter, channel, replicas))
     profiled = profiling.wanted()
@@ -61,7 +61,7 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
         listed.insert(0, Profile(profiled, meter, replicas))
     if meter is not None:
         listed.insert(0, Clock(meter))
-    if meter is not None and results.is_benchmark():
+    if meter is not None and launcher.is_benchmark():
         listed.append(Bench(meter))
     callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -80,8 +80,8 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nothing reads its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
-    others = status.channel(), profiling.wanted()
-    if not listeners and not results.is_benchmark() and others == (None, None):
+    others = launcher.channel(), profiling.wanted()
+    if not listeners and not launcher.is_benchmark() and others == (None, None):
         return None
     meter = Meter(
         knows_data=replicas.measures_data,

@@ -17,7 +17,7 @@ from kerasdist.checks.machine import gpu_links
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
-from kerasdist.job.results import BENCH, AllReduce
+from kerasdist.job.launcher import BENCH, AllReduce
 from kerasdist.launch import supervisor
 from kerasdist.launch.placement import place, with_workers
 from kerasdist.launch.spec import python_command

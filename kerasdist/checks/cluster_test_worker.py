@@ -15,7 +15,7 @@ from kerasdist.api.scopes import get_replica_context
 from kerasdist.api.strategy import Strategy
 from kerasdist.callbacks.telemetry import all_reduce
 from kerasdist.checks.findings import Finding, as_dicts, judge
-from kerasdist.job import results
+from kerasdist.job import launcher
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
@@ -46,7 +46,7 @@ def main() -> None:
         *equality(strategy),
     ]
     if strategy.is_chief:
-        results.tell(as_dicts(findings))
+        launcher.tell(as_dicts(findings))
 
 
 def everyone(strategy: Strategy, label: str, value: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
 from kerasdist.errors import BackendError
-from kerasdist.job.results import told
+from kerasdist.job.launcher import told
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command
 from kerasdist.launch.start import log_file
@@ -117,7 +117,7 @@ class Ran:
 def run(
     spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
 ) -> Ran:
-    """Runs a job whose chief tells results by `kerasdist.job.results.tell`.
+    """Runs a job whose chief tells results by `kerasdist.job.launcher.tell`.
 
     Args:
         spec: The job.

@@ -22,7 +22,7 @@ from typing import Any, final
 from kerasdist.job import listening, protocol
 from kerasdist.job.batches import ADVICE, came_apart, check_report
 from kerasdist.job.comparison import named_places, named_workers
-from kerasdist.job.gate import Gate, read
+from kerasdist.job.handshake import Gate, read
 from kerasdist.job.interruption import CTRL_C
 from kerasdist.job.saves import CHANNEL, Save, Saves
 from kerasdist.job.secret import Credentials

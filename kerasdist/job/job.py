@@ -15,14 +15,14 @@ from kerasdist._version import __version__
 from kerasdist.cluster.addresses import split
 from kerasdist.cluster.source import Membership
 from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
-from kerasdist.job import comparison, joined, protocol, saves
+from kerasdist.job import comparison, launcher, protocol, saves
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
-from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.interruption import DroppedInterrupts
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
 from kerasdist.job.secret import SECRET, credentials
+from kerasdist.job.starter import ExitCode
 from kerasdist.job.timeouts import Timeouts
 
 _ADVICE = "All of them must run the same script in the same environment."
@@ -74,7 +74,7 @@ class Job:
         self.has_one_python: bool = roster["has_one_python"]
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
-        joined.tell_launcher()
+        launcher.tell_launcher()
         self.assert_equal("versions", {"kerasdist": __version__, **facts})
 
     @property

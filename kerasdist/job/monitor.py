@@ -20,7 +20,7 @@ from kerasdist.errors import JobError, KerasdistError, WorkerLostError
 from kerasdist.job import interruption, starter
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
-from kerasdist.job.exit_codes import ExitCode
+from kerasdist.job.starter import ExitCode
 
 # How long the main thread may take to end by itself.
 GRACE_SECONDS = 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from typing import NoReturn
 
 _finish: list[Callable[[int], int]] = []
@@ -32,3 +33,16 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+class ExitCode(IntEnum):
+    """Exit codes with a meaning of their own.
+
+    Attributes:
+        LOST_WORKER: The worker ended because another was lost. The launcher looks for that one.
+        PREEMPTED: The worker was told to stop, and has backed up. This is not a failure, and the
+            launcher does not start the job again: the scheduler that took the machine does.
+    """
+
+    LOST_WORKER = 75
+    PREEMPTED = 76

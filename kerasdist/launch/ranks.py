@@ -22,7 +22,7 @@ from types import FrameType
 from typing import final
 
 from kerasdist.job import current, starter
-from kerasdist.job.exit_codes import ExitCode
+from kerasdist.job.starter import ExitCode
 from kerasdist.launch import report
 from kerasdist.launch.job import Attempt, Held
 from kerasdist.launch.placement import place

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, final
 
-from kerasdist.job.exit_codes import ExitCode
 from kerasdist.job.profiling import ProfiledSteps
+from kerasdist.job.starter import ExitCode
 
 GPU = "gpu"
 """As a number of workers: one a GPU of this machine."""

@@ -29,8 +29,8 @@ from types import FrameType
 from typing import IO, NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.joined
-_STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.status
+_JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.launcher
+_STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
 
 MARK = b"\x1ekerasdist "
 """Stands before a worker's report, where it comes by the output."""

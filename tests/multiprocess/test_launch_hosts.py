@@ -172,7 +172,7 @@ def test_no_ssh(tmp_path):
 
 def test_reports_come_through_ssh_and_stay_out_of_the_logs(tmp_path, path):
     body = """
-from kerasdist.job.status import channel
+from kerasdist.job.launcher import channel
 print("before ", end="", flush=True)
 channel().tell({"workers": 1, "phase": "training", "epoch": 3})
 time.sleep(0.5)

@@ -104,7 +104,7 @@ def test_log_files_and_the_last_state(tmp_path):
     """Also without a terminal, and of workers that end badly."""
     body = """
 if rank:
-    from kerasdist.job.status import channel
+    from kerasdist.job.launcher import channel
     channel().tell({"workers": 1, "phase": "training", "epoch": 3, "epochs": 4, "step": 1})
     time.sleep(0.5)
     sys.exit(41)

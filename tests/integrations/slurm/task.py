@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kerasdist.cluster import detect
 from kerasdist.job import current
-from kerasdist.job.exit_codes import ExitCode
+from kerasdist.job.starter import ExitCode
 
 FOLDER = Path(os.environ["SLURM_STANDS_IN"])
 

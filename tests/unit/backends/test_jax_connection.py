@@ -6,12 +6,12 @@ MISLEADING_NAME = """
 import types
 from kerasdist.backends.jax.workers import connection
 from kerasdist.errors import JobError
-from kerasdist.job import network
+from kerasdist.job import listening
 
 connection.socket = types.SimpleNamespace(
     gethostname=lambda: "machine", gethostbyname=lambda name: "127.0.1.1"
 )
-network.misleads = lambda others: "10.0.0.1"
+listening.misleads = lambda others: "10.0.0.1"
 job = types.SimpleNamespace(rank=0, num_workers=2, other_addresses=["10.0.0.2:1"])
 try:
     connection.check_way_back(job)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from kerasdist.job import gate, handshake, protocol
+from kerasdist.job import handshake, protocol
 from kerasdist.job.secret import Credentials
 
 
@@ -32,10 +32,10 @@ class SimulatedWorker:
         """Joins; the roster comes when all have joined."""
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         self._writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        asked = await gate.read(self._reader)
+        asked = await handshake.read(self._reader)
         answered = handshake.answer(asked, self._known)
         self.say(answered)
-        handshake.check_proof(asked, answered, await gate.read(self._reader), self._known)
+        handshake.check_proof(asked, answered, await handshake.read(self._reader), self._known)
         self.say(self._hello)
 
     def say(self, message: Mapping[str, Any]):
@@ -51,7 +51,7 @@ class SimulatedWorker:
     async def hear(self) -> Any:
         """Returns the next message that is no sign of life."""
         while True:
-            message = await gate.read(self._reader)
+            message = await handshake.read(self._reader)
             if message != {"type": "beat"}:
                 self.heard += len(protocol.packed(message))
                 return message

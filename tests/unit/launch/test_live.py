@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kerasdist.job import stragglers
-from kerasdist.job.status import Channel
+from kerasdist.job import batches
+from kerasdist.job.launcher import Channel
 from kerasdist.launch import live, supervisor
 from kerasdist.launch.live import STATUS_FILE, Board
 from kerasdist.launch.placement import Slot
@@ -144,7 +144,7 @@ def test_too_many_workers_for_the_terminal():
     ],
 )
 def test_the_slowest_worker(workers, expected):
-    found = stragglers.slowest(workers)
+    found = batches.slowest(workers)
     known = None if found is None else (found["worker"], found["by"], found["others_ms"])
     assert known == expected
 

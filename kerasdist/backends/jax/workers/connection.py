@@ -13,7 +13,7 @@ from jax.core import Tracer
 from kerasdist import keras_compat
 from kerasdist.backends.jax.workers.coordinator_proxy import Relay
 from kerasdist.errors import JobError
-from kerasdist.job import network, threads
+from kerasdist.job import listening, threads
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
@@ -90,7 +90,7 @@ def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
 
 def check_way_back(job: Job) -> None:
     """Raises if other machines could not reach this one for JAX's collectives on CPUs."""
-    address = network.misleads(job.other_addresses)
+    address = listening.misleads(job.other_addresses)
     if address is not None:
         name = socket.gethostname()
         raise JobError(

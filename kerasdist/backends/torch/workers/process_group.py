@@ -23,7 +23,7 @@ from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.errors import JobError, ReplicaError
-from kerasdist.job import network, threads
+from kerasdist.job import listening, threads
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -112,8 +112,8 @@ def _take_part_of_cores() -> None:
 
 def _let_gloo_be_reached(job: Job) -> None:
     """Lets Gloo listen on the interface that other workers reach, unless the user has set one."""
-    address = "127.0.0.1" if job.is_on_one_machine else network.misleads(job.other_addresses)
-    interface = None if address is None else network.interface_of(address)
+    address = "127.0.0.1" if job.is_on_one_machine else listening.misleads(job.other_addresses)
+    interface = None if address is None else listening.interface_of(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 

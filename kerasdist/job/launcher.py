@@ -1,0 +1,106 @@
+"""A worker's reports to the launcher: where its training is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+FILE_DESCRIPTOR = "KERASDIST_STATUS_FD"
+"""The number of a pipe that a worker writes its reports to; the launcher sets it."""
+
+
+@final
+class Channel:
+    """Writes reports, each a line of JSON, and never waits: a report may be dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # a data loader's processes have no part in it
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+
+    def tell(self, report: Mapping[str, Any]) -> None:
+        """Sends a report, unless the launcher is gone or does not read."""
+        line = f"{json.dumps(report)}\n".encode()
+        if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, line)
+
+
+@cache
+def channel() -> Channel | None:
+    """Returns the channel to the launcher, None where there is none or it wants no reports."""
+    given = os.environ.get(FILE_DESCRIPTOR, "")
+    if not given.isdecimal():
+        return None
+    try:
+        return Channel(int(given))
+    except OSError:  # a process that the worker has started, without its files
+        return None
+
+
+FILE = "KERASDIST_JOINED_FILE"
+"""The path of a file that a worker makes; `kerasdist.launch.supervisor` sets it."""
+
+
+def tell_launcher() -> None:
+    """Makes the file that tells the launcher that this process has joined the job."""
+    path = os.environ.get(FILE)
+    if path:
+        # A launcher that is gone must not stop the job.
+        with contextlib.suppress(OSError):
+            Path(path).touch()
+
+
+BENCH = "KERASDIST_BENCH"
+"""Set in the workers of a benchmark."""
+
+_MARK = "kerasdist-result: "
+
+
+def is_benchmark() -> bool:
+    """Returns whether this process is a worker of a benchmark."""
+    return bool(os.environ.get(BENCH))
+
+
+def tell(result: Any) -> None:
+    """Prints a result for the command that has started this worker."""
+    sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
+    sys.stdout.flush()
+
+
+def told(lines: Iterable[str]) -> list[Any]:
+    """Returns the results among the lines of a worker's output."""
+    return [json.loads(line.removeprefix(_MARK)) for line in lines if line.startswith(_MARK)]
+
+
+@final
+@dataclass(frozen=True)
+class AllReduce:
+    """A sum of one array over all replicas.
+
+    Attributes:
+        bytes: Its size.
+        seconds: How long a sum takes; the median of several.
+        replicas: How many replicas there are.
+    """
+
+    bytes: int
+    seconds: float
+    replicas: int
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second that each device sends, as NCCL's tests count them.
+
+        In the best all-reduce each device sends ``2 (n - 1) / n`` of the array.
+        """
+        return 2 * (self.replicas - 1) / self.replicas * self.bytes / self.seconds
