@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kerasdist.agreement.measures import difference, measures_of, rounding_of
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 from kerasdist.errors import DisagreementError
 from kerasdist.job import comparison
 from kerasdist.job.job import Job
@@ -43,7 +43,7 @@ def require_equal(
     """
     exact = {
         **{name: repr(float(value)) for name, value in logs.items()},
-        **{f"gradient of {path}": checksums.of_array(one) for path, one in gradients.items()},
+        **{f"gradient of {path}": checksum_of(one) for path, one in gradients.items()},
     }
     if job.all_have_one("results of the first step", comparison.digest(exact)):
         return

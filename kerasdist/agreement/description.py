@@ -24,7 +24,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import code
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -182,7 +182,7 @@ def _numpy(rows: Any) -> np.ndarray[Any, Any]:
 def _checksum(rows: np.ndarray[Any, Any], start: int) -> int:
     if rows.dtype == object:
         return zlib.crc32(repr(rows.tolist()).encode(), start)
-    return checksums.of_array(rows, start)
+    return checksum_of(rows, start)
 
 
 def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:

@@ -15,7 +15,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.job import saves
+from kerasdist.job.job import is_written_by_chief, write_and_tell
 from kerasdist.training.binding import binding_of
 
 
@@ -108,9 +108,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         if replicas is None or replicas.job is None:
             self.wait()
         elif replicas.job.is_chief:
-            saves.write_and_tell(self.wait, str(self._newest), replicas.job)
+            write_and_tell(self.wait, str(self._newest), replicas.job)
         else:
-            saves.is_written_by_chief(str(self._newest), replicas.job)
+            is_written_by_chief(str(self._newest), replicas.job)
         self._file.memory.clear()
 
     def wait(self) -> None:

@@ -29,7 +29,7 @@ from kerasdist.callbacks.vote import InSync, Vote
 from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import launcher, profiling
+from kerasdist.job import launcher
 from kerasdist.job.job import Job
 
 # Callbacks that change how a model is trained, so that all workers must have the same.
@@ -56,7 +56,7 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
     channel = launcher.channel()
     if meter is not None and channel is not None:
         listed.insert(0, Progress(meter, channel, replicas))
-    profiled = profiling.wanted()
+    profiled = launcher.wanted()
     if meter is not None and profiled is not None:
         listed.insert(0, Profile(profiled, meter, replicas))
     if meter is not None:
@@ -80,7 +80,7 @@ def _of_call(given: Mapping[str, Any]) -> list[Any]:
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nothing reads its figures."""
     listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
-    others = launcher.channel(), profiling.wanted()
+    others = launcher.channel(), launcher.wanted()
     if not listeners and not launcher.is_benchmark() and others == (None, None):
         return None
     meter = Meter(

@@ -25,7 +25,7 @@ from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError
 from kerasdist.job.job import Job
-from kerasdist.job.profiling import ProfiledSteps
+from kerasdist.job.launcher import ProfiledSteps
 
 _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")

@@ -32,7 +32,7 @@ from kerasdist.backends.base.metering import Figures, Meter, Window
 from kerasdist.core import gpus
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import batches
+from kerasdist.job import comparison
 from kerasdist.job.launcher import AllReduce, Channel, tell
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
@@ -198,7 +198,7 @@ class Telemetry(keras.callbacks.Callback):
             own = _times_of_worker(figures)
             workers = job.gather_object(f"telemetry of epoch {epoch + 1}", own)
             if job.is_chief:
-                told |= {"by_worker": workers, "slowest": batches.slowest(workers)}
+                told |= {"by_worker": workers, "slowest": comparison.slowest(workers)}
         self._write("epoch", {**self._place(), **told})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

@@ -32,7 +32,7 @@ _here = _Here()
 _default: list[StrategyLike] = []
 
 # By name, since this file must not import the strategies.
-_DEFAULT_HOME = "kerasdist.strategies.default"
+_DEFAULT_HOME = "kerasdist.strategies.one_device"
 
 
 def default_strategy() -> StrategyLike:

@@ -1,11 +1,13 @@
-"""Which state the replicas of a strategy divide among them."""
+"""Which state the replicas of a strategy shard, and what a worker holds of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
+
+import numpy as np
 
 Divided = Literal["optimizer", "full"]
 
@@ -63,3 +65,56 @@ class Sharding:
         if math.prod(shape) < self.min_size or not even:
             return None
         return max(even, key=lambda axis: shape[axis])
+
+
+@final
+@dataclass(frozen=True)
+class Region:
+    """Which part of a value a piece is: columns of its elements, laid out in rows of equal length.
+
+    A run of flattened values has one row. A part along an axis has as many rows as there are
+    elements along the axes before it.
+
+    Attributes:
+        rows: How many rows the value is laid out in.
+        begin: The first column.
+        end: The column after the last one.
+    """
+
+    rows: int
+    begin: int
+    end: int
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Region:
+        """Returns the region of a whole value."""
+        return cls(1, 0, math.prod(shape))
+
+    @classmethod
+    def along(cls, shape: Sequence[int], axis: int, begin: int, end: int) -> Region:
+        """Returns the region of a part along one axis."""
+        inner = math.prod(shape[axis + 1 :])
+        return cls(math.prod(shape[:axis]), begin * inner, end * inner)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return self.rows * (self.end - self.begin)
+
+
+@final
+@dataclass(frozen=True)
+class HeldPiece:
+    """What this worker holds of a divided variable. Neither function needs the other workers.
+
+    Attributes:
+        region: Which part it is.
+        dtype: The name of its type.
+        read: Returns its elements, as a NumPy array of any shape.
+        write: Replaces its elements by those of a NumPy array of any shape.
+    """
+
+    region: Region
+    dtype: str
+    read: Callable[[], np.ndarray[Any, Any]]
+    write: Callable[[np.ndarray[Any, Any]], None]

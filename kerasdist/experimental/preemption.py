@@ -14,7 +14,7 @@ def preempt(
     """Lets a signal to any worker end `fit` on all of them, with a backup.
 
     Schedulers send SIGTERM some time before they take a machine away. After the next batch all
-    workers back up and end their scripts with exit code 76 (`kerasdist.job.starter.ExitCode`
+    workers back up and end their scripts with exit code 76 (`kerasdist.job.interruption.ExitCode`
     ``.PREEMPTED``); started again, the run goes on from that very batch. Outside of `fit` the
     signal ends the process at once, with 128 and the signal's number; so does a second one.
 

@@ -1,4 +1,4 @@
-"""How a worker ends that is interrupted by Ctrl-C: with one line, and soon.
+"""How a worker ends: exit codes, and with one line, and soon, after Ctrl-C.
 
 Most of the time goes into the end of the interpreter, which unloads the framework's modules: 1 to
 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and PyTorch, two workers). No
@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import os
 import signal
 import sys
 import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import final
+from typing import NoReturn, final
 
 from kerasdist.errors import JobError
 
@@ -149,3 +151,43 @@ def limit_interpreter() -> None:
 def _place(frames: traceback.StackSummary) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_ELSEWHERE)]
     return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+_finish: list[Callable[[int], int]] = []
+
+
+def register(finish: Callable[[int], int]) -> None:
+    """Registers what ends the job: a function of this worker's exit code, returns the job's."""
+    _finish.append(finish)
+
+
+def has_started_others() -> bool:
+    """Returns whether this process has started the other workers of its job."""
+    return bool(_finish)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends this process at once; if it has started the other workers, after they have ended."""
+    for finish in _finish:
+        code = finish(code)
+    end_process(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends this process at once, after writing what it has printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class ExitCode(IntEnum):
+    """Exit codes with a meaning of their own.
+
+    Attributes:
+        LOST_WORKER: The worker ended because another was lost. The launcher looks for that one.
+        PREEMPTED: The worker was told to stop, and has backed up. This is not a failure, and the
+            launcher does not start the job again: the scheduler that took the machine does.
+    """
+
+    LOST_WORKER = 75
+    PREEMPTED = 76

@@ -9,21 +9,22 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 from kerasdist._version import __version__
 from kerasdist.cluster.addresses import split
 from kerasdist.cluster.source import Membership
+from kerasdist.core import whole_files
 from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
 from kerasdist.job import comparison, launcher, protocol, saves
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
-from kerasdist.job.interruption import DroppedInterrupts
+from kerasdist.job.handshake import SECRET, credentials
+from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
-from kerasdist.job.secret import SECRET, credentials
-from kerasdist.job.starter import ExitCode
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 
 _ADVICE = "All of them must run the same script in the same environment."
 
@@ -342,3 +343,37 @@ def _own_facts(
     }
     # The others reach the chief by its name. Its own connection may have a loopback address.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
+
+
+def write_and_tell(write: Callable[[], None], path: str, job: Job) -> None:
+    """Lets the chief write a file, and tells the workers that wait for it."""
+    try:
+        write()
+    except BaseException as error:
+        job.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
+        raise
+    job.wrote(path, {"modified": None if whole_files.is_remote(path) else _modified(path)})
+
+
+def is_written_by_chief(path: str, job: Job) -> bool:
+    """Waits for the chief; returns whether it has written this path on a shared file system."""
+    outcome = job.written_by_chief(path)
+    if "error" in outcome:
+        raise WorkerLostError(
+            f"[worker {job.rank}/{job.num_workers}] Expected worker 0 to save the model for all "
+            f"workers. Received: path={path!r}, with {outcome['error']}. The error is in the "
+            "output of worker 0."
+        )
+    if not outcome:
+        return False
+    modified = outcome["modified"]
+    # Without a file system that the workers share, each has a file of its own.
+    return modified is None or (_modified(path) or 0) >= modified
+
+
+def _modified(path: str) -> int | None:
+    """Returns when a file was written, in nanoseconds; None if it does not exist."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

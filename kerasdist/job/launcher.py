@@ -1,10 +1,11 @@
-"""A worker's reports to the launcher: where its training is."""
+"""Between a worker and the launcher: that it has joined, where training is, results, profiles."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterable, Mapping
@@ -104,3 +105,56 @@ class AllReduce:
         In the best all-reduce each device sends ``2 (n - 1) / n`` of the array.
         """
         return 2 * (self.replicas - 1) / self.replicas * self.bytes / self.seconds
+
+
+STEPS = "KERASDIST_PROFILE"
+FOLDER = "KERASDIST_PROFILE_DIR"
+
+_FORM = re.compile(r"(\d+):(\d+)")
+
+
+@final
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """Some steps of `fit`.
+
+    Attributes:
+        first: How many steps come before them, at least 1: the first one compiles.
+        last: How many steps there are up to their end.
+        folder: The folder of the traces.
+    """
+
+    first: int
+    last: int
+    folder: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that tell a worker."""
+        return {STEPS: f"{self.first}:{self.last}", FOLDER: str(self.folder.absolute())}
+
+    def of_worker(self, rank: int) -> Path:
+        """Returns the file of a worker's trace."""
+        return self.folder / f"worker-{rank}.trace.json.gz"
+
+
+def parsed(text: str, folder: Path) -> ProfiledSteps:
+    """Returns the steps that ``first:last`` says.
+
+    Raises:
+        ValueError: If it says none.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or not 0 < int(match[1]) < int(match[2]):
+        raise ValueError(
+            "expected FIRST:LAST, two numbers of steps from 1, the second larger, "
+            f"received {text!r}"
+        )
+    return ProfiledSteps(int(match[1]), int(match[2]), folder)
+
+
+def wanted(environ: Mapping[str, str] | None = None) -> ProfiledSteps | None:
+    """Returns the steps that this worker is to profile, None if none."""
+    environ = os.environ if environ is None else environ
+    text = environ.get(STEPS)
+    return parsed(text, Path(environ.get(FOLDER, "."))) if text else None

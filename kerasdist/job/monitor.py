@@ -17,10 +17,10 @@ from types import FrameType, TracebackType
 from typing import NoReturn, final
 
 from kerasdist.errors import JobError, KerasdistError, WorkerLostError
-from kerasdist.job import interruption, starter
+from kerasdist.job import interruption
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 
 # How long the main thread may take to end by itself.
 GRACE_SECONDS = 10.0
@@ -84,7 +84,7 @@ class Monitor:
 
     def hasten(self) -> None:
         """Limits how long this process may take after the job, if the worker was interrupted."""
-        if self._interrupted and not starter.has_started_others():
+        if self._interrupted and not interruption.has_started_others():
             interruption.limit_interpreter()
 
     def come_first(self) -> None:
@@ -132,7 +132,8 @@ class Monitor:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._client.who} {said}\n")
-            if not starter.has_started_others():  # else it waits for them, and exits as interrupted
+            # One that has started the others waits for them, and exits as interrupted.
+            if not interruption.has_started_others():
                 interruption.limit()
             self._interrupted = True
             self._leave_in_the_lurch(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
@@ -161,7 +162,7 @@ class Monitor:
         lost = isinstance(failure, WorkerLostError)
         sys.stderr.write(f"{said}{_ADVICE if lost and not self._client.interrupted else ''}")
         self._let_others_know()
-        starter.exit_now(ExitCode.LOST_WORKER if lost else 1)
+        interruption.exit_now(ExitCode.LOST_WORKER if lost else 1)
 
     def _let_others_know(self) -> None:
         if self._coordinator is not None:
@@ -193,4 +194,4 @@ def _is_engines(error: BaseException) -> bool:
 
 def _end_later(code: int, seconds: float) -> NoReturn:
     time.sleep(seconds)
-    starter.exit_now(code)
+    interruption.exit_now(code)

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from kerasdist._version import __version__
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
-from kerasdist.job import profiling
+from kerasdist.job import launcher
 from kerasdist.launch import info as information
 from kerasdist.launch import live as live_view
 from kerasdist.launch import report
@@ -422,9 +422,9 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def _profiled(text: str, folder: Path) -> profiling.ProfiledSteps:
+def _profiled(text: str, folder: Path) -> launcher.ProfiledSteps:
     try:
-        return profiling.parsed(text, folder)
+        return launcher.parsed(text, folder)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--profile") from error
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import Protocol, final
 
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import report, traces
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import counted, place

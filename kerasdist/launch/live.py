@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kerasdist.core import whole_files
-from kerasdist.job import batches
+from kerasdist.job import comparison
 from kerasdist.launch.placement import Slot
 
 State = dict[str, Any]
@@ -98,7 +98,7 @@ class Board:
         # Each worker of one job counts the global batch.
         counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
         is_job = all(one.get("workers", 1) > 1 for one in workers)
-        slowest = batches.slowest(workers) if is_job else None
+        slowest = comparison.slowest(workers) if is_job else None
         is_slow = slowest is not None and slowest["ms"] >= SLOW * slowest["others_ms"]
         return {
             "schema": 1,

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-from kerasdist.job import current, starter
-from kerasdist.job.starter import ExitCode
+from kerasdist.job import current, interruption
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import report
 from kerasdist.launch.job import Attempt, Held
 from kerasdist.launch.placement import place
@@ -170,7 +170,7 @@ class Ranks:
         os.register_at_fork(after_in_child=self._let_go)
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
-        starter.register(self.finish)
+        interruption.register(self.finish)
         atexit.register(self._at_exit)  # registered before the job's own, so it runs after that
 
     def pass_on_interrupts(self) -> None:
@@ -203,7 +203,7 @@ class Ranks:
         has_joined = current.current() is not None
         self._self.end(code if has_joined else 1)
         if (of_job := self.finish(code)) != code:
-            starter.end_process(of_job)
+            interruption.end_process(of_job)
 
     def _watch(self) -> None:
         held: list[Held] = [self._self, *self._others]
@@ -211,7 +211,7 @@ class Ranks:
         if self._is_failure_of_another(self._self.exit_code):
             self._screen.say(report.of_attempt(self._result, self._spec, 0))
         if self._self.told_to_stop:
-            starter.end_process(self._code(self._self.exit_code))
+            interruption.end_process(self._code(self._self.exit_code))
 
     def _code(self, own: int) -> int:
         if self._is_failure_of_another(own):

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, final
 
-from kerasdist.job.profiling import ProfiledSteps
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
+from kerasdist.job.launcher import ProfiledSteps
 
 GPU = "gpu"
 """As a number of workers: one a GPU of this machine."""

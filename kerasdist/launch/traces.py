@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasdist.core import whole_files
-from kerasdist.job.profiling import ProfiledSteps
+from kerasdist.job.launcher import ProfiledSteps
 
 Event = dict[str, Any]
 """An event, or a whole trace, as JSON has it."""

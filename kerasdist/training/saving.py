@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kerasdist.core import whole_files
-from kerasdist.job import saves
+from kerasdist.job.job import is_written_by_chief, write_and_tell
 from kerasdist.training.binding import binding_of
 
 Original = Callable[..., Any]
@@ -43,14 +43,14 @@ def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: An
             original(model, name, *args, **kwargs)
 
     if job.is_chief:
-        saves.write_and_tell(write, path, job)
+        write_and_tell(write, path, job)
     elif binding is not None and binding.replicas.reads_need_all_workers:
         with tempfile.TemporaryDirectory() as folder:
             # Reads what the chief reads; what it writes serves where the chief's file is not seen.
             original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
-            if not saves.is_written_by_chief(path, job):
+            if not is_written_by_chief(path, job):
                 shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
-    elif not saves.is_written_by_chief(path, job):
+    elif not is_written_by_chief(path, job):
         write()
     return None
 

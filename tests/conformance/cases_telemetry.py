@@ -178,7 +178,7 @@ def same_training(lab):
 @case("callbacks", replicas=(2,))
 def profile(lab):
     """`kerasdist run --profile 10:20` shows just the steps asked for, timed by the wall clock."""
-    from kerasdist.job.profiling import ProfiledSteps
+    from kerasdist.job.launcher import ProfiledSteps
 
     with tempfile.TemporaryDirectory() as folder:
         steps = ProfiledSteps(3, 5, Path(folder))
@@ -186,7 +186,7 @@ def profile(lab):
         with lab.strategy().scope():
             model = dense("sgd")
         before = time.time_ns() / 1e3
-        with mock.patch("kerasdist.job.profiling.wanted", return_value=steps):
+        with mock.patch("kerasdist.job.launcher.wanted", return_value=steps):
             model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         after = time.time_ns() / 1e3
         with gzip.open(steps.of_worker(0)) as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
 from tests.conformance.registry import BACKENDS
 from tests.multiprocess.forks import Job, Nursery

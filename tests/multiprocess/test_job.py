@@ -9,7 +9,7 @@ import socket
 import pytest
 
 import kerasdist
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.placement import free_port
 from tests.multiprocess.job_script import HEARTBEAT, JOIN, MEETING
 from tests.multiprocess.processes import Processes, report

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kerasdist
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import job, start, supervisor, worker
 from kerasdist.launch.job import Launcher
 from kerasdist.launch.spec import JobSpec, python_command

@@ -2,7 +2,7 @@
 
 import gc
 
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 
 class Variable:

@@ -1,9 +1,12 @@
-"""Checks of callers' arguments that all backends share."""
+"""Checks of callers' arguments that all backends share, and checksums of values."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
@@ -77,3 +80,8 @@ def check_no_compression(compression: str | None, backend: str) -> None:
             f"compression={compression!r}. Leave it out, or use PyTorch; "
             "mixed_float16 and mixed_bfloat16 policies compute in smaller types on each backend."
         )
+
+
+def checksum_of(array: Any, start: int = 0) -> int:
+    """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
@@ -271,7 +271,7 @@ def _checksum(leaf: Any, number: int) -> int:
             each = max(BYTES // (len(rows) * leaf.dtype.itemsize), 1)
             begin = number * each % length
             rows = rows[:, begin : begin + each]
-        return checksums.of_array(keras_compat.ops.convert_to_numpy(rows))
+        return checksum_of(keras_compat.ops.convert_to_numpy(rows))
     except Exception:  # noqa: BLE001  sparse, ragged, of Python's objects
         return 0
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.api.collectives import CommunicationOptions
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.first_batches import FirstBatches
 from kerasdist.backends.base.initial_broadcast import InitialBroadcast
@@ -26,10 +26,10 @@ from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.pieces import HeldPiece
     from kerasdist.backends.base.profiler import Profiler
     from kerasdist.backends.base.runner import Runner
     from kerasdist.backends.base.trial import Trials
+    from kerasdist.core.sharding import HeldPiece
     from kerasdist.job.job import Job
 
 
@@ -280,7 +280,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variables: Keras variables that have values, each whole on every worker.
         """
-        return [checksums.of_array(ops.convert_to_numpy(variable)) for variable in variables]
+        return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step, on one device and on these.

@@ -30,8 +30,8 @@ from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job.current import current
+from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import Job
-from kerasdist.job.starter import ExitCode
 from kerasdist.training.binding import binding_of
 
 

@@ -24,15 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from kerasdist.backends.base.pieces import HeldPiece
 from kerasdist.callbacks.backup import fit_call, storage, variables
 from kerasdist.callbacks.backup.storage import UNFINISHED, Backup, StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
+from kerasdist.core.sharding import HeldPiece
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
+from kerasdist.job.handshake import JOB_ID
 from kerasdist.job.job import Job
-from kerasdist.job.secret import JOB_ID
 
 # How many calls of `fit` of this process have ended, by folder.
 _ENDED: Counter[Path] = Counter()

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, final
 import ml_dtypes
 import numpy as np
 
-from kerasdist.backends.base.pieces import Region
 from kerasdist.core import whole_files
+from kerasdist.core.sharding import Region
 from kerasdist.errors import BackupError
 
 _MAGIC = b"kerasdist backup 3\n"

@@ -20,7 +20,6 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.storage import (
@@ -32,6 +31,7 @@ from kerasdist.callbacks.backup.storage import (
     dtype_of,
 )
 from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of

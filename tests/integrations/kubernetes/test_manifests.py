@@ -13,7 +13,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 from kerasdist.cluster import KubernetesClusterResolver, detect
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from tests.fresh import ROOT
 
 FOLDER = ROOT / "integrations" / "kubernetes"

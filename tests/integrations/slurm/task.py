@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kerasdist.cluster import detect
 from kerasdist.job import current
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 
 FOLDER = Path(os.environ["SLURM_STANDS_IN"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from tests.fresh import ROOT
 
 SCRIPT = ROOT / "integrations" / "slurm" / "train.sbatch"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kerasdist.agreement.measures import difference, measures_of, rounding_of
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 from tests.fresh import run_fresh
 
 DRAWS = np.random.default_rng(0).standard_normal(100_000, dtype="float32")
@@ -61,10 +61,10 @@ def test_defect_2_nearly_constant_small_whole_and_infinite_values():
 
 def test_defect_6_checksums_see_the_order_of_elements():
     for array in (np.arange(10.0), np.eye(3, dtype="float32"), np.array([True, False])):
-        assert checksums.of_array(array) == checksums.of_array(array.copy())
-        assert checksums.of_array(array) != checksums.of_array(array[::-1].copy())
+        assert checksum_of(array) == checksum_of(array.copy())
+        assert checksum_of(array) != checksum_of(array[::-1].copy())
     columns = np.arange(12.0).reshape(3, 4)
-    assert checksums.of_array(columns.T) == checksums.of_array(np.ascontiguousarray(columns.T))
+    assert checksum_of(columns.T) == checksum_of(np.ascontiguousarray(columns.T))
 
 
 ON_A_DEVICE = """

@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kerasdist.backends.base.pieces import HeldPiece, Region
 from kerasdist.callbacks.backup import storage, variables
 from kerasdist.callbacks.backup.storage import Backup, StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
+from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.errors import BackupError
 
 VALUES = [

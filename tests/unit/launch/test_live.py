@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kerasdist.job import batches
+from kerasdist.job import comparison
 from kerasdist.job.launcher import Channel
 from kerasdist.launch import live, supervisor
 from kerasdist.launch.live import STATUS_FILE, Board
@@ -144,7 +144,7 @@ def test_too_many_workers_for_the_terminal():
     ],
 )
 def test_the_slowest_worker(workers, expected):
-    found = batches.slowest(workers)
+    found = comparison.slowest(workers)
     known = None if found is None else (found["worker"], found["by"], found["others_ms"])
     assert known == expected
 

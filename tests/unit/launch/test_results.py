@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from kerasdist.job.starter import ExitCode
+from kerasdist.job.interruption import ExitCode
 from kerasdist.launch.spec import AttemptResult, WorkerExit
 
 LOST, PREEMPTED = ExitCode.LOST_WORKER, ExitCode.PREEMPTED

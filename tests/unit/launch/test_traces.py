@@ -7,7 +7,7 @@ import pytest
 
 from kerasdist.callbacks.profile import aligned, offset_of_stamps
 from kerasdist.errors import JobError
-from kerasdist.job.profiling import parsed, wanted
+from kerasdist.job.launcher import parsed, wanted
 from kerasdist.launch import traces
 
 

@@ -22,7 +22,7 @@ from typing import Any, final
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 # One thread at a time launches a step of `fit`, or copies an array that a step may consume: JAX's
 # process ends if a thread copies an array that another's program consumes (seen with 0.10.2).

@@ -17,7 +17,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
 from kerasdist.backends.jax.mesh import divided_state
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 
 @dataclass(frozen=True)

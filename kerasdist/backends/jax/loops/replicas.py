@@ -12,7 +12,6 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.pieces import HeldPiece
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
@@ -33,6 +32,7 @@ from kerasdist.backends.jax.mesh.worker_placement import (
     is_divided,
 )
 from kerasdist.core.devices import Device
+from kerasdist.core.sharding import HeldPiece
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.trial import Trials

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from kerasdist import keras_compat
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 # An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
 _weights: VariableTable[Any] = VariableTable()

@@ -18,12 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
-from kerasdist.backends.base import checksums
-from kerasdist.backends.base.pieces import HeldPiece, Region
+from kerasdist.backends.base.checks import checksum_of
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.exchange import ByName
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
 from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
+from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.job.job import Job
 
 _assembled = jax.make_array_from_single_device_arrays
@@ -326,7 +326,7 @@ def checksums_of(values: Sequence[Any]) -> list[int]:
     """Returns a checksum of each array's bits in this process."""
     own = [value.addressable_data(0) for value in values]
     if all(value.platform() == "cpu" for value in own):
-        return [checksums.of_array(value) for value in own]  # no copy, and nothing to compile
+        return [checksum_of(value) for value in own]  # no copy, and nothing to compile
     return [int(one) for one in jax.device_get([_sum_of_bits(value) for value in own])]
 
 

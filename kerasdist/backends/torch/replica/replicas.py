@@ -14,11 +14,10 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.api.collectives import CommunicationOptions
-from kerasdist.backends.base import checksums
+from kerasdist.backends.base.checks import checksum_of
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.pieces import HeldPiece
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.torch.fit import backward, batch_norm, masks
@@ -41,10 +40,11 @@ from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.core import context
 from kerasdist.core.devices import Device
+from kerasdist.core.sharding import HeldPiece
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.worker_batches import ShardedAdapter
 from kerasdist.job.job import Job
-from kerasdist.job.timeouts import Timeouts
+from kerasdist.job.protocol import Timeouts
 from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class TorchReplicaSet(ReplicaSet):
         ]
         if self.on_cpu:
             bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in values]
-            return [checksums.of_array(one.numpy()) for one in bits]
+            return [checksum_of(one.numpy()) for one in bits]
         sums = [checksum_on_device(one) for one in values]
         return torch.stack(sums).tolist() if sums else []
 

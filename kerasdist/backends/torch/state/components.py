@@ -33,7 +33,7 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.core import context, ownership
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 
 @final

@@ -28,7 +28,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.state.shards import Shard, Waitable, WeightGroup, shard_of
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
 
 # A group that is gathered more often in a step stays gathered in the steps that follow: it is one
 # of several that a recurrent layer reads in turn.

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base import checksums, metering
-from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.base import metering
+from kerasdist.backends.base.checks import checksum_of, differing_assignment
 from kerasdist.backends.base.initial_broadcast import unnumbered
-from kerasdist.backends.base.pieces import HeldPiece, Region
-from kerasdist.core.variable_table import VariableTable
+from kerasdist.core.ownership import VariableTable
+from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.job.current import current
 
 _shards: VariableTable[Shard] = VariableTable()
@@ -237,7 +237,7 @@ def _meet(work: str, variable: Any, value: torch.Tensor | None = None) -> bool:
     assert job is not None  # one process divides nothing
     checksum = 0
     if value is not None:  # its bytes, as NumPy lacks some types
-        checksum = checksums.of_array(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
+        checksum = checksum_of(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
     label = f"{work} of the divided variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
