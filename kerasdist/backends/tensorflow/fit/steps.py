@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import keras
 import tensorflow as tf
@@ -15,11 +15,12 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.first_batches import beginnings
-from kerasdist.backends.base.interface import ReplicaSet
+from kerasdist.backends.base.first_batches import FirstBatches, beginnings
+from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
+    Piece,
     PlacedBatch,
     compared_of,
     counted_rows,
@@ -29,14 +30,25 @@ from kerasdist.backends.tensorflow.fit.prefetching import PlacedIterator, in_a_r
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
-
-if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
-
+from kerasdist.input.batch_forms import BatchHistory
+from kerasdist.job.job import Job
 
 # Gets a function that reads from an iterator in a graph. Returns the batch that it read, and
 # numbers that the steps of a call add up.
 _Take = Callable[[Callable[[], Any]], tuple[Any, list[Any]]]
+
+
+class StepReplicas(Protocol):
+    """What steps and trainers need of a `TensorFlowReplicaSet`, which imports them."""
+
+    group: Group
+    job: Job | None
+    options: ReplicaOptions
+    first_batches: FirstBatches
+    batch_history: BatchHistory
+    count_batch: Callable[[], None] | None
+    run: Callable[..., list[tuple[Piece, Any]]]
+    begin_step: Callable[[], None]
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
@@ -59,7 +71,7 @@ class StepsOnIterator:
     def __init__(
         self,
         step: Callable[[Any, list[Any]], Any],
-        replica_set: TensorFlowReplicaSet,
+        replica_set: StepReplicas,
         steps: int,
         *,
         eagerly: bool,
@@ -193,7 +205,7 @@ def _tensors(batch: Any) -> list[tf.Tensor]:
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: ReplicaSet, first: Any) -> None:
+def _require_equal_beginnings(replica_set: StepReplicas, first: Any) -> None:
     """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
@@ -283,7 +295,7 @@ class PredictionOnBatches:
         self,
         build: Callable[[Any], None],
         step: Callable[[Any], Any],
-        replica_set: TensorFlowReplicaSet,
+        replica_set: StepReplicas,
         *,
         eagerly: bool,
     ) -> None:

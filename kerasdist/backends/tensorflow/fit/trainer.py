@@ -20,6 +20,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
 from kerasdist.backends.tensorflow.fit.steps import (
     FirstStepChecked,
     PredictionOnBatches,
+    StepReplicas,
     StepsOnIterator,
     outputs_of_replicas,
 )
@@ -36,7 +37,6 @@ from kerasdist.training.metrics import metrics_of, prepare
 from kerasdist.training.trainer import ReplicatedTrainer
 
 if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
@@ -67,7 +67,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     """Divides each batch over the replicas and runs the model's own step on every piece."""
 
     if TYPE_CHECKING:  # attributes of the model's own class
-        replica_set: TensorFlowReplicaSet
+        replica_set: StepReplicas
         name: str
         variables: list[Any]
         non_trainable_variables: list[Any]
@@ -94,7 +94,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs
 
     @staticmethod
-    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
+    def prepare_other(model: Any, replicas: StepReplicas) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
         take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None

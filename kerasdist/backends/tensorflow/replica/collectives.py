@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import tensorflow as tf
 
@@ -28,12 +28,12 @@ from kerasdist.backends.tensorflow.replica.values import check_alike, regrouped,
 from kerasdist.backends.tensorflow.replica.variables import copies, gradient_replaces
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
-from kerasdist.errors import UnsupportedError
+from kerasdist.errors import ReplicaError, UnsupportedError
 from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.tensorflow.replica.merge import Exchange
+    from kerasdist.backends.tensorflow.workers.group import Group
 
 
 # For each value of a call, its components on the replicas of this process.
@@ -44,6 +44,61 @@ Write = Callable[[Any, Any], Any]
 
 # The key of an optimizer's step in `TensorFlowCollectives._deferred`.
 _UPDATE = "update"
+
+
+Result = TypeVar("Result")
+
+
+@final
+class Exchange:
+    """The rendezvous of this process's replicas, for one run.
+
+    Attributes:
+        group: All replicas.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        # One entry per replica of this process: the name of its call, and its tensors.
+        self._given: list[tuple[str, Sequence[Any]] | None] = [None for _ in group.local]
+
+    def combine(
+        self,
+        replica: int,
+        call: str,
+        given: Sequence[Any],
+        function: Callable[[list[tuple[Any, ...]]], Result],
+    ) -> Result:
+        """Calls a function once with all replicas' tensors; all replicas must call it.
+
+        Returns the function's result; of a distributed value, the replica's component.
+        """
+        # merge_call could group the arguments by itself, but it does not group values that are
+        # one Python object in all replicas.
+        self._given[replica - self.group.local.start] = call, given
+
+        def merged(native_strategy: tf.distribute.Strategy) -> Result:
+            columns = self._collected()
+            # Without a device, operations would go to the first GPU of the machine.
+            with tf.device(native_strategy.extended.worker_devices[0]):
+                return function(columns)
+
+        replica_context = tf.distribute.get_replica_context()
+        return replica_context.merge_call(tf.autograph.experimental.do_not_convert(merged))
+
+    def _collected(self) -> list[tuple[Any, ...]]:
+        laid_down = list(self._given)
+        self._given[:] = [None] * len(laid_down)
+        calls = ["another call" if one is None else one[0] for one in laid_down]
+        rows = [() if one is None else one[1] for one in laid_down]
+        if len(set(calls)) > 1 or len({len(row) for row in rows}) > 1:
+            said = [f"{call} of {len(row)}" for call, row in zip(calls, rows, strict=True)]
+            raise ReplicaError(
+                "Expected the same call from every replica, with as many tensors. Received: "
+                f"calls={said}, replica 0's first. Call collectives in the same order in all of "
+                "them, never under a condition that differs."
+            )
+        return list(zip(*rows, strict=True))
 
 
 @dataclass(frozen=True)

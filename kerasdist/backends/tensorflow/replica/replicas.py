@@ -118,7 +118,7 @@ class TensorFlowReplicaSet(ReplicaSet):
     @cached_property
     def runner(self) -> Runner:
         """The runner that runs user functions on the devices."""
-        return TensorFlowRunner(self)
+        return TensorFlowRunner(self, self.group)
 
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's step on one device and on the replicas."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasdist.api.collectives import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import check_shapes, checked_axis
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
 from kerasdist.backends.tensorflow.fit.batches import HOST
@@ -28,24 +29,24 @@ from kerasdist.backends.tensorflow.replica.values import (
     wrapped,
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
+from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
 
 
 @final
 class TensorFlowRunner(Runner):
     """Runs functions by ``tf.distribute``, in a graph or eagerly, on its distributed values."""
 
-    def __init__(self, replica_set: TensorFlowReplicaSet) -> None:
+    def __init__(self, replica_set: ReplicaSet, group: Group) -> None:
         self._replica_set = replica_set
-        self._group = replica_set.group
-        self._native_strategy = replica_set.group.native_strategy
-        self._shares_memory = replica_set.group.shares_memory
+        self._group = group
+        self._native_strategy = group.native_strategy
+        self._shares_memory = group.shares_memory
         self.places_ahead = not self._shares_memory
         # For each user `tf.function`, the function that runs its code on all replicas in one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

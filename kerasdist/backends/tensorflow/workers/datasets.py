@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -15,6 +15,7 @@ from kerasdist.backends.tensorflow.fit.batches import pieces as divided_in_graph
 from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
+from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.distributed import (
     DistributedDataset,
@@ -28,55 +29,7 @@ from kerasdist.input.options import InputOptions
 from kerasdist.input.worker_batches import WorkerBatches
 
 if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.workers.group import Group
     from kerasdist.core.protocols import StrategyLike
-
-
-@final
-class GlobalBatchDataset(tf.distribute.DistributedDataset):
-    """A dataset of global batches that Keras treats as distributed already.
-
-    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
-    unequal steps (TRAPS, 2), shards it by file, and warns about that.
-    """
-
-    def __init__(
-        self,
-        iterate: Callable[[], Iterator[Any]],
-        spec: Any,
-        prefetched: Callable[[], Iterator[Any]] | None = None,
-    ) -> None:
-        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
-
-        `prefetched` makes an iterator whose batches wait on the devices. Its state
-        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
-        """
-        self._iterate = iterate
-        self._prefetched = prefetched or iterate
-        self._spec = spec
-        self._begin: Callable[[Callable[[], Any]], Any] | None = None
-
-    @classmethod
-    def of(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
-        """Wraps a dataset."""
-        return cls(partial(iter, dataset), spec)
-
-    @classmethod
-    def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Returns the dataset with iterators that `begin` makes."""
-        if isinstance(dataset, tf.data.Dataset):
-            dataset = cls.of(dataset, dataset.element_spec)
-        if isinstance(dataset, cls):
-            dataset._begin = begin
-        return dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._prefetched() if self._begin is None else self._begin(self._iterate)
-
-    @property
-    def element_spec(self) -> Any:
-        """The types and shapes of a global batch, as TensorFlow describes them."""
-        return self._spec
 
 
 class TensorFlowAdapter(WrappedAdapter):

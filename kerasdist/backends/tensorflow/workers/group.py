@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, final
 
 import keras
 import tensorflow as tf
@@ -34,11 +34,57 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce, Column
 from kerasdist.backends.tensorflow.replica.values import check_alike, concat
 from kerasdist.backends.tensorflow.replica.variables import copies
-from kerasdist.backends.tensorflow.workers.datasets import GlobalBatchDataset
 from kerasdist.training.numerics import weighted
 
 # One value's components on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
+
+
+@final
+class GlobalBatchDataset(tf.distribute.DistributedDataset):
+    """A dataset of global batches that Keras treats as distributed already.
+
+    Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
+    unequal steps (TRAPS, 2), shards it by file, and warns about that.
+    """
+
+    def __init__(
+        self,
+        iterate: Callable[[], Iterator[Any]],
+        spec: Any,
+        prefetched: Callable[[], Iterator[Any]] | None = None,
+    ) -> None:
+        """Takes a function that makes an iterator, and the ``element_spec`` of a batch.
+
+        `prefetched` makes an iterator whose batches wait on the devices. Its state
+        lacks the batches that it has read ahead, so a run that keeps its position cannot use it.
+        """
+        self._iterate = iterate
+        self._prefetched = prefetched or iterate
+        self._spec = spec
+        self._begin: Callable[[Callable[[], Any]], Any] | None = None
+
+    @classmethod
+    def of(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
+        """Wraps a dataset."""
+        return cls(partial(iter, dataset), spec)
+
+    @classmethod
+    def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
+        """Returns the dataset with iterators that `begin` makes."""
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = cls.of(dataset, dataset.element_spec)
+        if isinstance(dataset, cls):
+            dataset._begin = begin
+        return dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._prefetched() if self._begin is None else self._begin(self._iterate)
+
+    @property
+    def element_spec(self) -> Any:
+        """The types and shapes of a global batch, as TensorFlow describes them."""
+        return self._spec
 
 
 class Group:

@@ -3,36 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
+from kerasdist.backends.base.first_batches import FirstBatches
 from kerasdist.backends.torch.fit.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.logs import Logs
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.divided_state import ShardRules
 from kerasdist.backends.torch.workers.group import Group
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core import context
+from kerasdist.core.devices import Device
 from kerasdist.core.structures import flatten, pack
+from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.input.sharding import examples
 from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.job.job import Job
 from kerasdist.training.metrics import metrics_of, prepare
-
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 
 # A step of Keras or the user, called with a batch.
 Step = Callable[[Any], Any]
 
 # A function that Keras's loops call with a list of batches; each batch is one step.
 Function = Callable[[Sequence[Any]], Any]
+
+
+class StepReplicas(Protocol):
+    """What steps and trainers need of a `TorchReplicaSet`, which imports them."""
+
+    group: Group
+    job: Job | None
+    devices: tuple[Device, ...]
+    torch_devices: list[torch.device]
+    shard_rules: ShardRules | None
+    first_batches: FirstBatches
+    batch_history: BatchHistory
+    batch_logs_matter: bool
+    begin_step: Callable[[], None]
+    run: Callable[..., list[Any]]
+    steps: Callable[[Any], Steps]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is only one replica, which runs plain Keras's steps."""
+        ...
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether the workers of a job may each hold a part of a variable."""
+        ...
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are, on all workers."""
+        ...
+
+    @property
+    def local_replicas(self) -> range:
+        """The numbers of the replicas in this process."""
+        ...
 
 
 @final
@@ -45,7 +83,7 @@ class Steps:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._replicas: TorchReplicaSet = model.replica_set
+        self._replicas: StepReplicas = model.replica_set
         self._group = self._replicas.group
         # The rules of steps whose metrics still hold each worker's part: no callback needed logs.
         self._in_parts: FitRules | None = None

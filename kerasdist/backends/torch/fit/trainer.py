@@ -9,7 +9,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import examples
-from kerasdist.backends.torch.fit.steps import Function, Step, Steps
+from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.check.first_batch import FirstBatchCheck
@@ -17,9 +17,6 @@ from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.training.trainer import ReplicatedTrainer
-
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 
 _UNCOMPILED = (
     "jit_compile=True has no effect here on PyTorch: the model runs uncompiled, and its numbers "
@@ -43,7 +40,7 @@ class TorchTrainer(ReplicatedTrainer):
     """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
 
     if TYPE_CHECKING:
-        replica_set: TorchReplicaSet
+        replica_set: StepReplicas
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
