@@ -46,7 +46,7 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 29_680, 23_500),
+    Figure("lines of code", 29_681, 23_500),
     Figure("files", 302, 250),
     Figure("files under 50 lines", 49, 20),
     Figure("files over 700 lines", 0, 0),

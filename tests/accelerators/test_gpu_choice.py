@@ -300,6 +300,9 @@ def made(machine_with, monkeypatch):
         def prepare_cpu_devices(self, count):
             pass
 
+        def settings(self):
+            return {}
+
         def replica_set(self, devices, options, job, communication):
             return [str(device) for device in devices]
 

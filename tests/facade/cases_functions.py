@@ -281,7 +281,7 @@ def methods_and_objects(lab):
         lab.check(abs(10 * float(one) - float(other)) < 1e-4, f"received {one} and {other}")
 
 
-@case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the function")})
+@case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the step")})
 def collectives_in_inner_functions(lab):
     """A compiled function that is called in a replica communicates; TensorFlow's can't."""
     strategy = lab.strategy()

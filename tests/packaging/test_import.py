@@ -111,7 +111,7 @@ def modules_for(backend: str) -> list[str]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_module_can_be_imported_first(backend):
     modules = modules_for(backend)
-    assert f"kerasdist.backends.{backend}.trainer" in modules
+    assert f"kerasdist.backends.{backend}.fit.trainer" in modules
     report = run_fresh(IMPORT_EACH_FIRST % modules, KERAS_BACKEND=backend)
     assert report.splitlines()[-1] == "failed:", report
 
