@@ -94,7 +94,7 @@ def _kept(instance: Any) -> dict[str, Any]:
     for name in dict.fromkeys((*_parameters(type(instance)), *others)):
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
         if isinstance(value, keras.Variable):
-            value = _MISSING if value.shape else _numpy(value).item()
+            value = _MISSING if len(value.shape) else _numpy(value).item()
         if value is _MISSING or (is_own and not _is_plain_or_of_keras(value)):
             continue
         found[name] = value
