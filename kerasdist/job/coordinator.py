@@ -21,10 +21,11 @@ from typing import Any, final
 
 from kerasdist.job import listening, protocol
 from kerasdist.job.comparison import ADVICE, came_apart, check_report, named_places, named_workers
-from kerasdist.job.handshake import Credentials, Gate, read
+from kerasdist.job.handshake import Gate, read
 from kerasdist.job.interruption import CTRL_C
-from kerasdist.job.protocol import Timeouts
 from kerasdist.job.saves import CHANNEL, Save, Saves
+from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
 
 CHIEF = 0
 MAIN = "main"

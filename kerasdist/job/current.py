@@ -9,7 +9,7 @@ from typing import Any
 from kerasdist.cluster.source import Membership
 from kerasdist.errors import JobError
 from kerasdist.job.job import Job
-from kerasdist.job.protocol import Timeouts
+from kerasdist.job.timeouts import Timeouts
 
 # The name in messages of a compiled step outside of `fit` and `strategy.run`.
 FUNCTION = "kerasdist.function"

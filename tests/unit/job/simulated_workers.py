@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerasdist.job import handshake, protocol
-from kerasdist.job.handshake import Credentials
+from kerasdist.job.secret import Credentials
 
 
 class SimulatedWorker:

@@ -14,8 +14,8 @@ import pytest
 from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
-from kerasdist.job.handshake import Credentials
-from kerasdist.job.protocol import Timeouts
+from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
 from kerasdist.launch.placement import free_port
 from tests.environment import everything
 from tests.unit.job.simulated_workers import SimulatedWorker, values_in
