@@ -78,7 +78,7 @@ unit-others: $(STAMP)
 
 # Side by side, since many tests wait for processes rather than compute. Those that watch the clock
 # go first: what computes is nice. --output-sync keeps the reports apart.
-test: $(STAMP) ## each promise on each backend with two replicas (15 minutes on 2 cores)
+test: $(STAMP) ## each promise on each backend with two replicas (half an hour on 2 cores)
 	+$(MAKE) --no-print-directory --jobs=5 --output-sync=target lint $(BESIDE_OTHERS:%=test-%) test-others
 
 $(COMPUTING:%=test-%): NICE := nice -n 5
@@ -88,7 +88,7 @@ $(BESIDE_OTHERS:%=test-%): test-%:
 test-others:
 	$(PYTEST) -q -p no:cacheprovider tests $(BESIDE_OTHERS:%=--ignore=tests/%) $(REST:%=--ignore=tests/%)
 
-test-everything: $(STAMP) ## what `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions (90 minutes)
+test-everything: $(STAMP) ## what `make test` leaves out: 3 and 4 replicas, like GPUs, sharded, Keras's tests, versions (longer)
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-in-part
 
 test-rest:

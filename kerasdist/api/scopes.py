@@ -35,7 +35,8 @@ def has_strategy() -> bool:
         with strategy.scope():
             assert kd.has_strategy()
     """
-    return context.strategy_in_force() is not context.default_strategy()
+    strategy = context.scoped_strategy()
+    return strategy is not None and strategy is not context.default_strategy()
 
 
 def get_replica_context() -> ReplicaContext | None:

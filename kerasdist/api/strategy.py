@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from kerasdist.api.collectives import ReduceOp
 from kerasdist.api.extended import StrategyExtended
@@ -359,6 +359,18 @@ class Strategy:
             "Expected one object a strategy: it owns devices and threads. Received: "
             "copy.copy(strategy). Use the strategy itself, or make another one."
         )
+
+
+@final
+class DefaultStrategy(Strategy):
+    """Plain Keras: one replica, on the device that Keras picks."""
+
+    def __init__(self) -> None:
+        """Makes the default strategy; `kerasdist.get_strategy` returns the existing one."""
+        super().__init__(None)
+
+    def __str__(self) -> str:
+        return "DefaultStrategy()"
 
 
 def _described(strategy: Strategy, replicas: ReplicaSet) -> str:

@@ -25,7 +25,7 @@ from typing import Any, TextIO, final
 
 from kerasdist.checks import findings, machine
 from kerasdist.checks.findings import Finding, judge
-from kerasdist.checks.machine import is_loopback
+from kerasdist.job.listening import is_loopback
 from kerasdist.launch import info, start
 from kerasdist.launch.placement import listening, place
 

@@ -22,6 +22,7 @@ from kerasdist.cluster import addresses, detection
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, backend_choice, is_installed, version_of
 from kerasdist.errors import KerasdistError
+from kerasdist.job.listening import is_loopback
 from kerasdist.launch import supervisor
 from kerasdist.plan.report import size
 
@@ -159,11 +160,6 @@ def resolved(name: str) -> list[str]:
     """
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
-
-
-def is_loopback(address: str) -> bool:
-    """Returns whether an address leads to the machine that uses it."""
-    return address.startswith("127.") or address == "::1"
 
 
 def _disks() -> Iterator[Finding]:

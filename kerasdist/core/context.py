@@ -31,8 +31,8 @@ class _Here(threading.local):
 _here = _Here()
 _default: list[StrategyLike] = []
 
-# By name, since this file must not import the strategies.
-_DEFAULT_HOME = "kerasdist.strategies.one_device"
+# By name, since that module imports this one.
+_DEFAULT_HOME = "kerasdist.api.strategy"
 
 
 def default_strategy() -> StrategyLike:

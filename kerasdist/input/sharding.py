@@ -100,9 +100,9 @@ def examples(batch: Any) -> int:
     return next(iter(sizes), 0)
 
 
-def rows(batch: Any, begin: int, end: int, taken: Callable[[Any], Any] = lambda rows: rows) -> Any:
+def rows(batch: Any, begin: int, end: int) -> Any:
     """Returns a batch with its examples from `begin` to `end` only."""
-    return map_leaves(lambda leaf: taken(leaf[begin:end]) if has_rows(leaf) else leaf, batch)
+    return map_leaves(lambda leaf: leaf[begin:end] if has_rows(leaf) else leaf, batch)
 
 
 def arrays(batch: Any) -> Iterator[Any]:

@@ -1,4 +1,7 @@
-"""Between a worker and the launcher: that it has joined, where training is, results, profiles."""
+"""Between a worker and the launcher: that it has joined, where training is, results, profiles.
+
+The launcher imports it without Keras, so nothing of Keras is imported here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-FILE_DESCRIPTOR = "KERASDIST_STATUS_FD"
+STATUS_FD = "KERASDIST_STATUS_FD"
 """The number of a pipe that a worker writes its reports to; the launcher sets it."""
 
 
@@ -39,7 +42,7 @@ class Channel:
 @cache
 def channel() -> Channel | None:
     """Returns the channel to the launcher, None where there is none or it wants no reports."""
-    given = os.environ.get(FILE_DESCRIPTOR, "")
+    given = os.environ.get(STATUS_FD, "")
     if not given.isdecimal():
         return None
     try:
@@ -48,13 +51,13 @@ def channel() -> Channel | None:
         return None
 
 
-FILE = "KERASDIST_JOINED_FILE"
+JOINED_FILE = "KERASDIST_JOINED_FILE"
 """The path of a file that a worker makes; `kerasdist.launch.supervisor` sets it."""
 
 
 def tell_launcher() -> None:
     """Makes the file that tells the launcher that this process has joined the job."""
-    path = os.environ.get(FILE)
+    path = os.environ.get(JOINED_FILE)
     if path:
         # A launcher that is gone must not stop the job.
         with contextlib.suppress(OSError):
@@ -107,8 +110,8 @@ class AllReduce:
         return 2 * (self.replicas - 1) / self.replicas * self.bytes / self.seconds
 
 
-STEPS = "KERASDIST_PROFILE"
-FOLDER = "KERASDIST_PROFILE_DIR"
+PROFILED = "KERASDIST_PROFILE"
+PROFILE_FOLDER = "KERASDIST_PROFILE_DIR"
 
 _FORM = re.compile(r"(\d+):(\d+)")
 
@@ -131,7 +134,7 @@ class ProfiledSteps:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that tell a worker."""
-        return {STEPS: f"{self.first}:{self.last}", FOLDER: str(self.folder.absolute())}
+        return {PROFILED: f"{self.first}:{self.last}", PROFILE_FOLDER: str(self.folder.absolute())}
 
     def of_worker(self, rank: int) -> Path:
         """Returns the file of a worker's trace."""
@@ -156,5 +159,5 @@ def parsed(text: str, folder: Path) -> ProfiledSteps:
 def wanted(environ: Mapping[str, str] | None = None) -> ProfiledSteps | None:
     """Returns the steps that this worker is to profile, None if none."""
     environ = os.environ if environ is None else environ
-    text = environ.get(STEPS)
-    return parsed(text, Path(environ.get(FOLDER, "."))) if text else None
+    text = environ.get(PROFILED)
+    return parsed(text, Path(environ.get(PROFILE_FOLDER, "."))) if text else None

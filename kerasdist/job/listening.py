@@ -1,4 +1,4 @@
-"""The ports of this process: listening, and holding a port until a framework listens."""
+"""The ports of this process, and the address by which other workers reach its machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def address_in(facts: Mapping[str, Any]) -> str:
 
 def leads_here(address: str) -> bool:
     """Returns whether only this machine reaches ``host:port``."""
-    return is_loopback(address.rpartition(":")[0].strip("[]"))
+    return is_loopback(_host_in(address))
 
 
 def raise_file_limit(workers: int) -> float:
@@ -167,13 +167,15 @@ _ADDRESS = slice(20, 24)
 def misleads(others: Sequence[str]) -> str | None:
     """Returns this machine's address for others, None if its own name leads to that already.
 
+    Gloo, with which PyTorch and JAX sum on CPUs, gives the others the address that this machine's
+    name resolves to. On Debian and Ubuntu that is a loopback address, which they cannot reach.
+
     Args:
         others: The addresses of other workers. The first on another machine is enough.
     """
-    if not _is_loopback(socket.gethostname()):
+    if not _resolves_to_loopback(socket.gethostname()):
         return None
-    hosts = (address.rpartition(":")[0].strip("[]") for address in others)
-    far = next((host for host in hosts if not _is_loopback(host)), None)
+    far = next((host for host in map(_host_in, others) if not _resolves_to_loopback(host)), None)
     return None if far is None else _way_to(far)
 
 
@@ -195,9 +197,13 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def _host_in(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _resolves_to_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+        return is_loopback(socket.gethostbyname(host))
     except OSError:
         return False
 
@@ -210,4 +216,4 @@ def _way_to(host: str) -> str | None:
         except OSError:
             return None
         address = packet.getsockname()[0]
-    return None if _is_loopback(address) else address
+    return None if is_loopback(address) else address

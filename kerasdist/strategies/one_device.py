@@ -44,15 +44,3 @@ class OneDeviceStrategy(Strategy):
         require_available(backend, devices)
         super().__init__(backend.replica_set(devices, ReplicaOptions()))
         hooks.install()
-
-
-@final
-class DefaultStrategy(Strategy):
-    """Plain Keras: one replica, on the device that Keras picks."""
-
-    def __init__(self) -> None:
-        """Makes the default strategy; `kerasdist.get_strategy` returns the existing one."""
-        super().__init__(None)
-
-    def __str__(self) -> str:
-        return "DefaultStrategy()"

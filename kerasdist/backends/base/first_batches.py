@@ -127,8 +127,8 @@ class FirstBatches:
         """
         job = self._job
         assert job is not None
-        told = {str(count): list(sums) for count, sums in taken.items()} if job.is_chief else None
-        [chiefs, *_] = job.all_gather_object(f"the chief's batches before {when}", told)
+        told = {str(count): list(sums) for count, sums in taken.items()}
+        chiefs = job.broadcast_object(f"the chief's batches before {when}", told)
         own: dict[str, list[int]] = {}
         for count, sums in taken.items():
             theirs = np.array(chiefs.get(str(count), ()), "uint64").reshape(-1, count)

@@ -100,8 +100,6 @@ class JaxReplicaSet(ReplicaSet):
 
         Divided ones are left out: workers have compared what they were made with and assigned.
         """
-        if not isinstance(self.arrays, WorkerPlacement):
-            return  # there are no other workers
         held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
         if held:
             self.arrays.equalize(held)

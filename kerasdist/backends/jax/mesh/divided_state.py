@@ -27,7 +27,7 @@ from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.jax.mesh import slots
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.layout import layout_of_step
-from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
+from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
 def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
-    assert isinstance(place, WorkerPlacement)  # on one worker nothing differs
     place.equalize([variable])
     value = keras_compat.stored_value(variable)
     keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))

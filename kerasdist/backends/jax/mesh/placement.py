@@ -67,6 +67,10 @@ class Placement(abc.ABC):
         """Returns state in the form kept between programs, in which user code reads it."""
         return state
 
+    def equalize(self, variables: Sequence[Any]) -> None:
+        """Gives variables the chief's values; here there are no other workers."""
+        del variables
+
     def here(self, leaf: Any) -> Any:
         """Returns an argument that this process can compute with; of a global array, some rows."""
         return leaf

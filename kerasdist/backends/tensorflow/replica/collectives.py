@@ -17,7 +17,6 @@ from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
-from kerasdist.backends.tensorflow.fit.batch_norm import moments
 from kerasdist.backends.tensorflow.fit.batches import counted_rows
 from kerasdist.backends.tensorflow.private.compiled import converted_as_here
 from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms
@@ -114,6 +113,19 @@ class Deferred:
     call: str
     given: Sequence[Any]
     finish: Callable[[list[Any]], Any]
+
+
+def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns mean and variance of each channel of a replica's rows; zeros without rows.
+
+    They are the operations of plain Keras, whose gradient takes one pass: it does not follow the
+    mean into the variance, on which it has no effect.
+    """
+    mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
+    if inputs.shape.num_elements():  # known, and not zero
+        return mean, variance
+    has_rows = tf.size(inputs) > 0
+    return tf.where(has_rows, mean, 0), tf.where(has_rows, variance, 0)
 
 
 @final
