@@ -90,9 +90,20 @@ FULL_PRODUCTS = Setting(
     "XLA's own kernels round products to TF32 on GPUs, and to bfloat16 on TPUs",
 )
 
+# Of the one script that trains with Keras's own DataParallel on JAX, to be compared with.
+PLAIN_DATA_PARALLEL = (
+    Setting(
+        "NPROC",
+        "8",
+        "XLA's pool of threads has one a core: on two, a program of plain Keras on two CPU devices "
+        "can wait for itself for good, and XLA aborts after 40 seconds (backends/jax/fit/"
+        "backpressure.py says why; kerasdist's own programs do not need this)",
+    ),
+)
+
 ALL = (
     *(*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS, *CPU_DEVICES, *WORKERS),
-    *(SLOWER_KERNELS, FULL_PRODUCTS),
+    *(SLOWER_KERNELS, *PLAIN_DATA_PARALLEL, FULL_PRODUCTS),
 )
 
 
