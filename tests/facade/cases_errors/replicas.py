@@ -182,23 +182,6 @@ def an_unknown_reduction(lab):
         lab.still_usable(strategy)
 
 
-@case
-def bad_options(lab):
-    """Options that mean nothing are refused when they are made."""
-    for make, pattern in (
-        (lambda: kd.CommunicationOptions(bytes_per_pack=-1), "bytes_per_pack.*Received"),
-        (lambda: kd.CommunicationOptions(implementation="MPI"), "implementation.*Received"),
-        (lambda: kd.CommunicationOptions(timeout_seconds=0.0), "timeout_seconds.*Received"),
-        (lambda: kd.InputOptions(experimental_per_replica_buffer_size=0), "buffer_size.*Received"),
-        (
-            lambda: kd.InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(3),
-            "multiple of the number of replicas.*Received",
-        ),
-    ):
-        with lab.raises(ValueError, f"Expected.*{pattern}"):
-            make()
-
-
 @case(replicas=(2, 3))
 def an_exception_in_every_replica(lab):
     """It comes out with its own type, message and the user's line, compiled or not."""
