@@ -14,9 +14,9 @@ N, BATCH = 11, 4
 
 @case("bad input")
 def unknown_device(lab):
-    """A device that is not there, a name that is none."""
+    """A device that is not there, a name that is none (DEFECTS 10)."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
-        # DEFECTS 10: which one is not there, and on CPUs what there is.
+        # Which one is not there, and on CPUs what there is.
         there = "'cpu:0', 'cpu:1'.*" if "cpu:" in str(names[-1]) else ""
         message = f"expected.*{there}received.*{names[-1]}"
         with lab.raises(kd.errors.DeviceError, message):
