@@ -355,7 +355,7 @@ def classifier(classes):
 
 @case("bad input", backends=("tensorflow", "torch"), replicas=(2,))
 def a_fixed_batch_size(lab):
-    """A layer that makes arrays of the author's batch size: the error says why it fails (DEFECTS 12b)."""
+    """A layer that makes arrays of the author's batch size: the error says why (DEFECTS 12b)."""
 
     class Noisy(keras.layers.Layer):
         def call(self, x):

@@ -41,7 +41,7 @@ def tpu_strategy__TPUStrategyV2__4(lab):
     for batch in strategy.distribute_datasets_from_function(dataset_fn):
         losses.append(lab.numpy(strategy.reduce("SUM", train(batch), None)))
         x, y = (np.concatenate(lab.components(one, strategy)) for one in batch)
-        lab.equal(np.array([[1], [0]]), y)
+        lab.equal([[1], [0]], y)
         _, gradients = kd.value_and_grad(lambda x=x, y=y: loss_of(twin, x, y), twin.weights)
         keras.optimizers.SGD(learning_rate=0.1).apply(gradients, twin.trainable_variables)
         lab.equal(twin.get_weights(), model.get_weights(), FLOAT32)
