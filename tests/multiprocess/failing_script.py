@@ -211,6 +211,15 @@ def hang_in_a_later_program(strategy):
     fit(made, rows=ROWS + 4)
 
 
+def read_alone(strategy):
+    """On the chief, a variable of which each worker holds a part."""
+    divided = kd.MultiWorkerMirroredStrategy(sharding=kd.Sharding("full", min_size=1))
+    made = model(divided)
+    if divided.is_chief:
+        print(made.weights[0].numpy())
+    fit(made)
+
+
 def only_join(strategy):
     print("joined", strategy, flush=True)
 

@@ -126,15 +126,23 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
-def test_defect_7_a_later_program_that_differs_is_named(tmp_path):
+@pytest.mark.parametrize("jobs", ["jax"], indirect=True)
+def test_defect_7_a_later_program_that_differs_is_named(jobs):
     """On JAX alone a program has the collectives of all; they wait until none has gone on."""
-    with Nursery(*SCRIPT, "jax") as nursery:
-        job = Jobs("jax", nursery, tmp_path).begin("hang_in_a_later_program")
-        ended = job.join(SECONDS)
+    ended = jobs.begin("hang_in_a_later_program").join(SECONDS)
     said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"
     for worker in ended:
         assert re.search(said, worker.output), report(ended)
         assert "came to the end" not in worker.output, report(ended)
+
+
+@pytest.mark.parametrize("jobs", ["jax"], indirect=True)
+def test_one_worker_alone_reads(jobs):
+    ended = jobs.begin("read_alone").join(SECONDS)
+    said = r"come apart: .*worker 0 is at .read of the divided variable 'small/\w+/kernel'"
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        assert re.search(said, worker.output), report(ended)
 
 
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
