@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import keras
@@ -10,23 +9,19 @@ import numpy as np
 
 from kerasdist.strategies.auto import auto
 
-EPOCHS = 3
+EPOCHS, STEPS, BATCH_PER_REPLICA = 3, 20, 256
 _CPU, _ACCELERATOR = (512, 4), (4096, 8)
 
 
 def main() -> None:
     """Trains; `kerasdist.callbacks.telemetry.Bench` measures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("batch_per_replica", type=int)
-    parser.add_argument("steps", type=int)
-    options = parser.parse_args()
     strategy = auto()
     is_cpu = strategy.extended.worker_devices[0].startswith("cpu")
     width, depth = _CPU if is_cpu else _ACCELERATOR
     with strategy.scope():
         model = _model(width, depth)
-    batch = options.batch_per_replica * strategy.num_replicas_in_sync
-    x = np.random.default_rng(0).normal(size=(batch * options.steps, width)).astype("float32")
+    batch = BATCH_PER_REPLICA * strategy.num_replicas_in_sync
+    x = np.random.default_rng(0).normal(size=(batch * STEPS, width)).astype("float32")
     model.fit(x, x[:, :1], batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0)
 
 

@@ -119,5 +119,6 @@ def _variables(slot: Slot, workers: int, own: dict[str, str]) -> list[tuple[str,
     """Returns what a worker has in its environment beyond this process's own, or that of ssh."""
     more = start.thread_variables(workers) if slot.host is None else {}
     before = {} if slot.host is None else start.for_another_machine(os.environ)
-    hidden = {name: "<hidden>" for name in _HIDDEN if name in own}
-    return sorted({**before, **more, **own, **hidden}.items())
+    shown = {**before, **more, **own}
+    hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}
+    return sorted({**shown, **hidden}.items())

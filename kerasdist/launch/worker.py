@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO, final
@@ -218,23 +218,18 @@ class Start:
         rank: The worker's number.
         name: The prefix of the lines that it prints.
         command: The command that starts its supervisor.
-        variables: What its environment has beyond this process's own.
+        orders: What the supervisor is told.
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
-        carried: The variables that the supervisor on another machine reads from its standard
-            input; None: it has them from its environment.
-        inherited: The files that the worker inherits.
         told: Is called with each report that its output carries; None: it sends none.
     """
 
     rank: int
     name: str
     command: Sequence[str]
-    variables: Mapping[str, str]
+    orders: supervisor.Orders = field(repr=False)
     directory: Path | None = None
     log: Path | None = None
-    carried: Mapping[str, str] | None = field(default=None, repr=False)
-    inherited: Sequence[int] = ()
     told: Callable[[bytes], None] | None = None
 
 
@@ -254,14 +249,12 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
-            env={**os.environ, **start.variables},
             cwd=start.directory,
             # Ctrl-C is for the launcher, which passes it on.
             start_new_session=True,
-            pass_fds=start.inherited,
+            pass_fds=start.orders["inherited"],
         )
-        if start.carried is not None:
-            self._order(json.dumps(dict(start.carried)))
+        self._order(json.dumps(start.orders))
         outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
         for source, stream in outputs:
             if source is not None:
@@ -330,3 +323,64 @@ class Worker:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
+
+
+@final
+class OwnProcess:
+    """Rank 0 where it has started the others itself, as `Worker` is one of these.
+
+    Attributes:
+        told_to_stop: Whether the attempt has told it to stop.
+    """
+
+    rank = 0
+
+    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+        self._events = events
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._code: int | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self.told_to_stop = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._code is None
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, as far as it is known; 0 otherwise."""
+        return self._code or 0
+
+    def end(self, code: int) -> None:
+        """Records that it ends."""
+        with self._lock:
+            if self._code is not None:
+                return
+            self._code, self._seconds = code, time.monotonic() - self._began
+        self._events.put(Exited(self.rank))
+
+    def stop(self, number: int) -> None:
+        """Handles a signal as the script would; SIGINT has reached the script already."""
+        if number == signal.SIGINT:
+            return
+        self.told_to_stop = True
+        if signal.getsignal(number) is signal.SIG_DFL:
+            self.end(128 + number)
+        else:
+            os.kill(os.getpid(), number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.told_to_stop = self._killed = True
+        self.end(128 + signal.SIGKILL)
+
+    def kill_supervisor(self) -> None:
+        """Does nothing: it has no supervisor."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how it ends."""
+        del deadline
+        return WorkerExit(0, self.exit_code, self._seconds, self.told_to_stop, self._killed, ())

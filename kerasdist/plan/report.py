@@ -125,7 +125,7 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
     compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "script": plan.subject.script,
         "backend": "jax",
         "strategy": plan.subject.strategy,
@@ -153,7 +153,7 @@ def as_json(plan: Plan) -> str:
     return json.dumps(facts, indent=2)
 
 
-def _step(step: StepTime, plan: Plan) -> dict[str, Any]:
+def _step(step: StepTime, plan: Plan) -> dict[str, object]:
     return {
         **asdict(step),
         "total": step.total,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kerasdist.core import gpus
 from kerasdist.launch import info, report, start
-from kerasdist.launch.placement import place
+from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
 from tests.fresh import SECONDS
@@ -142,18 +142,17 @@ def test_info_says_that_the_driver_does_not_work(machine_with):
 def test_another_machine_counts_its_own_gpus():
     others = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     path = os.pathsep.join([str(FAKE_NVML), *sys.path])
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    spec = JobSpec((sys.executable, "-c", code))
+    orders = start.orders_of(spec, Slot("far", 3, 1, 2), {})
     with subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "kerasdist.launch.supervisor", "--variables-on-input"),
-            *("--share", "2", "--slot", "1", "--", sys.executable, "-c"),
-            "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
-        ],
+        (sys.executable, "-P", "-m", "kerasdist.launch.supervisor"),
         env={**others, "PYTHONPATH": path, "FAKE_NVML": "4"},
         stdin=subprocess.PIPE,  # open for as long as the launcher is there
         stdout=subprocess.PIPE,
         text=True,
     ) as supervisor:
-        supervisor.stdin.write("{}\n")
+        supervisor.stdin.write(f"{json.dumps(orders)}\n")
         supervisor.stdin.flush()
         assert supervisor.stdout.read() == "2,3\n"
         assert supervisor.wait(SECONDS) == 0
