@@ -80,7 +80,7 @@ def test_each_worker_is_started_with_its_own(machine_with, monkeypatch, tmp_path
     machine_with("2")
     started = []
     monkeypatch.setattr(
-        start, "Worker", lambda begun, screen, events: started.append(begun.variables)
+        start, "Worker", lambda begun, *_: started.append(begun.orders["variables"])
     )
     spec = JobSpec(("true",), workers=2)
     list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue()))
