@@ -30,12 +30,12 @@ _BRACES = re.compile(r"{([A-Z]+)}")
 class _PlainCommand(TyperCommand):
     """A command whose help says ``SCRIPT``; typer writes ``{SCRIPT}`` and ``SCRIPT <str>``."""
 
-    def get_help(self, ctx: typer.Context) -> str:
+    def get_help(self, ctx: Any) -> str:
         """Returns the whole help."""
         text = _BRACES.sub(r"\1", super().get_help(ctx))
         return _TYPE.sub(lambda found: " " * len(found[0]), text)
 
-    def get_usage(self, ctx: typer.Context) -> str:
+    def get_usage(self, ctx: Any) -> str:
         """Returns the line of usage, which errors show too."""
         return _BRACES.sub(r"\1", super().get_usage(ctx))
 

@@ -18,15 +18,15 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Iterable
-from typing import final
+from typing import Protocol, final
 
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import live, report, traces
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import counted, place
-from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec
+from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
 from kerasdist.launch.start import begin
-from kerasdist.launch.worker import Event, Exited, OwnProcess, Screen, Signalled, Worker
+from kerasdist.launch.worker import Event, Exited, Screen, Signalled
 
 SETTLE_SECONDS = 0.5
 """How long to wait, after a failure, for others that fail by themselves at the same moment."""
@@ -45,13 +45,45 @@ OUTPUT_SECONDS = 2.0
 """How long to wait for the end of the output of workers that have ended."""
 
 
+class Held(Protocol):
+    """A worker that has started, as an attempt sees it; `kerasdist.launch.worker.Worker` is one."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's number."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker has not ended yet."""
+        ...
+
+    @property
+    def exit_code(self) -> int:
+        """The worker's exit code, 128 + n if signal n ended it, once it has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Passes a signal on to the worker."""
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+
+    def kill_supervisor(self) -> None:
+        """Ends the worker's supervisor, if it did not end the worker."""
+
+    def ending(self, deadline: float) -> WorkerExit:
+        """Returns how the worker has ended; waits for its output until `deadline`."""
+        ...
+
+
 @final
 class Attempt:
     """One start of a job."""
 
     def __init__(
         self,
-        workers: Iterable[Worker | OwnProcess],
+        workers: Iterable[Held],
         events: queue.SimpleQueue[Event],
         stop_seconds: float,
         *,
@@ -71,7 +103,7 @@ class Attempt:
         self._passed_on = False
         self._events = events
         self._stop_seconds = stop_seconds
-        self._workers: list[Worker | OwnProcess] = []
+        self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
         # When to send SIGTERM, to kill the workers, and to kill their supervisors.
@@ -117,7 +149,7 @@ class Attempt:
         except queue.Empty:
             return None
 
-    def _on_exit(self, worker: Worker | OwnProcess) -> None:
+    def _on_exit(self, worker: Held) -> None:
         code = 0 if self._passed_on else worker.exit_code
         of_leader = self._chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
@@ -169,7 +201,7 @@ class Attempt:
         for worker in self._running():
             worker.stop(number)
 
-    def _running(self) -> list[Worker | OwnProcess]:
+    def _running(self) -> list[Held]:
         return [worker for worker in self._workers if worker.running]
 
 

@@ -117,7 +117,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
         "variables": variables,
         "seconds_to_stop": spec.stop_seconds,
         "local_workers": slot.local_workers,
-        "gpus_of": None if slot.host is None else slot.local_rank,
+        "gpus_of": None,
         "inherited": [],
         "sends_reports": False,
         "must_join": False,
@@ -155,6 +155,7 @@ def begin(
             command: Sequence[str] = SUPERVISOR_HERE
             if slot.host is not None:
                 orders["variables"] = for_another_machine(os.environ) | variables
+                orders["gpus_of"] = slot.local_rank
                 command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
             elif slot.rank == 0 and listener is not None:
                 variables[COORDINATOR_FD] = str(listener.fileno())

@@ -54,7 +54,7 @@ class Orders(TypedDict):
         variables: What its environment has beyond the supervisor's.
         seconds_to_stop: How long it has from SIGTERM to SIGKILL.
         local_workers: How many workers this machine has.
-        gpus_of: Which of them gets its part of the GPUs here; None: the launcher gave it.
+        gpus_of: Which of them it is, where the GPUs are divided here; None: they are not.
         inherited: The files that it inherits.
         sends_reports: Whether its reports are passed on by the output.
         must_join: Whether it is a failure to end well without joining the job.

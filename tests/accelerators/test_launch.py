@@ -145,6 +145,7 @@ def test_another_machine_counts_its_own_gpus():
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
     spec = JobSpec((sys.executable, "-c", code))
     orders = start.orders_of(spec, Slot("far", 3, 1, 2), {})
+    orders["gpus_of"] = 1
     with subprocess.Popen(
         (sys.executable, "-P", "-m", "kerasdist.launch.supervisor"),
         env={**others, "PYTHONPATH": path, "FAKE_NVML": "4"},

@@ -110,7 +110,11 @@ def test_a_remote_command_survives_the_shell(tmp_path):
     assert split[split.index("/opt/python") :] == supervisor
     orders = start.orders_of(spec, Slot("far", 1, 0, 2), {"MINE": "$x"})
     assert orders["command"] == ["/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""]
-    assert (orders["seconds_to_stop"], orders["local_workers"], orders["gpus_of"]) == (7.5, 2, 0)
+    assert (orders["seconds_to_stop"], orders["local_workers"], orders["must_join"]) == (
+        7.5,
+        2,
+        False,
+    )
     assert orders["variables"] == {"MINE": "$x"}
 
 
