@@ -24,7 +24,7 @@ from kerasdist.launch.spec import python_command
 from kerasdist.plan.hardware import CHIPS, Chip
 from kerasdist.plan.report import annotate, figure, milliseconds, require_matplotlib, size, table
 
-_MODEL, _PINNED = "kerasdist.checks.bench_worker", "kerasdist.checks.pinned"
+_WORKER = "kerasdist.checks.bench_worker"
 _MOST_ON_CPU = 8
 _NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
 
@@ -186,12 +186,12 @@ def _measure(options: BenchOptions, backend: str, count: int, most: int) -> Row:
     """Measures training with so many workers, of which there are `most` at another time."""
     where = jobs.Place(hosts=options.hosts, seconds=options.seconds)
     if options.script is None:
-        command = python_command(_MODEL, module=True)
+        command = python_command(_WORKER, module=True)
     else:
         command = python_command(options.script, options.arguments)
     if where.is_on_cpu and sys.platform == "linux":
         cores = max(1, supervisor.cores() // most)
-        command = python_command(_PINNED, [str(cores), *command], module=True)
+        command = python_command(_WORKER, [str(cores), *command], module=True)
     spec = replace(where.spec(command, {BENCH: "1", **_first_gpus(count)}), workers=count)
     ran = jobs.run(with_workers(spec, count), backend, options.seconds, _NO_FIT)
     if ran.failure is not None:

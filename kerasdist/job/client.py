@@ -201,8 +201,7 @@ class Client:
                     raise JobError(f"{self.who} {message['why']}.")
                 case "failure":
                     raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
-                case _:  # a beat
-                    pass
+                # else a beat
 
     def _listen(self) -> None:
         try:
@@ -219,8 +218,7 @@ class Client:
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
-                    case _:  # a beat
-                        pass
+                    # else a beat
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:

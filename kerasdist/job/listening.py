@@ -49,10 +49,8 @@ def leads_here(address: str) -> bool:
 
 def raise_file_limit(workers: int) -> float:
     """Raises this process's soft limit of open files as a job needs it; returns what is allowed."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return math.inf
+    import resource  # Windows has none, nor jobs of several workers
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return math.inf
@@ -182,10 +180,8 @@ def misleads(others: Sequence[str]) -> str | None:
 
 def interface_of(address: str) -> str | None:
     """Returns the name of the network interface with an address, None if it is not known."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none, and nothing else here that it lacks
-        return None
+    import fcntl  # Windows has none
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

@@ -126,12 +126,9 @@ def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
     compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
     facts: dict[str, object] = {
-        "script": plan.subject.script,
+        **asdict(plan.subject),
         "backend": "jax",
-        "strategy": plan.subject.strategy,
-        "sharding": plan.subject.sharding,
         "target": {"name": str(target), "chip": target.chip.title, "devices": target.devices},
-        "parameters": plan.subject.parameters,
         "batch_per_device": compiled.batch,
         "global_batch": compiled.batch * target.devices,
         "fits": plan.fits,
