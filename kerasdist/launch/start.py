@@ -132,8 +132,9 @@ def variables_of(
     here = sum(slot.host is None for slot in slots)
     of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
-        own = of_gpus[slot.local_rank] if slot.host is None else {}
-        yield worker_variables(spec, slot, len(slots), coordinator, attempt) | job | own
+        own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
+        is_here = slot.host is None
+        yield thread_variables(here) | own | of_gpus[slot.local_rank] if is_here else own
 
 
 def begin(
