@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kerasdist.cluster.kerasdist_variables import LOCAL_RANK
 
@@ -38,7 +38,7 @@ def train() -> None:
     width, depth = _CPU if is_cpu else _ACCELERATOR
     with strategy.scope():
         hidden = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
-        model = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(1)])
+        model: Any = keras.Sequential([keras.Input((width,)), *hidden, keras.layers.Dense(1)])
         model.compile(optimizer="adam", loss="mse")
     batch = BATCH_PER_REPLICA * strategy.num_replicas_in_sync
     x = np.random.default_rng(0).normal(size=(batch * STEPS, width)).astype("float32")

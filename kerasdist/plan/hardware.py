@@ -174,8 +174,9 @@ _REGISTERS = """
 # What differs: multiprocessors, their units, clock, caches, version of the architecture.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
-    "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 6),
-    "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 7),
+    # CUDA 13 assembles for nothing before 7.5, so their kernels are those of an A100.
+    "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
+    "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),
     "h100": _HOPPER,
     "h200": _HOPPER,
