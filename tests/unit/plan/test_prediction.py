@@ -157,3 +157,19 @@ class TestPublishedScaling:
             step = step_time(NOTHING, sums, target, measured=alone)
             assert step.efficiency_without_overlap == pytest.approx(reached, abs=0.05)
             assert "network: 25% of its rate" in target.chip.sources[-1]
+
+    def test_llama_8b_with_divided_weights_on_128_h100(self):
+        """Issue 31.6: torchtitan, FSDP2: 5,762 tokens/s a GPU on 8, 5,605 on 128; 16,384 a step.
+
+        Weights are gathered in bfloat16, forward and backward, gradients scattered in float32.
+        """
+        gathered, scattered = (
+            Collective(kind, int(size * 8.03e9), 0, 0.0)
+            for kind, size in (("all-gather", 2), ("reduce-scatter", 4))
+        )
+        few, many = (
+            step_time(NOTHING, [gathered, gathered, scattered], parse_target(n), 16384 / 5762)
+            for n in ("8xh100", "16x8xh100")
+        )
+        ratio = (few.own + few.network) / (many.own + many.network)
+        assert ratio == pytest.approx(5605 / 5762, abs=0.03)
