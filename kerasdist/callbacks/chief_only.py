@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import keras
@@ -37,16 +36,6 @@ class DelegatingCallback(keras.callbacks.Callback):
     def model_for(self, model: Any) -> Any:
         """Returns the model that the inner callback sees."""
         return model
-
-    def after(self, event: str, then: Callable[..., None]) -> None:
-        """Calls a function after an event of the inner callback."""
-        first = getattr(self, event)
-
-        def both(*args: Any, **kwargs: Any) -> None:
-            first(*args, **kwargs)
-            then(*args, **kwargs)
-
-        setattr(self, event, both)
 
 
 @final

@@ -200,12 +200,12 @@ class _RestoresAll(DelegatingCallback):
 
     def __init__(self, inner: Any, job: Job) -> None:
         super().__init__(inner, heard=job.is_chief)
-        self._job = job
-        self.after("on_train_begin", self._send)
+        restore = self.on_train_begin
 
-    def _send(self, logs: Any = None) -> None:
-        del logs
-        own = keras_compat.initial_epoch(self.model)
-        epoch = self._job.broadcast_object("restored epoch", own)
-        keras_compat.set_initial_epoch(self.model, epoch)
-        broadcast(self.model)
+        def restore_all(logs: Any = None) -> None:
+            restore(logs)
+            epoch = job.broadcast_object("restored epoch", keras_compat.initial_epoch(self.model))
+            keras_compat.set_initial_epoch(self.model, epoch)
+            broadcast(self.model)
+
+        self.on_train_begin = restore_all

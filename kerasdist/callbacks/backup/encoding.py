@@ -10,7 +10,6 @@ import collections
 import functools
 import inspect
 import json
-import marshal
 import pathlib
 import random
 import types
@@ -69,10 +68,7 @@ class Encoder:
         lost: Place and type of each value that cannot be kept.
     """
 
-    def __init__(
-        self, first: int = 0, leave_out: Sequence[Any] = (), *, digests: bool = False
-    ) -> None:
-        self._digests = digests
+    def __init__(self, first: int = 0, leave_out: Sequence[Any] = ()) -> None:
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.lost: dict[str, str] = {}
         self._first = first
@@ -85,13 +81,8 @@ class Encoder:
             return value
         if isinstance(value, np.generic | np.ndarray):
             return self._array(value, where)
-        if self._digests and isinstance(value, list | tuple | dict):
-            plain = _checksum_of_plain(value)
-            if plain is not None:
-                return plain
         if isinstance(value, bytes):
-            array = self._array(np.frombuffer(value, np.uint8), where)
-            return array if self._digests else {**array, _TAG: "bytes"}
+            return {**self._array(np.frombuffer(value, np.uint8), where), _TAG: "bytes"}
         for kind in (list, tuple, set, frozenset, collections.deque):
             if type(value) is kind:
                 items = sorted(value, key=repr) if kind in (set, frozenset) else value
@@ -120,7 +111,7 @@ class Encoder:
         if isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer):
             values = [ops.convert_to_numpy(variable) for variable in value.variables]
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
-        if ops.is_tensor(value):
+        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if isinstance(value, HasStateDict):
             return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
@@ -145,8 +136,6 @@ class Encoder:
                 return {_TAG: "words", "dtype": array.dtype.str, "items": array.tolist()}
             self.lost[where] = f"array of {array.dtype}"
             return SKIPPED
-        if self._digests:
-            return _checksum(array)
         kind = "scalar" if isinstance(value, np.generic) else "array"
         return {_TAG: kind, "at": self._add(array)}
 
@@ -155,26 +144,19 @@ class Encoder:
         return self._first + len(self.arrays) - 1
 
 
-def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, str]:
+def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, list[Any]]:
     """Returns for each value a short form that is equal for equal values."""
-    return {
-        name: json.dumps(Encoder(leave_out=leave_out, digests=True).encode(one, name))
-        for name, one in values.items()
-    }
+    found: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        encoder = Encoder(leave_out=leave_out)
+        form = json.dumps(encoder.encode(value, name)).encode()
+        found[name] = [zlib.crc32(form), *map(_checksum, encoder.arrays)]
+    return found
 
 
 def _checksum(array: np.ndarray[Any, Any]) -> list[Any]:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
-
-
-def _checksum_of_plain(value: Any) -> list[Any] | None:
-    """Returns a checksum of numbers, strings, and lists of them; None for anything else."""
-    try:
-        raw = marshal.dumps(value, 0)
-    except ValueError:
-        return None
-    return [len(raw), zlib.crc32(raw)]
 
 
 def renumbered(form: Any, first: int) -> Any:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from kerasdist.callbacks.backup import fit_call, storage, variables
-from kerasdist.callbacks.backup.storage import UNFINISHED, Backup, StoredFile
+from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.sharding import HeldPiece
@@ -56,6 +56,7 @@ class RunFiles:
         fit: How many calls of `fit` with this folder have ended before in this process.
         in_parts: Whether each worker writes what it holds of the divided variables.
         refusal: Why this run must not use the folder; None if it may.
+        of_this_call: Whether the newest backup is of this call; else its weights alone are taken.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class RunFiles:
         mode: int = storage.PRIVATE,
         job: Job | None = None,
         run: str | None = None,
+        *,
+        takes_weights: bool = False,
     ) -> None:
         """Looks into the folder.
 
@@ -74,6 +77,7 @@ class RunFiles:
             mode: The permissions of the files.
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
+            takes_weights: Whether a backup of another call will do.
         """
         self._folder = folder
         self._keep = keep
@@ -85,6 +89,8 @@ class RunFiles:
         self.in_parts = run is not None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
+        self.of_this_call = True
+        self._takes_weights = takes_weights
         self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
@@ -134,8 +140,11 @@ class RunFiles:
             except _UNUSABLE as error:
                 _refuse(path, error)
                 continue
+            here = {name: call[name] for name in there}
             try:
-                fit_call.require_same(path, there, {name: call[name] for name in there})
+                self.of_this_call = fit_call.is_same(
+                    path, there, here, takes_weights=self._takes_weights
+                )
             except BackupError as error:
                 self.refusal = str(error)
                 return
@@ -206,10 +215,10 @@ class RunFiles:
             self._give_up("; ".join(failed))
         return None
 
-    def write(self, backup: Backup) -> None:
+    def write(self, facts: Mapping[str, Any], arrays: Sequence[Any]) -> None:
         """Writes a backup, and removes those that are too old; warns if the disk takes none."""
         try:
-            storage.write(self._folder, self.number, backup, self._mode)
+            storage.write(self._folder, self.number, facts, arrays, self._mode)
             self._remove(self._own()[self._keep :])
         except BackupError:
             raise
@@ -404,40 +413,25 @@ def _warn_of_lock(path: Path, error: OSError) -> None:
 
 
 def name_of_run(folder: Path, job: Job) -> str | None:
-    """Returns a name for this run if all workers see the chief's folder, else None.
+    """Returns a name for this run if all workers see and may write the chief's folder, else None.
 
-    Each worker tries to read what the chief wrote there, and the chief what each worker wrote.
-    All workers must call it.
+    Each worker looks for a file of this name that the chief makes there. All workers must call it.
     """
     name = secrets.token_hex(8)
     if job.is_chief:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            _probe(folder, name, job.rank).write_text(name, encoding="utf-8")
+            _probe(folder, name).touch()
     # A worker must not look for the folder before: a network file system may remember its absence.
     name = str(job.broadcast_object("the folder of the backups", name))
-    own = _probe(folder, name, job.rank)
-    try:
-        sees = _has(folder, name, 0)
-        if sees and not job.is_chief:
-            with contextlib.suppress(OSError):
-                own.write_text(name, encoding="utf-8")
-        seen = job.all_gather_object("whether all see the folder of the backups", sees)
-        if job.is_chief:
-            sees = all(seen) and all(_has(folder, name, rank) for rank in range(job.num_workers))
-        shared = job.broadcast_object("whether the folder of the backups is shared", sees)
-    finally:
+    found = _probe(folder, name)
+    sees = found.is_file() and os.access(folder, os.W_OK)
+    seen = job.all_gather_object("whether all see the folder of the backups", sees)
+    if job.is_chief:
         with contextlib.suppress(OSError):
-            own.unlink()
-    return name if shared else None
+            found.unlink(missing_ok=True)
+    return name if all(seen) else None
 
 
-def _probe(folder: Path, name: str, rank: int) -> Path:
-    return folder / f"backup-probe-{name}-{rank}{UNFINISHED}"
-
-
-def _has(folder: Path, name: str, rank: int) -> bool:
-    try:
-        return _probe(folder, name, rank).read_text(encoding="utf-8") == name
-    except (OSError, UnicodeDecodeError):
-        return False
+def _probe(folder: Path, name: str) -> Path:
+    return folder / f"unfinished-probe-backup-{name}"

@@ -23,7 +23,6 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.storage import (
-    Backup,
     StoredFile,
     Unread,
     Written,
@@ -65,7 +64,7 @@ def write_part(
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(storage.write_file(path, Backup({"pieces": places}, arrays), mode))
+    return asdict(storage.write_file(path, {"pieces": places}, arrays, mode))
 
 
 def _place(region: Region) -> tuple[int, int, int]:
@@ -296,7 +295,7 @@ class Restored:
         """
         self.facts = facts
         self._model = model
-        self._variables = variables
+        self._variables = list(enumerate(variables))
         self._stored = stored
         self._seen_by_all = seen_by_all
         self.restore()
@@ -307,34 +306,47 @@ class Restored:
 
     def restore(self) -> None:
         """Restores the variables. All workers must call it."""
-        replicas = _divided_by(self._model)
-        if replicas is not None:
-            self._restore_divided(replicas)
-            return
-        if self._stored is not None:
-            for number, variable in enumerate(self._variables):
-                variable.assign(self._stored.whole(number))
-        broadcast(self._model, self._model.metrics_variables)
+        restore(self._model, self._variables, self._stored, seen_by_all=self._seen_by_all)
 
-    def _restore_divided(self, replicas: ReplicaSet) -> None:
-        """Restores one variable after another. All workers must call it.
 
-        Each reads what it holds, or gets whole variables from the chief if it does not see files.
-        """
-        replicas.initial_broadcast.ensure()
-        stored = self._stored
-        for number, variable in enumerate(self._variables):
-            if stored is None or not self._seen_by_all:
-                own = [] if stored is None else [stored.whole(number)]
-                form = [keras_compat.stored_dtype(variable), variable.shape]
-                [value] = broadcast_arrays(self._model, own, [form])
-                variable.assign(value)
-                continue
-            pieces = replicas.pieces(variable)
-            for piece in pieces:
-                piece.write(stored.part(number, piece.region))
-            if not pieces:
+def restore(
+    model: Any,
+    variables: Iterable[tuple[int, Any]],
+    stored: StoredVariables | None,
+    *,
+    seen_by_all: bool,
+) -> None:
+    """Restores variables, each with its number in the backup. All workers must call it.
+
+    Where workers divide them, it is one after another, and each worker reads what it holds, or
+    gets whole variables from the chief if it does not see files.
+    """
+    replicas = _divided_by(model)
+    if replicas is None:
+        if stored is not None:
+            for number, variable in variables:
                 variable.assign(stored.whole(number))
+        broadcast(model, model.metrics_variables)
+        return
+    replicas.initial_broadcast.ensure()
+    for number, variable in variables:
+        if stored is None or not seen_by_all:
+            own = [] if stored is None else [stored.whole(number)]
+            form = [keras_compat.stored_dtype(variable), variable.shape]
+            [value] = broadcast_arrays(model, own, [form])
+            variable.assign(value)
+            continue
+        pieces = replicas.pieces(variable)
+        for piece in pieces:
+            piece.write(stored.part(number, piece.region))
+        if not pieces:
+            variable.assign(stored.whole(number))
+
+
+def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[Any]]:
+    """Returns the number of each weight of a model among the variables, its shape and type."""
+    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
 
 def _divided_by(model: Any) -> ReplicaSet | None:
