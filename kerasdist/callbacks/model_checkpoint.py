@@ -81,27 +81,27 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         saves = functools.partial(self._begin, model)
         super().set_model(SavingModel(model, saves) if self.is_async else model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the files of an earlier call of `fit`."""
         super().on_train_begin(logs)
         self._newest = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Raises the error of the thread, if writing has failed."""
         self._file.check()
         super().on_epoch_begin(epoch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Saves, if it is time."""
         self._file.check()
         super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Saves, if it is time."""
         self._file.check()
         super().on_epoch_end(epoch, logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Waits until the last file is written. In a job, all workers do."""
         super().on_train_end(logs)
         replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)

@@ -202,7 +202,7 @@ class _RestoresAll(DelegatingCallback):
         super().__init__(inner, heard=job.is_chief)
         restore = self.on_train_begin
 
-        def restore_all(logs: Any = None) -> None:
+        def restore_all(logs: dict[str, object] | None = None) -> None:
             restore(logs)
             epoch = job.broadcast_object("restored epoch", keras_compat.initial_epoch(self.model))
             keras_compat.set_initial_epoch(self.model, epoch)

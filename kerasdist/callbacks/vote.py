@@ -53,7 +53,7 @@ class Vote(keras.callbacks.Callback):
         if before:
             self.on_train_batch_begin = self._before_batch
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, and what is trainable."""
         del logs
         self._epoch = epoch
@@ -61,16 +61,16 @@ class Vote(keras.callbacks.Callback):
         if self._compares_first:
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call it."""
         del logs
         self._vote(f"end of epoch {epoch + 1}", epoch + 1, 0)
 
-    def _before_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def _before_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
         self._gather(f"beginning of batch {batch + 1} of epoch {self._epoch + 1}", [])
 
-    def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def _after_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
         self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
 
@@ -120,7 +120,7 @@ class InSync(keras.callbacks.Callback):
     and before those that back them up.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
         del logs
         binding = binding_of(keras_compat.model_of(self))
@@ -129,7 +129,7 @@ class InSync(keras.callbacks.Callback):
             history.clear()
             binding.replicas.job.report_batches(history.report)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""
         del logs
         binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"

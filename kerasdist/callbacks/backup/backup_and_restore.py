@@ -168,7 +168,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Takes the position in the data of the call, which each backup keeps."""
         self._position = position
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it."""
         del logs
         self._in_training = True
@@ -266,7 +266,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._put_back_random_states_of_gpus(facts)
             self._position.go_to(facts["position"], kept.arrays, within=False)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
         del logs
         self._epoch, self._last_saved, self._skipped = epoch, 0, 0
@@ -276,7 +276,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._resumed = None
         self._position.epoch_begins()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up after each ``save_freq`` batches."""
         done = batch + 1
         self._logs = logs
@@ -294,14 +294,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if done // self.save_freq > self._last_saved // self.save_freq:
             self.save(self._epoch, done)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up."""
         del logs
         if self._asked and current() is None:
             self.leave(epoch + 1, 0)
         self.save(epoch + 1, 0)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Removes the backups, if they are not needed any more."""
         del logs
         self._in_training = False
@@ -429,5 +429,5 @@ def _hearing_nothing_of_batches(callback: Any) -> Iterator[None]:
             vars(callback).update({name: kept[name]} if name in kept else {})
 
 
-def _nothing(batch: int, logs: Any = None) -> None:
+def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
     del batch, logs

@@ -69,7 +69,7 @@ class Encoder:
     """
 
     def __init__(self, first: int = 0, leave_out: Sequence[Any] = ()) -> None:
-        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.arrays: list[np.ndarray] = []
         self.lost: dict[str, str] = {}
         self._first = first
         self._seen = {id(one) for one in leave_out}
@@ -139,7 +139,7 @@ class Encoder:
         kind = "scalar" if isinstance(value, np.generic) else "array"
         return {_TAG: kind, "at": self._add(array)}
 
-    def _add(self, array: np.ndarray[Any, Any]) -> int:
+    def _add(self, array: np.ndarray) -> int:
         self.arrays.append(array)
         return self._first + len(self.arrays) - 1
 
@@ -154,7 +154,7 @@ def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, li
     return found
 
 
-def _checksum(array: np.ndarray[Any, Any]) -> list[Any]:
+def _checksum(array: np.ndarray) -> list[Any]:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
 
@@ -171,7 +171,7 @@ def renumbered(form: Any, first: int) -> Any:
     return form
 
 
-def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
+def decode(form: Any, arrays: Sequence[np.ndarray], current: Any = None) -> Any:
     """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
@@ -191,12 +191,12 @@ def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = Non
     return _restored(form, kind, arrays, current)
 
 
-def _array(form: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _array(form: Any, arrays: Sequence[np.ndarray]) -> Any:
     array = arrays[form["at"]]
     return array[()] if form[_TAG] == "scalar" else array.copy()
 
 
-def _dict(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _dict(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
     now = current if isinstance(current, dict) else {}
     keys = [(decode(key, arrays), inner) for key, inner in form["items"]]
     items = [(key, decode(inner, arrays, now.get(key))) for key, inner in keys]
@@ -205,7 +205,7 @@ def _dict(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> An
     return now
 
 
-def _container(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _container(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
     kind = _CONTAINERS[form[_TAG]]
     ordered = type(current) is kind and kind in (list, tuple, collections.deque)
     now = list(current) if ordered else []
@@ -221,7 +221,7 @@ def _container(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) 
     return kind(items)
 
 
-def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray], current: Any) -> Any:
     if kind in _GENERATORS:
         known, _, put_back = _GENERATORS[kind]
         _require(isinstance(current, known), kind, current)
@@ -247,9 +247,7 @@ def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], curr
     return current
 
 
-def set_attributes(
-    value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray[Any, Any]]
-) -> None:
+def set_attributes(value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
     """Restores the attributes of an object."""
     own = vars(value)
     for name, form in forms.items():
@@ -335,7 +333,7 @@ class Remembering:
         self._elsewhere = [*elsewhere, *self._objects]
         self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
 
-    def state(self, first_array: int) -> tuple[list[Any], list[np.ndarray[Any, Any]]]:
+    def state(self, first_array: int) -> tuple[list[Any], list[np.ndarray]]:
         """Returns a form for each object, and the arrays that the forms name."""
         encoder = Encoder(first_array, self._elsewhere)
         forms = []
@@ -348,7 +346,7 @@ class Remembering:
             forms.append([name, own])
         return forms, encoder.arrays
 
-    def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
         """Restores the attributes of the objects."""
         left = list(forms)
         for one in self._objects:

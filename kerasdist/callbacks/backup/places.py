@@ -32,10 +32,10 @@ class Place:
 
     count: int
     forms: Sequence[Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
+    arrays: Sequence[np.ndarray]
     lost: Mapping[str, str]
 
-    def kept(self, arrays: list[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def kept(self, arrays: list[np.ndarray]) -> dict[str, Any]:
         """Returns the form for a file, and adds its arrays to those of the file."""
         forms = renumbered(self.forms, len(arrays))
         arrays += self.arrays

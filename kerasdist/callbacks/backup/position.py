@@ -22,7 +22,7 @@ from kerasdist.callbacks.backup.encoding import Remembering, renumbered
 from kerasdist.callbacks.backup.places import Places
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
-from kerasdist.input.loaders import samplers_of
+from kerasdist.input.sources import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
 
 
@@ -58,7 +58,7 @@ class _Begin:
 
     random: Mapping[str, Any] | None
     source: Sequence[Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
+    arrays: Sequence[np.ndarray]
 
 
 @final
@@ -229,7 +229,7 @@ class Position:
         """Keeps how many batches of the epoch were trained on."""
         self._passed = count
 
-    def kept(self, batches: int, arrays: list[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def kept(self, batches: int, arrays: list[np.ndarray]) -> dict[str, Any]:
         """Returns the position in the form that a backup keeps."""
         begin, places = self._begin, self._places
         assert begin is not None  # since `epoch_begins`
@@ -253,9 +253,7 @@ class Position:
         arrays += begin.arrays
         return {**form, "place": None if place is None else place.kept(arrays)}
 
-    def go_to(
-        self, form: Mapping[str, Any], arrays: Sequence[np.ndarray[Any, Any]], *, within: bool
-    ) -> None:
+    def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
         self._source.put_back(form["source"], arrays)
         self._passed_before, self._passed = int(form["passed"]), 0

@@ -44,9 +44,9 @@ class Unread:
         read: Returns the array.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray[Any, Any]]
+    read: Callable[[], np.ndarray]
 
 
 @final
@@ -100,12 +100,12 @@ class StoredFile:
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise BackupError("its header is not of the form that kerasdist writes") from error
 
-    def array(self, number: int) -> np.ndarray[Any, Any]:
+    def array(self, number: int) -> np.ndarray:
         """Reads an array."""
         _, shape = self.forms[number]
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
-    def columns(self, number: int, region: Region) -> np.ndarray[Any, Any]:
+    def columns(self, number: int, region: Region) -> np.ndarray:
         """Reads the columns that a region names, of an array taken as rows."""
         dtype = dtype_of(self.forms[number][0])
         if not region.size:
@@ -224,7 +224,7 @@ def number_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype:
     """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
     try:
         return np.dtype(name)
@@ -251,7 +251,7 @@ def _append(file: BinaryIO, content: Any, digest: Any) -> None:
     file.write(content)
 
 
-def _content(one: Any, form: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _content(one: Any, form: Sequence[Any]) -> np.ndarray:
     """Returns an array's bytes."""
     array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
     if array.dtype.name != form[0] or array.nbytes != bytes_of(form):

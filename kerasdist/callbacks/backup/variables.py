@@ -146,7 +146,7 @@ class StoredVariables:
         """The numbers of the arrays in the chief's file, of which variables come first."""
         return range(len(self.chiefs.forms))
 
-    def whole(self, variable: int) -> np.ndarray[Any, Any]:
+    def whole(self, variable: int) -> np.ndarray:
         """Reads a variable."""
         held = self._pieces.get(variable)
         if held is None:
@@ -156,7 +156,7 @@ class StoredVariables:
             self._shape(variable)
         )
 
-    def part(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+    def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable, and no more of it where the files allow that."""
         held = self._pieces.get(variable)
         if held is None:
@@ -166,7 +166,7 @@ class StoredVariables:
         value = self.whole(variable).reshape(region.rows, -1)
         return value[:, region.begin : region.end].copy()
 
-    def _joined(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+    def _joined(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region that is laid out in as many rows as the pieces in the files."""
         held = self._pieces[variable]
         _, file, index = held[0]
@@ -244,7 +244,7 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any
     return listed
 
 
-def _value(variable: Any) -> np.ndarray[Any, Any]:
+def _value(variable: Any) -> np.ndarray:
     return ops.convert_to_numpy(variable.value)
 
 
@@ -356,8 +356,8 @@ def _divided_by(model: Any) -> ReplicaSet | None:
 
 
 def broadcast_arrays(
-    model: Any, arrays: Sequence[np.ndarray[Any, Any]], forms: Sequence[Any]
-) -> list[np.ndarray[Any, Any]]:
+    model: Any, arrays: Sequence[np.ndarray], forms: Sequence[Any]
+) -> list[np.ndarray]:
     """Returns the chief's arrays on every worker. All workers must call it.
 
     ``forms`` are type and shape of each array; the other workers pass no arrays.
