@@ -59,7 +59,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         broadcast(self.model)
 
 
-def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
+def broadcast(model: Any, others: Sequence[keras.Variable] = ()) -> None:
     """Gives every worker the chief's values of a model's variables, its optimizer's, and others.
 
     All workers must call it.

@@ -76,7 +76,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._file = BackgroundFile()
         self._newest: str | None = None
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Takes the model."""
         saves = functools.partial(self._begin, model)
         super().set_model(SavingModel(model, saves) if self.is_async else model)
@@ -144,7 +144,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 snapshot.discard()
 
 
-def _replicas(model: Any) -> ReplicaSet | None:
+def _replicas(model: object) -> ReplicaSet | None:
     binding = binding_of(model)
     return None if binding is None else binding.replicas
 
@@ -219,11 +219,11 @@ class SavingModel:
         self.saved = model
         self._save = save
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: object, *args: object, **kwargs: object) -> None:
         """Saves the model."""
         self._save(self.saved.save, filepath, *args, **kwargs)
 
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
         """Saves the weights."""
         self._save(self.saved.save_weights, filepath, *args, **kwargs)
 

@@ -192,7 +192,7 @@ class Telemetry(keras.callbacks.Callback):
         self._meter.pause()
         self._write_window(self._window)
         figures = self._of_epoch.take()
-        told: dict[str, Any] = _described(figures)
+        told: dict[str, object] = _described(figures)
         job = self._replicas.job
         if job is not None:
             own = _times_of_worker(figures)
@@ -235,7 +235,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._events is not None:
             self._events.scalars(self._meter.steps, _curves(told))
 
-    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+    def _write(self, kind: str, fields: dict[str, object]) -> None:
         if self._lines is None:  # after `fit` has failed
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
@@ -329,7 +329,7 @@ class Progress(keras.callbacks.Callback):
         self._channel = channel
         self._window = meter.window(_SECONDS, lambda _: self._report("training"))
         job = replicas.job
-        self._report_of_fit: dict[str, Any] = {"workers": 1 if job is None else job.num_workers}
+        self._report_of_fit: dict[str, object] = {"workers": 1 if job is None else job.num_workers}
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
@@ -434,13 +434,13 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     All workers must call it.
     """
 
-    def total(value: Any) -> Any:
+    def total(value: object) -> object:
         here = get_replica_context()
         assert isinstance(here, ReplicaContext)
         return here.all_reduce("SUM", value)
 
     @function
-    def step(value: Any) -> Any:
+    def step(value: object) -> object:
         return strategy.run(total, args=(value,))
 
     ones = np.ones(count, "float32")
@@ -465,7 +465,7 @@ def memory_of_host() -> dict[str, int | None]:
     return {"bytes": now, "peak_bytes": peak}
 
 
-def memory_of_gpus() -> list[dict[str, Any]]:
+def memory_of_gpus() -> list[dict[str, object]]:
     """Returns the memory in bytes, and the utilization, of the NVIDIA GPUs that this process sees.
 
     Empty without such a GPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import keras
 
@@ -29,7 +29,10 @@ class Vote(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, job: Job, others: Sequence[Any], backups: Sequence[BackupAndRestore]
+        self,
+        job: Job,
+        others: Sequence[keras.callbacks.Callback],
+        backups: Sequence[BackupAndRestore],
     ) -> None:
         """Makes the callback. All workers must call it."""
         super().__init__()
@@ -39,7 +42,7 @@ class Vote(keras.callbacks.Callback):
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
-        self._variables: list[Any] = []
+        self._variables: list[keras.Variable] = []
         own = [
             bool(self._backups) or any(map(_acts_on_batches, others)),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
@@ -102,12 +105,12 @@ class Vote(keras.callbacks.Callback):
         return [votes for _, *votes in everyone]
 
 
-def _acts_on(callback: Any, events: tuple[str, ...]) -> bool:
+def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
     own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
     return not own and keras_compat.overrides(callback, events)
 
 
-def _acts_on_batches(callback: Any) -> bool:
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)
 

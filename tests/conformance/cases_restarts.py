@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -256,7 +257,7 @@ LOADERS = (grain_map, grain_loader, stateful_loader)
 
 @case("restarts", replicas=(2,))
 def entry_30_loaders_with_places(lab):
-    """Issue 30.8: Grain and stateful loaders are exact in mid-epoch, and read nothing again."""
+    """Grain and stateful loaders are exact in mid-epoch, and read nothing again (issue 30.8)."""
     for made in LOADERS:
         read = []  # by each run
 
@@ -271,6 +272,20 @@ def entry_30_loaders_with_places(lab):
         left = EPOCHS * ROWS - passed
         lab.equal(len(whole) - passed, len(last))
         lab.equal(whole[-left:], last[-left:])
+
+
+@case("restarts", replicas=(2,), backends=("jax",))
+def entry_30_read_ahead(lab):
+    """The same where Keras reads a batch ahead, as on JAX's accelerators (issue 30.8)."""
+    from keras.src.backend.jax.trainer import JAXEpochIterator
+
+    def read_ahead(self):
+        return self._one_batch_ahead_iterator(self.data_adapter.get_jax_iterator())
+
+    repeated = tf_data(lambda rows: rows.shuffle(16).repeat().batch(BATCH), ROWS - 2)
+    with mock.patch.object(JAXEpochIterator, "_get_iterator", read_ahead):
+        exact(lab, repeated, steps_per_epoch=BATCHES)
+        exact(lab, lambda: {"x": grain_map(Rows([].append))}, at=(7,))
 
 
 @case("restarts", replicas=(2,))
@@ -535,7 +550,7 @@ def defect_29_of_another_script(lab):
 
 @case("restarts", replicas=(2,))
 def entry_32_weights_alone(lab):
-    """Issue 32.6: `resume="weights"` begins another call anew, with the weights of the backup."""
+    """`resume="weights"` begins another call anew, with the weights of the backup (issue 32.6)."""
 
     class Noting(keras.callbacks.Callback):
         """Notes the weights and the number of updates, once."""

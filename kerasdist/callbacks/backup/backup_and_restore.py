@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
-import keras
+from keras.callbacks import Callback
 
 from kerasdist import keras_compat
 from kerasdist.agreement import weights
@@ -38,15 +38,16 @@ from kerasdist.training.binding import binding_of
 
 
 @final
-class BackupAndRestore(keras.callbacks.Callback):
+class BackupAndRestore(Callback):
     """Backs up a training run, and lets `fit` go on from there when the script is started again.
 
     The run that was interrupted ends with the numbers of the run that was not, to the last bit. A
     backup holds the weights, the optimizer's state, the metrics, the seeds and the states of the
     random generators, the epoch and the batch, what has changed of the other callbacks and of the
-    source of the data, and the place in the data. The batches of an epoch that a run has seen are
-    read again and passed over; other callbacks hear nothing of them. Of generators with
-    ``steps_per_epoch`` those of all epochs are.
+    source of the data, and the place in the data. ``tf.data`` pipelines, Grain's and loaders that
+    have ``state_dict()`` and ``load_state_dict(state)`` go on at their place. Of other data the
+    batches of an epoch that a run has seen are read again and passed over, of generators with
+    ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
 
     Of callbacks and sources of your own it keeps numbers, words, arrays, random generators, and
     lists, dicts and objects of them. For all else give them ``state_dict()`` and
@@ -118,12 +119,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._mode = file_mode
         self._delete = delete_checkpoint
         self._takes_weights = resume == "weights"
-        self._others: Sequence[Any] = ()
-        self._listed: Sequence[Any] = ()
+        self._others: Sequence[Callback] = ()
+        self._listed: Sequence[Callback] = ()
         self._unmute = contextlib.ExitStack()
         self._position = Position()
         self._epoch = 0
-        self._logs: Any = None
+        self._logs: dict[str, object] | None = None
         self._resumed: Restored | None = None
         self._skipped = 0
         self._last_saved = 0
@@ -157,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save(epoch, batches)
         raise SystemExit(ExitCode.PREEMPTED)
 
-    def beside(self, others: Sequence[Any], listed: Sequence[Any]) -> None:
+    def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
         """Takes the other callbacks of the call, whose state each backup keeps.
 
         ``others`` are the callbacks that the user passed, ``listed`` those that Keras calls.
@@ -410,14 +411,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if rank < len(states):
             random_states.put_back_gpus(states[rank])
 
-    def _callbacks(self) -> list[Any]:
+    def _callbacks(self) -> list[Callback]:
         model: Any = self.model
         kept = [one for one in self._others if one is not model.history]
         return [*kept, model.history]
 
 
 @contextlib.contextmanager
-def _hearing_nothing_of_batches(callback: Any) -> Iterator[None]:
+def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
     """Keeps batch events from a callback that got them before the backup."""
     kept = dict(vars(callback))
     vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)

@@ -52,10 +52,10 @@ SKIPPED = {_TAG: "skipped"}
 class HasStateDict(Protocol):
     """An object that saves its own state, with the method names of PyTorch and Lightning."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         """Returns the state: numbers, strings, arrays, and structures of them."""
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: Any) -> object:
         """Continues from a state."""
 
 
@@ -68,14 +68,14 @@ class Encoder:
         lost: Place and type of each value that cannot be kept.
     """
 
-    def __init__(self, first: int = 0, leave_out: Sequence[Any] = ()) -> None:
+    def __init__(self, first: int = 0, leave_out: Sequence[object] = ()) -> None:
         self.arrays: list[np.ndarray] = []
         self.lost: dict[str, str] = {}
         self._first = first
         self._seen = {id(one) for one in leave_out}
-        self._keep_alive: list[Any] = list(leave_out)
+        self._keep_alive: list[object] = list(leave_out)
 
-    def encode(self, value: Any, where: str, depth: int = _DEPTH) -> Any:
+    def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
         """Returns the form of a value."""
         if type(value) in _PLAIN:
             return value
@@ -98,7 +98,7 @@ class Encoder:
             }
         return self._object(value, where, depth)
 
-    def _object(self, value: Any, where: str, depth: int) -> Any:
+    def _object(self, value: object, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
         self._seen.add(id(value))
@@ -123,13 +123,13 @@ class Encoder:
         self.lost[where] = type(value).__name__
         return SKIPPED
 
-    def attributes(self, value: Any, where: str, depth: int = _DEPTH) -> dict[str, Any]:
+    def attributes(self, value: object, where: str, depth: int = _DEPTH) -> dict[str, object]:
         """Returns the forms of an object's attributes, by name."""
         return {
             name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
         }
 
-    def _array(self, value: Any, where: str) -> Any:
+    def _array(self, value: object, where: str) -> Any:
         array = np.asarray(value)
         if array.dtype.kind not in _NUMBERS and array.dtype.name not in vars(ml_dtypes):
             if array.dtype.kind in "US":
@@ -144,9 +144,9 @@ class Encoder:
         return self._first + len(self.arrays) - 1
 
 
-def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, list[Any]]:
+def digests(values: Mapping[str, object], leave_out: Sequence[object]) -> dict[str, list[object]]:
     """Returns for each value a short form that is equal for equal values."""
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[object]] = {}
     for name, value in values.items():
         encoder = Encoder(leave_out=leave_out)
         form = json.dumps(encoder.encode(value, name)).encode()
@@ -154,7 +154,7 @@ def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, li
     return found
 
 
-def _checksum(array: np.ndarray) -> list[Any]:
+def _checksum(array: np.ndarray) -> list[object]:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
 
@@ -247,7 +247,7 @@ def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray], current: Any) 
     return current
 
 
-def set_attributes(value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+def set_attributes(value: object, forms: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
     """Restores the attributes of an object."""
     own = vars(value)
     for name, form in forms.items():
@@ -255,12 +255,12 @@ def set_attributes(value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarra
             own[name] = decode(form, arrays, own.get(name))
 
 
-def _require(condition: bool, kind: str, current: Any) -> None:
+def _require(condition: bool, kind: str, current: object) -> None:
     if not condition:
         raise ValueError(f"a {kind} is to be restored where there is {current!r:.100}")
 
 
-def _is_of_python(value: Any) -> bool:
+def _is_of_python(value: object) -> bool:
     """Returns whether an object is nothing but its attributes, as `copy` decides it."""
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
@@ -325,7 +325,7 @@ class Remembering:
     as a start time, stay those of the new process.
     """
 
-    def __init__(self, objects: Sequence[Any], elsewhere: Sequence[Any] = ()) -> None:
+    def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
         """Takes the objects before anything is restored."""
         self._objects = [
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
@@ -333,7 +333,7 @@ class Remembering:
         self._elsewhere = [*elsewhere, *self._objects]
         self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
 
-    def state(self, first_array: int) -> tuple[list[Any], list[np.ndarray]]:
+    def state(self, first_array: int) -> tuple[list[object], list[np.ndarray]]:
         """Returns a form for each object, and the arrays that the forms name."""
         encoder = Encoder(first_array, self._elsewhere)
         forms = []
@@ -373,7 +373,7 @@ class Remembering:
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
-def _values(callback: Any) -> Mapping[str, Any]:
+def _values(callback: Any) -> Mapping[str, object]:
     """Returns the attributes of a callback, by name."""
     if isinstance(callback, HasStateDict):
         return {_STATE_DICT: callback.state_dict()}
@@ -419,7 +419,7 @@ def _write_again(logger: Any, content: bytes) -> None:
     logger.writer, logger.append_header = None, not content
 
 
-def _lines_elsewhere(callback: Any) -> list[str]:
+def _lines_elsewhere(callback: object) -> list[str]:
     """Returns the file of a CSVLogger that is not on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
@@ -427,13 +427,13 @@ def _lines_elsewhere(callback: Any) -> list[str]:
     return [] if is_here else [f"{type(callback).__name__}: the lines of {callback.filename}"]
 
 
-def _closures(callback: Any) -> list[str]:
+def _closures(callback: object) -> list[str]:
     """Returns the variables that the functions of a LambdaCallback close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
     for hook in vars(callback).values():
-        function: Callable[..., Any] = hook
+        function: Callable[..., object] = hook
         if not inspect.isfunction(function) or function.__closure__ is None:
             continue
         if keras_compat.is_builtin(function):

@@ -33,14 +33,14 @@ _NOTHING = "nothing"
 _SHOWN, _NAMED = 100, 5
 
 
-def of_model(model: Any) -> dict[str, Any]:
+def of_model(model: object) -> dict[str, object]:
     """Describes the model, its optimizer, and the arguments of `compile`, before training."""
     facts = models.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}
 
 
-def of_data(given: Mapping[str, Any]) -> dict[str, Any]:
+def of_data(given: Mapping[str, object]) -> dict[str, object]:
     """Describes the data in the arguments of `fit`."""
     facts = {name: described(given.get(name)) for name in _ARGUMENTS}
     return facts | {name: _form(given[name]) for name in _DATA if given.get(name) is not None}
@@ -65,7 +65,7 @@ def _form(data: Any) -> Any:
 
 
 def is_same(
-    path: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, takes_weights: bool
+    path: Path, there: Mapping[str, object], here: Mapping[str, object], *, takes_weights: bool
 ) -> bool:
     """Returns whether a backup is of this call; warns of what may make it another one.
 
@@ -129,7 +129,7 @@ def _differences(
         yield kind, f"{path} is {_shown(there)} in the backup and {_shown(here)} in this script"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
         return f"a list of {len(value)}"
     text = repr(value)

@@ -27,15 +27,13 @@ class Place:
         count: After how many batches of the iteration it is.
         forms: Forms of the place, and of what has changed of a loader's parts, such as its dataset.
         arrays: The arrays that the forms name, from number 0.
-        lost: Place and type of each value that cannot be kept.
     """
 
     count: int
-    forms: Sequence[Any]
+    forms: Sequence[object]
     arrays: Sequence[np.ndarray]
-    lost: Mapping[str, str]
 
-    def kept(self, arrays: list[np.ndarray]) -> dict[str, Any]:
+    def kept(self, arrays: list[np.ndarray]) -> dict[str, object]:
         """Returns the form for a file, and adds its arrays to those of the file."""
         forms = renumbered(self.forms, len(arrays))
         arrays += self.arrays
@@ -53,7 +51,7 @@ class Places:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         parts: Remembering,
         is_due: Callable[[int], bool],
         *,
@@ -72,17 +70,12 @@ class Places:
         self._read_by_python = read_by_python
         self._parts = parts
         self._kept: list[Place] = []
-        self._make: Callable[[], Any] | None = None
-        self._last: Any = None
-        self._ahead: Any = None
-        self._to: tuple[Mapping[str, Any], Sequence[Any]] | None = None
+        self._make: Callable[[], object] | None = None
+        self._last: object = None
+        self._ahead: object = None
+        self._to: tuple[int, object, Any, Sequence[np.ndarray]] | None = None
 
-    @property
-    def lost(self) -> list[str]:
-        """What a backup cannot keep of a place, a line each."""
-        return [f"{where} ({kind})" for one in self._kept[-1:] for where, kind in one.lost.items()]
-
-    def begun(self, make: Callable[[], Any]) -> Any:
+    def begun(self, make: Callable[[], object]) -> object:
         """Returns an iterator from the beginning, or from the place of `go_to`."""
         self._make = make
         ahead, self._ahead = self._ahead, None
@@ -92,24 +85,23 @@ class Places:
         if to is None:
             self._last = first()
         else:
-            form, arrays = to
-            count, (place, parts) = int(form["count"]), form["forms"]
-            self._last = keras_compat.begun_at(self._source, first, decode(place, arrays))
+            count, place, parts, arrays = to
+            self._last = keras_compat.begun_at(self._source, first, place)
             self._parts.put_back(parts, arrays)
-        self._kept = [self._now(self._last, count)]
+        self._kept = self._now(self._last, count)
         return self._followed(self._last, count) if self._read_by_python else self._last
 
-    def _followed(self, iterator: Any, count: int) -> Iterator[Any]:
+    def _followed(self, iterator: Any, count: int) -> Iterator[object]:
         for batch in iterator:
             count += 1
             if self._last is iterator and self._is_due(count):
-                self._kept.append(self._now(iterator, count))
+                self._kept += self._now(iterator, count)
             yield batch
 
     def newest(self, count: int) -> Place | None:
         """Returns the last place that is not behind so many batches; forgets those before it."""
         if not self._read_by_python and self._last is not None and self._is_due(count):
-            return self._now(self._last, count)
+            self._kept = self._now(self._last, count)
         there = [one for one in list(self._kept) if one.count <= count]
         del self._kept[: max(len(there) - 1, 0)]
         return there[-1] if there else None
@@ -120,17 +112,21 @@ class Places:
             return None
         if self._ahead is None:
             self._ahead = self._make()
-        return self._now(self._ahead, 0)
+        return next(iter(self._now(self._ahead, 0)), None)
 
-    def go_to(self, form: Mapping[str, Any], arrays: Sequence[Any]) -> int:
+    def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> int:
         """Lets the next iteration go on from a place; returns after how many batches it is."""
-        self._to = form, arrays
-        return int(form["count"])
+        count, (place, parts) = int(form["count"]), form["forms"]
+        self._to = count, decode(place, arrays), parts, arrays
+        return count
 
-    def _now(self, iterator: Any, count: int) -> Place:
+    def _now(self, iterator: object, count: int) -> list[Place]:
+        """Returns where an iterator is, nothing if that has values which no backup can keep."""
         encoder = Encoder()
         place = copy.deepcopy(keras_compat.place_of(self._source, iterator))
         form = encoder.encode(place, "the place in the data")
+        if encoder.lost:
+            return []
         parts, arrays = self._parts.state(len(encoder.arrays))
         copies = [array.copy() for array in arrays]
-        return Place(count, [form, parts], [*encoder.arrays, *copies], encoder.lost)
+        return [Place(count, [form, parts], [*encoder.arrays, *copies])]

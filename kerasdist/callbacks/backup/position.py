@@ -40,7 +40,7 @@ class _Resume:
     """
 
     passed: int
-    random: Mapping[str, Any]
+    random: Mapping[str, object]
     returns: bool
     is_late: bool
 
@@ -56,8 +56,8 @@ class _Begin:
         arrays: The arrays that the forms name, from number 0.
     """
 
-    random: Mapping[str, Any] | None
-    source: Sequence[Any]
+    random: Mapping[str, object] | None
+    source: Sequence[object]
     arrays: Sequence[np.ndarray]
 
 
@@ -70,8 +70,8 @@ class Position:
         unread: How many batches of the present epoch the data begin after.
     """
 
-    def __init__(self, source: Any = None, steps_per_epoch: int | None = None) -> None:
-        self.facts: dict[str, Any] = {}
+    def __init__(self, source: object = None, steps_per_epoch: int | None = None) -> None:
+        self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
         self._steps = steps_per_epoch
         self._goes_on = steps_per_epoch is not None
@@ -163,8 +163,7 @@ class Position:
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot bring back, a line each."""
-        of_places = [] if self._places is None else self._places.lost
-        return [*self._lost, *of_places, *self._source.lost()]
+        return [*self._lost, *self._source.lost()]
 
     def begun(self, make: Callable[[], Any]) -> Any:
         """Returns an iterator over the data, at the position where the run continues."""
@@ -189,7 +188,7 @@ class Position:
         return iterator
 
     def restore_random_states(
-        self, states: Mapping[str, Any], begin: Mapping[str, Any] | None = None
+        self, states: Mapping[str, object], begin: Mapping[str, object] | None = None
     ) -> None:
         """Sets the random generators to the states of a backup, once batches are read.
 
@@ -229,7 +228,7 @@ class Position:
         """Keeps how many batches of the epoch were trained on."""
         self._passed = count
 
-    def kept(self, batches: int, arrays: list[np.ndarray]) -> dict[str, Any]:
+    def kept(self, batches: int, arrays: list[np.ndarray]) -> dict[str, object]:
         """Returns the position in the form that a backup keeps."""
         begin, places = self._begin, self._places
         assert begin is not None  # since `epoch_begins`
@@ -243,7 +242,7 @@ class Position:
         if places is not None:
             before = passed if goes_on else 0
             place = places.newest(before + batches) if batches or goes_on else places.next()
-        form: dict[str, Any] = {
+        form: dict[str, object] = {
             "random": begin.random,
             "source": renumbered(begin.source, len(arrays)),
             "passed": passed,
@@ -277,11 +276,11 @@ class Position:
         else:
             random_states.put_back(random)
 
-    def _since(self, begin: _Begin, random: Mapping[str, Any] | None) -> _Begin:
+    def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
         return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
-    def _now(self, random: Mapping[str, Any] | None) -> _Begin:
+    def _now(self, random: Mapping[str, object] | None) -> _Begin:
         forms, arrays = self._source.state(0)
         return _Begin(random, forms, [array.copy() for array in arrays])
 
@@ -294,11 +293,11 @@ class PositionedAdapter(WrappedAdapter):
         super().__init__(inner)
         self._position = position
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
+    def get_numpy_iterator(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         yield from self._position.begun(lambda: iter(self._inner.get_numpy_iterator()))
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def get_jax_iterator(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         yield from self._position.begun(lambda: iter(self._inner.get_jax_iterator()))
 
@@ -306,13 +305,13 @@ class PositionedAdapter(WrappedAdapter):
         """Returns the inner adapter's batches."""
         return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
-    def get_torch_dataloader(self) -> Iterator[Any]:
+    def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         # Begun at once, since the iterator of a DataLoader draws a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 
-    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+    def _read(self, iterator: Iterator[object]) -> Iterator[object]:
         """Yields batches to Keras's loop on PyTorch, and nothing for those that it skips."""
         unread, self._position.unread = self._position.unread, 0
         yield from repeat(None, unread)
@@ -324,7 +323,7 @@ class PositionedAdapter(WrappedAdapter):
         return self._inner.builtin_prefetch
 
 
-def _objects_of(source: Any) -> list[Any]:
+def _objects_of(source: Any) -> list[object]:
     """Returns the objects that may change while a source is read."""
     if isinstance(source, keras_compat.PyDataset):
         return [source]

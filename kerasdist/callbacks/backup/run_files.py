@@ -97,7 +97,7 @@ class RunFiles:
     def _is_chiefs(self) -> bool:
         return self._job is None or self._job.is_chief
 
-    def newest(self, call: Mapping[str, Any]) -> StoredVariables | None:
+    def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest backup that is complete, None if there is none.
 
         It says which backups are torn. All workers must call it; where they do not see the chief's
@@ -114,7 +114,7 @@ class RunFiles:
             return found
         return self._first_whole(iter(())) if self.in_parts else None
 
-    def _fitting(self, call: Mapping[str, Any]) -> Iterator[StoredFile]:
+    def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
         """Yields the chief's files of backups of this call, newest first."""
         try:
             hold_folder(self._folder, self._mode)
@@ -181,12 +181,12 @@ class RunFiles:
         variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
         return StoredVariables(chiefs)
 
-    def _gathered(self, label: str, value: Any) -> list[Any]:
+    def _gathered(self, label: str, value: object) -> list[Any]:
         if self._job is None or not self.in_parts:
             return [value]
         return self._job.all_gather_object(label, value)
 
-    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[dict[str, Any]] | None:
+    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
 
         All workers must call it. When it returns, all parts are on the disk; or, if a worker could
@@ -215,7 +215,7 @@ class RunFiles:
             self._give_up("; ".join(failed))
         return None
 
-    def write(self, facts: Mapping[str, Any], arrays: Sequence[Any]) -> None:
+    def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> None:
         """Writes a backup, and removes those that are too old; warns if the disk takes none."""
         try:
             storage.write(self._folder, self.number, facts, arrays, self._mode)
@@ -225,7 +225,7 @@ class RunFiles:
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, why: Any) -> None:
+    def _give_up(self, why: object) -> None:
         with contextlib.suppress(OSError):
             variables.remove_orphans(self._folder, up_to=self.number)
         warn_user(
@@ -306,7 +306,7 @@ def _fit_of(path: Path) -> int:
         return 0
 
 
-def _refuse(path: Path, reason: Any) -> None:
+def _refuse(path: Path, reason: object) -> None:
     warn_user(f"The backup {path} is not used: {reason}. The one before it is, if there is one.")
 
 
@@ -361,7 +361,7 @@ def release_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _try_lock(path: Path, mode: int) -> dict[str, Any] | None:
+def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
     """Takes the lock; returns the present owner if there is one."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -397,7 +397,7 @@ def _is_still(path: Path, file: int) -> bool:
         return False
 
 
-def _owner(content: bytes) -> dict[str, Any]:
+def _owner(content: bytes) -> dict[str, object]:
     try:
         found = json.loads(content)
     except ValueError:  # it is just writing

@@ -124,7 +124,7 @@ class StoredFile:
 def write(
     folder: Path,
     number: int,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     arrays: Sequence[Any],
     mode: int = PRIVATE,
 ) -> Path:
@@ -135,7 +135,7 @@ def write(
 
 
 def write_file(
-    path: Path, facts: Mapping[str, Any], arrays: Sequence[Any], mode: int = PRIVATE
+    path: Path, facts: Mapping[str, object], arrays: Sequence[Any], mode: int = PRIVATE
 ) -> Written:
     """Writes a file. It is on the disk when this returns.
 

@@ -46,7 +46,7 @@ def write_part(
     pieces: Mapping[int, Sequence[HeldPiece]],
     *,
     mode: int = storage.PRIVATE,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Writes a worker's part of a backup; returns what the chief's file has to say of it.
 
     Args:
@@ -205,7 +205,7 @@ def variables_of(model: Any) -> list[Any]:
     return list(seen.values())
 
 
-def forms_of(variables: Sequence[Any]) -> dict[str, Any]:
+def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     """Returns the shapes and types of variables.
 
     Their names are left out: they count up with each model that a process makes.
@@ -216,13 +216,13 @@ def forms_of(variables: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def pieces_of(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+def pieces_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
     """Returns what this worker holds of the variables that workers divide, by their numbers."""
     held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
     return {number: own for number, own in held.items() if own}
 
 
-def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any]:
+def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
     """Returns the variables' values for a file; those that are not aggregated are read as late.
 
     All workers must call it, and `read_along` or write the file.
@@ -248,14 +248,14 @@ def _value(variable: Any) -> np.ndarray:
     return ops.convert_to_numpy(variable.value)
 
 
-def read_along(arrays: Sequence[Any]) -> None:
+def read_along(arrays: Sequence[object]) -> None:
     """Takes part in the chief's reads of variables while it writes them."""
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
 
 
-def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
     """Sets the replicas' parts of the metrics' sums to those of a restored run.
 
     The run then adds the same numbers in the same order as the uninterrupted run, and has the same
@@ -343,13 +343,13 @@ def restore(
             variable.assign(stored.whole(number))
 
 
-def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[Any]]:
+def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object]]:
     """Returns the number of each weight of a model among the variables, its shape and type."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
 
-def _divided_by(model: Any) -> ReplicaSet | None:
+def _divided_by(model: object) -> ReplicaSet | None:
     """Returns the replicas that divide a model's state between workers, None if none do."""
     binding = binding_of(model)
     return binding.replicas if binding is not None and binding.replicas.divides_state else None
