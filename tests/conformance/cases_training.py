@@ -1,6 +1,9 @@
 """Options of fit, evaluate and predict; the *_on_batch methods; compile in and out of the scope."""
 
 import contextlib
+from itertools import chain
+
+import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.lazy import kd, keras
@@ -369,3 +372,63 @@ def set_weights(lab):
         return model.get_weights()
 
     lab.same(dense, fit(x, y, batch_size=BATCH), double, fit(x, y, batch_size=BATCH))
+
+
+def two_outputs():
+    """Outputs in a dict, with dropout, which predictions have not."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3)(keras.layers.Dropout(0.5)(inputs))
+    return keras.Model(inputs, {"hidden": hidden, "out": keras.layers.Dense(2)(hidden)})
+
+
+def check_predict_to(lab, model, x, everyone):
+    """`kd.predict_to` writes what `predict` returns, each row once, over all workers together.
+
+    `everyone` gives what all workers have for what one has.
+    """
+    expected = model.predict(x, batch_size=BATCH, verbose=0)
+    batches = (x[:1], x[1:7], x[7:])
+    for data in (x, iter(batches), ((batch, batch[:, :1]) for batch in batches)):
+        rows, written = [], {name: np.full_like(one, np.nan) for name, one in expected.items()}
+
+        def write(of, outputs, rows=rows, written=written):
+            rows.extend(of.tolist())
+            for name, one in outputs.items():
+                written[name][of] = one
+
+        kd.predict_to(write, model, data, batch_size=BATCH)
+        lab.equal([*range(len(x))], sorted(chain.from_iterable(everyone(rows))))
+        for name, one in expected.items():
+            lab.equal(one[rows], written[name][rows])
+
+
+@case("predict to", replicas=REPLICAS)
+def predictions_are_written_as_they_come(lab):
+    """`kd.predict_to`: arrays and batches of 1, 6 and 16 rows; dropout is off; nothing is kept."""
+    x, _ = regression(N)
+    with lab.strategy().scope():
+        model = two_outputs()
+    check_predict_to(lab, model, x, lambda rows: [rows])
+
+
+@case("predict to")
+def predict_to_of_a_model_outside(lab):
+    """`kd.predict_to` of a model without a strategy: each batch is one call."""
+    x, _ = regression(N)
+    sizes = []
+    kd.predict_to(lambda rows, _: sizes.append(len(rows)), two_outputs(), x, batch_size=10)
+    lab.equal([10, 10, 3], sizes)
+
+
+@case("predict to")
+def predict_to_refuses(lab):
+    """`kd.predict_to` of a model that is not built, or that has a `predict_step` of its own."""
+
+    class Own(keras.Sequential):
+        def predict_step(self, *args):
+            return super().predict_step(*args)
+
+    x, _ = regression(N)
+    for model in (keras.Sequential([keras.layers.Dense(1)]), Own([keras.Input((4,))])):
+        with lab.raises(kd.errors.UnsupportedError, "built model with Keras's own `predict_step`"):
+            kd.predict_to(lambda rows, outputs: None, model, x)
