@@ -34,7 +34,6 @@ NOT_HERE = (
     "calls.",  # likewise
     "from_outside.fit_alone_in_the_scope",  # each worker would train by itself: `ScopeError`
     "from_outside.new_head_after_the_scope",  # likewise
-    "restarts.entry_30_read_ahead",  # JAX refuses Keras's `device_put` of arrays of several workers
     "check.",  # on workers the chief warns for all: `cases_worker_checks`
     *registry.AS_USERS_HAVE_IT,  # about the environment
 )
