@@ -32,6 +32,7 @@ class TestOneMachine:
         assert all(one.found and one.meaning for one in found)
 
     def test_old_packages(self, monkeypatch):
+        """DEFECTS 9: versions below those that are declared are named."""
         versions = {"keras": "3.9.0", "jax": "0.4.1", "kerasdist": "0.1.0"}
 
         def version(package):
