@@ -192,7 +192,7 @@ def after_an_error(lab):
 
 @case("workers", backends=BACKENDS)
 def eagerly(lab):
-    """`run_eagerly=True`: each worker gathers the state for the time of a step."""
+    """`run_eagerly=True`: the state is sharded again after each step."""
     x, y = regression(9, outputs=4)
 
     def build():

@@ -186,6 +186,82 @@ def predictions_come_by_the_host(lab):
         lab.check(max(largest) < 0.8 * steps, f"rows on one device, by the batch: {largest}")
 
 
+@case("workers", backends=("jax",))
+def a_step_converts_no_variables(lab):
+    """DEFECTS 16: what a custom step moves or makes is its batch and result, however many weights.
+
+    Code that reads two variables between the steps costs two reads, and a copy of what it read.
+    """
+    import jax
+
+    strategy = lab.strategy()
+    x, y = regression(8)
+    counted = []
+
+    def counting(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            counted.append(name)
+            return original(*args, **kwargs)
+
+        return mock.patch.object(owner, name, call)
+
+    def a_step(layers, reads):
+        with strategy.scope():
+            inner = [keras.layers.Dense(4) for _ in range(layers)]
+            model = keras.Sequential([keras.Input((4,)), *inner, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        step = squared_error_step(model, 8)
+        total = kd.function(lambda data: strategy.run(step, args=(data,)))
+        batch = next(iter(strategy.distribute_dataset([(x, y)])))
+        for _ in range(2):
+            total(batch)
+        with contextlib.ExitStack() as stack:
+            array = type(jax.numpy.zeros(1))
+            stack.enter_context(counting(array, "addressable_data"))
+            for name in ("make_array_from_callback", "device_put"):
+                stack.enter_context(counting(jax, name))
+            for _ in range(5):
+                total(batch)
+                if reads:
+                    model.layers[0].kernel.numpy(), float(model.optimizer.learning_rate)
+        calls = len(counted) / 5
+        counted.clear()
+        return calls
+
+    few, many, read = a_step(1, False), a_step(20, False), a_step(20, True)
+    lab.check(few == many <= 2, f"conversions a step: {few} with few weights, {many} with many")
+    lab.check(read <= many + 4, f"conversions a step that reads two variables: {read}")
+
+
+@case("workers", backends=("jax",))
+def eagerly_each_has_its_rows(lab):
+    """`run_eagerly=True`: a device holds its replica's rows, where the batch divides evenly."""
+    import jax
+
+    seen = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, inputs):
+            concrete = not isinstance(inputs, jax.core.Tracer) and isinstance(inputs, jax.Array)
+            if concrete and not inputs.is_fully_addressable:
+                seen.append((inputs.addressable_shards[0].data.shape[0], inputs.shape[0]))
+            return inputs
+
+    def build():
+        layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((4,)), Seen(), *layers])
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
+        return model
+
+    even = 2 * lab.replicas
+    x, y = regression(2 * even + 1)
+    model = lab.same(build, fit(x, y, batch_size=even), predict(x, batch_size=even))
+    lab.equal({2}, {rows for rows, total in seen if total == even})
+    lab.alike([array.tolist() for array in values(model.variables)])
+
+
 @case("workers")
 def mixed_float16(lab):
     """`mixed_float16` in uneven batches: one device's results, and the same on every worker."""

@@ -18,12 +18,14 @@ from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.fit.trainer import with_new_losses
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
-from kerasdist.backends.jax.mesh import divided_state, slots
+from kerasdist.backends.jax.mesh import sharded_state, state_rules
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.devices import Device
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.api.collectives import CommunicationOptions
     from kerasdist.backends.base.options import ReplicaOptions
     from kerasdist.core.sharding import Sharding
@@ -83,7 +85,7 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
     """
     normalization.install()
     if layout.rule is not None:
-        divided_state.install()
+        sharded_state.install()
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
@@ -156,7 +158,7 @@ def examples_in(batch: Any) -> int:
 
 def _variables(model: Any) -> dict[str, list[Any]]:
     """Returns the variables of each part of the state."""
-    slots.note_all(model.optimizer, model.trainable_variables)
+    state_rules.note_all(model.optimizer, model.trainable_variables)
     return {
         "trainable": list(model.trainable_variables),
         "non_trainable": list(model.non_trainable_variables),
@@ -165,7 +167,7 @@ def _variables(model: Any) -> dict[str, list[Any]]:
     }
 
 
-def _specs(variables: Sequence[Any], layout: Layout) -> list[Any]:
+def _specs(variables: Sequence[keras.Variable], layout: Layout) -> list[Any]:
     pairs = zip(variables, layout.of_variables(variables), strict=True)
     return [jax.ShapeDtypeStruct(one.shape, _type(one), sharding=how) for one, how in pairs]
 
@@ -271,7 +273,7 @@ class PlanningBackend(Backend):
         return BACKEND.function(function, jit_compile)
 
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
     ) -> tuple[Any, list[Any]]:
         """Computes as JAX's backend does."""
         return BACKEND.value_and_grad(function, variables, has_aux)

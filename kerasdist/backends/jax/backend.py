@@ -126,7 +126,7 @@ class JaxBackend(Backend):
         return JaxProfiler()
 
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
     ) -> tuple[Any, list[Any]]:
         """Returns a function's result and its gradients, by `jax.value_and_grad`."""
         creation.install()

@@ -14,7 +14,8 @@ deadlock, and so do fewer programs in flight. Seen with jaxlib 0.10.2.
 
 from __future__ import annotations
 
-from typing import Any, final
+import itertools
+from typing import Any
 
 import jax
 
@@ -25,30 +26,13 @@ STEPS_AHEAD = _STRIDE
 """After so many steps the host has waited for the device at least once."""
 
 
-@final
-class FreeFlow:
-    """Lets the host run ahead as far as JAX does."""
-
-    def after_launch(self, outputs: Any, state: Any) -> None:
-        """Does nothing."""
-
-
-@final
-class BoundedFlow:
-    """Waits for every `_STRIDE`-th launch."""
-
-    def __init__(self) -> None:
-        """Starts counting."""
-        self._launches = 0
-
-    def after_launch(self, outputs: Any, state: Any) -> None:
-        """Counts a launch; waits for its outputs if it is the next that is waited for."""
-        self._launches += 1
-        if self._launches % _STRIDE == 0:
-            leaves = jax.tree.leaves((outputs, state))
-            there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
-            jax.block_until_ready(next(there, None))
-
-
 # All strategies of a process launch into the same queues.
-ALL_CPUS = BoundedFlow()
+_launches = itertools.count(1)
+
+
+def wait_sometimes(outputs: Any, state: Any) -> None:
+    """Counts a launch; waits for its outputs if it is the next that is waited for."""
+    if next(_launches) % _STRIDE == 0:
+        leaves = jax.tree.leaves((outputs, state))
+        there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
+        jax.block_until_ready(next(there, None))

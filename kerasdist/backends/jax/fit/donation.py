@@ -17,19 +17,22 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
-
-from jax import numpy as jnp
+from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
+from kerasdist.backends.jax.mesh.arrays import copied, here
 from kerasdist.core.ownership import VariableTable
+
+if TYPE_CHECKING:
+    import jax
+    import keras
 
 # One thread at a time launches a step of `fit`, or copies an array that a step may consume: JAX's
 # process ends if a thread copies an array that another's program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
 # A variable's array, if no other code refers to it.
-_unread: VariableTable[Any] = VariableTable()
+_unread: VariableTable[jax.Array] = VariableTable()
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class _Passing:
 passing = _Passing()
 
 
-def read(original: Callable[[Any], Any], variable: Any) -> Any:
+def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Reads a Keras variable, whose array then is not donated."""
     mark_read(variable)
     known = _in_steps.get(variable)
@@ -87,10 +90,19 @@ def read(original: Callable[[Any], Any], variable: Any) -> Any:
         if copy is not None:
             return keras_compat.autocast(variable, copy)
         time.sleep(0.001)
-    return original(variable)
+    stored = keras_compat.stored_value(variable)
+    own = here(stored)
+    if own is stored:
+        return original(variable)
+    # On workers a variable holds a global array, with which a worker alone cannot compute.
+    scope = keras_compat.stateless_scope()
+    value = None if scope is None else scope.get_current_value(variable)
+    return keras_compat.autocast(variable, own if value is None else value)
 
 
-def mark_in_steps(variables: Iterable[Any], copied: Callable[..., Any], name: str) -> None:
+def mark_in_steps(
+    variables: Iterable[keras.Variable], copied: Callable[..., Any], name: str
+) -> None:
     """Lets variables be read while steps of this thread have their values.
 
     By ``copied(variable, name, index)``.
@@ -100,20 +112,20 @@ def mark_in_steps(variables: Iterable[Any], copied: Callable[..., Any], name: st
         _in_steps.put(variable, _InSteps(here, method, name, index))
 
 
-def mark_read(variable: Any) -> None:
+def mark_read(variable: keras.Variable) -> None:
     """Keeps programs from donating the variable's array, to which other code may now refer."""
     _unread.discard(variable)
 
 
-def mark_unread(variables: Iterable[Any], arrays: Iterable[Any]) -> None:
+def mark_unread(variables: Iterable[keras.Variable], arrays: Iterable[jax.Array]) -> None:
     """Lets the next program donate the arrays, to which only the variables refer."""
     for variable, array in zip(variables, arrays, strict=True):
         _unread.put(variable, array)
 
 
-def consumable(variables: Iterable[Any], arrays: Sequence[Any]) -> list[Any]:
+def consumable(variables: Iterable[keras.Variable], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns arrays to donate: the variables' own, or copies if other code may refer to them."""
     return [
-        array if _unread.get(variable) is array else jnp.copy(array)
+        array if _unread.get(variable) is array else copied(array)
         for variable, array in zip(variables, arrays, strict=True)
     ]

@@ -43,7 +43,7 @@ class StepFunction:
         self._user_step = step
         compiled = partial(arrays.compile, keeps_rows=execution.keeps_outputs)
         self._step: Step = (
-            compiled(self._divided_step) if execution.compiled else arrays.eager(self._whole_step)
+            compiled(self._sharded_step) if execution.compiled else arrays.eager(self._whole_step)
         )
         self._loop: Step = compiled(self._scanned_steps, axis=1)
 
@@ -71,12 +71,12 @@ class StepFunction:
             batch: A batch, or its shapes; if an execution has several steps, a stack of batches.
         """
         if self._execution.steps == 1:
-            return self._arrays.program(self._divided_step, state, batch)
+            return self._arrays.program(self._sharded_step, state, batch)
         return self._arrays.program(self._scanned_steps, state, batch, axis=1)
 
     def _run(self, step: Step, state: Any, batch: Any) -> tuple[Any, Any]:
         outputs, state = step(state, batch)
-        self._arrays.flow.after_launch(outputs, state)
+        self._arrays.after_launch(outputs, state)
         return outputs, state
 
     def _runs(self, batches: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -104,12 +104,12 @@ class StepFunction:
         with context.replica_scope(context.default_strategy().sole_replica_context()):
             return self._user_step(state, batch)
 
-    def _divided_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        return self._whole_step(state, self._arrays.divided(batch))
+    def _sharded_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        return self._whole_step(state, self._arrays.shard_batch(batch))
 
     def _scanned_steps(self, state: Any, batches: Any) -> tuple[Any, Any]:
         def body(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, new_state = self._divided_step(state, batch)
+            outputs, new_state = self._sharded_step(state, batch)
             return _in_form_of(state, new_state), outputs
 
         state, outputs = jax.lax.scan(body, state, batches)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
-from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
-from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh import state_rules
+from kerasdist.backends.jax.mesh.arrays import copied, here, is_sharded, is_traced
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -53,12 +53,13 @@ class JaxTrainer(ReplicatedTrainer):
         _jax_state_synced: bool
         _steps_thread: int
         name: str
+        jax_state_sync: Callable[[], None]
         _purge_model_variables: Callable[..., None]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
-        here = self.replica_set.arrays.here
-        return super().__call__(*jax.tree.map(here, args), **jax.tree.map(here, kwargs))  # type: ignore[misc]
+        args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def make_train_function(self, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
@@ -144,21 +145,13 @@ class JaxTrainer(ReplicatedTrainer):
         else:
             super().__setattr__(name, value)
 
-    def jax_state_sync(self) -> None:
-        """Writes the state of the last step into the variables."""
-        state = vars(self).get("_jax_state")  # there is none before the first step
-        if state and not self._jax_state_synced:
-            plain = {name: list(values) for name, values in state.items()}  # plain lists
-            self._jax_state = self.replica_set.arrays.at_rest(plain)
-        super().jax_state_sync()  # type: ignore[misc]
-
     def _get_jax_state(
         self, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
         self.replica_set.initial_broadcast.ensure()
         variables = self._state_variables(which)
-        # Keras's own method reads variables as users do, who get whole values of divided ones.
+        # Keras's own method reads variables as users do, who get whole values of sharded ones.
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
             raise self._in_use()
@@ -171,15 +164,15 @@ class JaxTrainer(ReplicatedTrainer):
             self._purge_model_variables(**which)
         return state
 
-    def _copy_in_steps(self, variable: Any, name: str, index: int) -> Any:
+    def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
         """Copies a value that Keras's loop, in any thread, takes out; None while it cannot."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), self._jax_state
             if stored is not None and not stored.is_deleted():
-                return jnp.copy(stored)
+                return copied(here(stored))
             if state is None or state[name][index].is_deleted():
                 return None
-            return jnp.copy(self.replica_set.arrays.at_rest([state[name][index]])[0])
+            return copied(here(state[name][index]))
 
     def _state_variables(self, which: dict[str, bool]) -> dict[str, list[Any]]:
         """Returns the variables of the state, in Keras's order."""
@@ -194,8 +187,14 @@ class JaxTrainer(ReplicatedTrainer):
 
     def _optimizer_variables(self) -> Any:
         model: Any = self
-        slots.note_all(model.optimizer, model.trainable_variables)
+        state_rules.note_all(model.optimizer, model.trainable_variables)
         return model.optimizer.variables
+
+
+def _rows_here(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not is_traced(leaf) and is_sharded(leaf):
+        return leaf.addressable_data(0)
+    return here(leaf)
 
 
 def _metered(function: Callable[..., Any]) -> Callable[..., Any]:

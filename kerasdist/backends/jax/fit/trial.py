@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,10 @@ from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
+from kerasdist.backends.jax.mesh.arrays import copied
+
+if TYPE_CHECKING:
+    import keras
 
 
 @final
@@ -35,20 +39,20 @@ class JaxTrial(Trial):
     _is_taken = False
     _change = 0.0
 
-    def copy(self, variable: Any) -> Any:
+    def copy(self, variable: keras.Variable) -> Any:
         """Returns the variable's array, which is immutable, and prevents its donation."""
         donation.mark_read(variable)
         return keras_compat.held_value(variable)
 
-    def write(self, variable: Any, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""
         self._copies[id(variable)] = variable, value
 
-    def values(self, variables: Sequence[Any]) -> dict[str, Any]:
+    def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the whole values of variables as the step sees them, by path."""
         values = keras_compat.stored_values(variables)
         if not self._is_taken:
-            values = self._model.replica_set.arrays.wholly(values)
+            values = list(map(self._model.replica_set.arrays.read, values))
         return {
             one.path: self.as_array(value) for one, value in zip(variables, values, strict=True)
         }
@@ -68,12 +72,12 @@ class JaxTrial(Trial):
         model = self._model
         arrays = model.replica_set.arrays
         state = model._get_jax_state(**dict.fromkeys(TRAIN_STATE, True))
-        state = jax.tree.map(jnp.copy, state)
+        state = jax.tree.map(copied, state)
         with keras_compat.in_trial(None):
             if self._alone:
                 first = model.replica_set.devices[0]
                 device = jax.local_devices(backend=first.kind)[first.index]
-                trained, *others = jax.tree.map(np.asarray, arrays.wholly(state))
+                trained, *others = jax.tree.map(lambda one: np.asarray(arrays.read(one)), state)
                 numbers = np.random.default_rng(self.seed)
                 trained = [self._changed(value, numbers) for value in trained]
                 placed = jax.device_put(((trained, *others), batch.whole), device)
@@ -83,7 +87,7 @@ class JaxTrial(Trial):
                     execution = Execution(compiled=True, steps=1)
                     run = StepFunction(model.train_step, arrays, execution)
                     logs, after = run(state, iter([batch.given]))
-                    after = arrays.wholly(after)
+                    after = jax.tree.map(arrays.read, after)
         variables = [getattr(model, name) for name in TRAIN_STATE if name != "optimizer_variables"]
         values = [after[index] for index in (0, 1, 3)]
         for pair in zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True):

@@ -19,6 +19,8 @@ from kerasdist.backends.jax.mesh.arrays import is_array
 from kerasdist.core import context
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.api.strategy import Strategy
 
 
@@ -71,7 +73,11 @@ class JaxCollectives(Collectives):
         return self._scope.equal_writes()
 
     def apply_gradients(
-        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self,
+        apply: Apply,
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: list[keras.Variable] | None,
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
         if self._applies:  # a wrapping optimizer has summed them

@@ -9,15 +9,20 @@ assignment to the variable they are invalid, and the next run derives new ones f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
-from kerasdist.backends.jax.mesh import divided_state
+from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh.arrays import here
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.ownership import VariableTable
+
+if TYPE_CHECKING:
+    import jax
+    import keras
 
 
 @dataclass(frozen=True)
@@ -29,19 +34,19 @@ class Components:
         aggregate: The variable's own value when the components were stored.
     """
 
-    stack: Any
-    aggregate: Any
+    stack: jax.Array
+    aggregate: jax.Array
 
 
 _of_variable: VariableTable[Components] = VariableTable()
 
 
-def remember(variable: Any, components: Components) -> None:
+def remember(variable: keras.Variable, components: Components) -> None:
     """Stores a variable's components."""
     _of_variable.put(variable, components)
 
 
-def recall(variable: Any) -> Components | None:
+def recall(variable: keras.Variable) -> Components | None:
     """Returns a variable's components, None if it has none or was assigned to since."""
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
@@ -55,7 +60,7 @@ def diverged(keys: Any) -> list[int]:
     return [key for key in _of_variable.ids() if key in keys]
 
 
-def derived(variable: Any, aggregate: Any, replicas: int) -> Any:
+def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:
     """Returns components, stacked along a new first axis, whose aggregate is the given value."""
     first = each = aggregate
     if is_sum_on_read(variable):
@@ -66,7 +71,7 @@ def derived(variable: Any, aggregate: Any, replicas: int) -> Any:
     return jnp.concatenate([first[None], others])
 
 
-def shares(total: Any, replicas: int) -> tuple[Any, Any]:
+def shares(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
     """Returns the first replica's share of a sum, and the share of each other replica."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
@@ -74,15 +79,15 @@ def shares(total: Any, replicas: int) -> tuple[Any, Any]:
     return share, share
 
 
-def divided(value: Any, replicas: int) -> Any:
+def divided(value: Any, replicas: int) -> jax.Array:
     """Returns a value divided by the number of replicas, in its own type."""
     return (value / replicas).astype(value.dtype)
 
 
-def stack_on(variable: Any, place: MeshPlacement) -> Any:
+def stack_on(variable: keras.Variable, place: MeshPlacement) -> jax.Array:
     """Returns the replicas' components of a variable, stacked, each on its replica's devices."""
     components = recall(variable)
-    if components is not None and components.stack.sharding == place.pieces:
+    if components is not None and components.stack.sharding == place.rows:
         return components.stack
-    value = divided_state.whole(variable, keras_compat.stored_value(variable))
-    return place.spread(derived(variable, value, place.layout.replicas))
+    value = sharded_state.whole(variable, keras_compat.stored_value(variable))
+    return place.put(derived(variable, here(value), place.layout.replicas), place.rows)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -20,12 +20,14 @@ from kerasdist.backends.jax.loops.values import (
     Stacked,
     flatten,
     is_distributed,
-    itself,
     joined,
     rebuilt,
 )
-from kerasdist.backends.jax.mesh.arrays import is_array
+from kerasdist.backends.jax.mesh.arrays import here, is_array
 from kerasdist.backends.jax.mesh.placement import MeshPlacement, Placement
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Incomplete(Exception):  # noqa: N818  it is no error: a new executable follows
@@ -35,7 +37,7 @@ class Incomplete(Exception):  # noqa: N818  it is no error: a new executable fol
         variables: Those variables, by their ids.
     """
 
-    def __init__(self, variables: dict[int, Any]) -> None:
+    def __init__(self, variables: dict[int, keras.Variable]) -> None:
         super().__init__()
         self.variables = variables
 
@@ -60,7 +62,7 @@ class Executable:
         form: How to rebuild the results from the arrays that it returns.
     """
 
-    known: dict[int, weakref.ref[Any]]
+    known: dict[int, weakref.ref[keras.Variable]]
     consumed: int
     held: list[int]
     place: Placement | None
@@ -70,7 +72,7 @@ class Executable:
     written_apart: list[int] = field(default_factory=list)
     form: _Form | None = None
 
-    def variables(self) -> dict[int, Any]:
+    def variables(self) -> dict[int, keras.Variable]:
         """Returns the known variables, by their ids."""
         return {key: reference() for key, reference in self.known.items()}
 
@@ -84,18 +86,18 @@ class _Form:
         constants: The leaves of the pytree, None in place of each array.
         whole: For each array that is whole on every device: the index of its leaf, and the function
             that makes the leaf from it.
-        pieces: Likewise for arrays with a piece on each device.
+        sharded: Likewise for arrays with a shard on each device.
     """
 
     structure: Any
     constants: list[Any]
     whole: list[tuple[int, Callable[[Any], Any]]]
-    pieces: list[tuple[int, Callable[[Any], Any]]]
+    sharded: list[tuple[int, Callable[[Any], Any]]]
 
-    def together(self, whole: Sequence[Any], pieces: Sequence[Any]) -> Any:
+    def together(self, whole: Sequence[Any], sharded: Sequence[Any]) -> Any:
         """Rebuilds the program's results from the arrays that it returned."""
         leaves = list(self.constants)
-        pairs = zip([*self.whole, *self.pieces], [*whole, *pieces], strict=True)
+        pairs = zip([*self.whole, *self.sharded], [*whole, *sharded], strict=True)
         for (index, made), array in pairs:
             leaves[index] = made(array)
         return jax.tree.unflatten(self.structure, leaves)
@@ -134,37 +136,36 @@ def launch(
 
 def finish(executable: Executable, outputs: tuple[Any, ...]) -> Any:
     """Returns the results of a launched executable; may wait for the devices."""
-    new, _, whole, pieces = outputs
+    new, _, whole, sharded = outputs
     if executable.place is not None:
-        executable.place.flow.after_launch((whole, pieces), new)
+        executable.place.after_launch((whole, sharded), new)
     assert executable.form is not None
-    return executable.form.together(whole, pieces)
+    return executable.form.together(whole, sharded)
 
 
 def _arguments(
-    executable: Executable, known: dict[int, Any], arrays: Sequence[Any]
+    executable: Executable, known: dict[int, keras.Variable], arrays: Sequence[Any]
 ) -> tuple[Any, ...]:
     """Returns the arguments of the compiled function."""
     place, count = executable.place, executable.consumed
     variables = list(known.values())
     values = keras_compat.stored_values(variables)
-    if isinstance(place, MeshPlacement):
-        at_rest = place.to_rest(values, variables)
-        if at_rest is not values:  # the variables keep the moved arrays
-            keras_compat.store_values(variables, at_rest)
-            values = at_rest
     values[:count] = donation.consumable(variables[:count], values[:count])
     if not isinstance(place, MeshPlacement):
+        values = list(map(here, values))
         return values[:count], values[count:], [], arrays
-    values = place.to_program(values, variables)
+    on_mesh = place.enter(values, variables)
+    if on_mesh is not values and place.keeps_state:
+        keras_compat.store_values(variables[count:], on_mesh[count:])
+    values = on_mesh
     stacks = [components.stack_on(known[key], place) for key in executable.held]
     return values[:count], values[count:], stacks, list(map(place.argument, arrays))
 
 
-def _store(executable: Executable, variables: list[Any], new: list[Any]) -> None:
+def _store(executable: Executable, variables: list[keras.Variable], new: list[jax.Array]) -> None:
     """Gives the variables their new values."""
     if isinstance(executable.place, MeshPlacement):
-        new = executable.place.from_program(new)
+        new = executable.place.leave(new)
     keras_compat.store_values(variables, new)
     donation.mark_unread(variables, new)
 
@@ -178,7 +179,7 @@ def _compile(executable: Executable) -> Callable[..., Any]:
         held = dict(zip(executable.held, stacks, strict=False))  # on one device `stacks` is empty
         scope = scopes.ProgramScope(known, [*consumed, *kept], held)
         with scope:
-            whole, pieces, executable.form = _leaving(traced(arrays), executable.place)
+            whole, sharded, executable.form = _leaving(traced(arrays), executable.place)
         if scope.variables:
             raise Incomplete(scope.variables)
         # Every variable whose array is consumed needs a new one, even if this trace writes none.
@@ -189,32 +190,31 @@ def _compile(executable: Executable) -> Callable[..., Any]:
         new = [scope.peek(variable) for variable in written.values()]
         if isinstance(executable.place, MeshPlacement):
             new = executable.place.constrained(new, list(written.values()))
-        return new, [scope.written_stack(one) for one in apart.values()], whole, pieces
+        return new, [scope.written_stack(one) for one in apart.values()], whole, sharded
 
     place = executable.place
     if not isinstance(place, MeshPlacement):
         return jax.jit(program, donate_argnums=0)
-    variables = None if place.layout.divides_state else place.whole  # None: as constrained
-    shardings = variables, place.pieces, place.whole, place.pieces
+    variables = None if place.layout.shards_state else place.whole  # None: as constrained
+    shardings = variables, place.rows, place.whole, place.rows
     return jax.jit(program, donate_argnums=0, out_shardings=shardings)
 
 
 def _leaving(results: Any, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
-    """Splits results into whole arrays, arrays in pieces, and the form to rebuild them."""
-    made = place.result if isinstance(place, MeshPlacement) else itself
+    """Splits results into whole arrays, sharded arrays, and the form to rebuild them."""
     leaves, structure = flatten(results)
     whole: list[Any] = []
-    pieces: list[Any] = []
+    sharded: list[Any] = []
     form = _Form(structure, leaves, [], [])
     for index, leaf in enumerate(leaves):
         if is_array(leaf):
             whole.append(leaf)
-            form.whole.append((index, made))
+            form.whole.append((index, here))
             leaves[index] = None
         elif is_distributed(leaf) and (source := joined(leaf)) is not None:
-            divided = isinstance(source, Stacked | Padded)
-            (pieces if divided else whole).append(source.array)
+            by_replica = isinstance(source, Stacked | Padded)
+            (sharded if by_replica else whole).append(source.array)
             again = partial(rebuilt, type(leaf), type(source), source.layout)
-            (form.pieces if divided else form.whole).append((index, again))
+            (form.sharded if by_replica else form.whole).append((index, again))
             leaves[index] = None
-    return whole, pieces, form
+    return whole, sharded, form

@@ -172,7 +172,7 @@ class Program:
         traced: Callable[..., Any],
         arguments: _Arguments,
         before: Executable | None,
-        found: dict[int, Any],
+        found: dict[int, keras.Variable],
         key: Hashable,
     ) -> Executable:
         """Finds the variables of a function for some arguments; compiles nothing yet."""
@@ -294,16 +294,16 @@ class _ById:
         return id(self._one)
 
 
-def _is_new(variable: Any) -> bool:
+def _is_new(variable: keras.Variable) -> bool:
     return keras_compat.stored_value(variable) is None
 
 
-def _explore(traced: Callable[..., Any], scope: Any, arrays: Sequence[Any]) -> None:
+def _explore(traced: Callable[..., Any], scope: scopes.ProgramScope, arrays: Sequence[Any]) -> None:
     with scope:
         traced(arrays)
 
 
-def _never_settles(variables: Any) -> ValueError:
+def _never_settles(variables: Iterable[keras.Variable]) -> ValueError:
     return ValueError(
         "Expected a function that creates its variables in its first call only. Received: new "
         f"variables in every call, such as {[v.path for v in variables][:3]}. Make them outside, "

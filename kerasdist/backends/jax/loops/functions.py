@@ -13,9 +13,9 @@ from kerasdist import keras_compat
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import replica_scope, scopes
 from kerasdist.backends.jax.loops.function_cache import Program
-from kerasdist.backends.jax.mesh import divided_state
-from kerasdist.backends.jax.mesh.arrays import is_array
-from kerasdist.backends.jax.mesh.exchange import Differentiated
+from kerasdist.backends.jax.loops.replica_scope import Differentiated
+from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh.arrays import here, is_array
 from kerasdist.job.current import FUNCTION, translating_failures
 
 
@@ -38,7 +38,7 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def value_and_grad(
-    function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
     """Returns a function's result and gradients; an `OverlayScope` gives it variables' values."""
     outer = scopes.current()
@@ -95,9 +95,9 @@ def value_and_grad(
     return (found.value, jax.tree.unflatten(structure, leaves)), gradients
 
 
-def _value(outer: scopes.Scope | None, variable: Any) -> Any:
+def _value(outer: scopes.Scope | None, variable: keras.Variable) -> Any:
     value = None if outer is None else outer.peek(variable)
     if value is None:
         donation.mark_read(variable)
-        value = divided_state.whole(variable, keras_compat.stored_value(variable))
+        value = here(sharded_state.whole(variable, keras_compat.stored_value(variable)))
     return value

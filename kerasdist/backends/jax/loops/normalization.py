@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import numpy as jnp
@@ -22,6 +22,9 @@ from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, layout_of_step
 from kerasdist.training.normalization import added_to_count, combined
 
+if TYPE_CHECKING:
+    import keras
+
 
 @cache
 def install() -> None:
@@ -30,8 +33,8 @@ def install() -> None:
 
 
 def _batch_moments(
-    original: Callable[..., Any], layer: Any, inputs: Any, mask: Any
-) -> tuple[Any, Any]:
+    original: Callable[..., Any], layer: keras.Layer, inputs: jax.Array, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     layout, axes = layout_of_step(), layer._reduction_axes
     # A batch with fewer rows than replicas is not divided.
     if layout is None or 0 not in axes or inputs.shape[0] < layout.replicas:
@@ -39,7 +42,9 @@ def _batch_moments(
     return moments(layout, inputs, axes, mask)
 
 
-def moments(layout: Layout, inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any]:
+def moments(
+    layout: Layout, inputs: jax.Array, axes: Sequence[int], mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """Returns the mean and the variance per channel of a batch that is divided over a layout.
 
     Args:
@@ -62,7 +67,7 @@ def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Ca
     """Returns a function of inputs and weights; its results keep the reduced axes, of size 1."""
 
     @jax.custom_jvp
-    def both(inputs: Any, weights: Any) -> tuple[Any, Any]:
+    def both(inputs: jax.Array, weights: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
 
     @both.defjvp
@@ -88,7 +93,9 @@ def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Ca
     return both
 
 
-def _gathered(layout: Layout, inputs: Any, weights: Any, axes: tuple[int, ...]) -> list[Any]:
+def _gathered(
+    layout: Layout, inputs: jax.Array, weights: jax.Array | None, axes: tuple[int, ...]
+) -> list[jax.Array]:
     """Returns counts, means and sums of squared deviations, one row per replica."""
     replicas, rows = layout.replicas, inputs.shape[0]
     each = -(-rows // replicas)
@@ -111,7 +118,7 @@ def _gathered(layout: Layout, inputs: Any, weights: Any, axes: tuple[int, ...]) 
     return _everywhere(layout, count, mean, squares)
 
 
-def _pieces(layout: Layout, array: Any, each: int) -> Any:
+def _pieces(layout: Layout, array: jax.Array, each: int) -> jax.Array:
     """Divides rows into one piece per replica, along a new first axis; fills up with zeros."""
     missing = each * layout.replicas - array.shape[0]
     if missing:
@@ -119,13 +126,13 @@ def _pieces(layout: Layout, array: Any, each: int) -> Any:
     return _sharded(layout, array.reshape(layout.replicas, each, *array.shape[1:]), AXIS)
 
 
-def _everywhere(layout: Layout, *parts: Any) -> list[Any]:
+def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
     """Sends every replica's row of some arrays to all replicas, in one all-gather."""
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), AXIS), None)
     return [together[:, index] for index in range(len(parts))]
 
 
-def _sharded(layout: Layout, array: Any, first: str | None) -> Any:
+def _sharded(layout: Layout, array: jax.Array, first: str | None) -> jax.Array:
     # A replica's logical devices may divide the other axes as XLA likes.
     free = None if layout.splits.logical_devices == 1 else PartitionSpec.UNCONSTRAINED
     spec = PartitionSpec(first, *[free] * (array.ndim - 1))

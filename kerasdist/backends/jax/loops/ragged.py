@@ -24,9 +24,13 @@ from jax import numpy as jnp
 
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
+from kerasdist.backends.jax.loops.replica_scope import (
+    ByName,
+    Differentiated,
+    Exchange,
+    ReplicaScope,
+)
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, padded
-from kerasdist.backends.jax.mesh.exchange import ByName, Differentiated, Exchange
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.core import context
 from kerasdist.errors import ReplicaError, UnsupportedError

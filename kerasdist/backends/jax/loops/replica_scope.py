@@ -1,13 +1,17 @@
-"""The variables in the code of one replica, by the rules of ``tf.distribute``."""
+"""The code of one replica: its variables, by ``tf.distribute``'s rules, and its collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import abc
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
 
+import jax
 from jax import numpy as jnp
 
+from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.base.variable_rules import (
     Assignment,
     assignment_in_loop,
@@ -18,8 +22,93 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.components import divided, shares
 from kerasdist.backends.jax.loops.scopes import Scope
-from kerasdist.backends.jax.mesh.exchange import Exchange, is_first, only_first
+from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.core import context
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A function's value and derivatives.
+
+    Attributes:
+        value: The value.
+        gradients: One for each value that it was differentiated by.
+        parts: Arrays that the function returned beside the value.
+        notes: Python objects of the call, such as its scope.
+    """
+
+    value: jax.Array
+    gradients: list[Any]
+    parts: Any
+    notes: Any
+
+
+class Exchange(abc.ABC):
+    """Exchanges values between the replicas, which must all make the same calls.
+
+    Attributes:
+        base: The scope of the code that makes these calls.
+    """
+
+    base: Any = None
+
+    @abc.abstractmethod
+    def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns each tensor summed over the replicas."""
+
+    @abc.abstractmethod
+    def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
+        """Returns the replicas' tensors concatenated along an axis."""
+
+    @abc.abstractmethod
+    def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
+        """Calls a function once for all replicas."""
+
+    def differentiated(
+        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
+    ) -> Differentiated:
+        """Differentiates a function that may exchange values; here simply by `alone`."""
+        del scope, joint, by
+        return alone()
+
+    def first(self, tensor: jax.Array) -> jax.Array:
+        """Returns replica 0's tensor."""
+        [chosen] = self.total([only_first(tensor)])
+        return chosen.astype(tensor.dtype)
+
+
+@final
+class ByName(Exchange):
+    """JAX's own collectives over the mesh axis; JAX differentiates a `psum` to a `psum`."""
+
+    def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
+        """Sums each tensor over the replicas, all of them in one `psum`."""
+        for tensor in tensors:
+            check_summable(tensor.dtype.name)
+        return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
+
+    def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
+        """Concatenates the replicas' tensors, which have the same shape in one program."""
+        return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
+
+    def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
+        """Calls the function inline: JAX traces it once, for all replicas."""
+        del scope
+        return call(list(leaves))
+
+
+def only_first(tensor: jax.Array) -> jax.Array:
+    """Returns the tensor on replica 0, zeros elsewhere, to be summed; booleans become int8."""
+    number = tensor.astype("int8") if tensor.dtype == bool else tensor
+    return jnp.where(is_first(), number, jnp.zeros_like(number))
+
+
+def is_first() -> jax.Array:
+    """Returns whether this device belongs to replica 0, as a traced boolean."""
+    return jax.lax.axis_index(AXIS) == 0
 
 
 @final
@@ -39,7 +128,7 @@ class ReplicaScope(Scope):
 
     def __init__(
         self,
-        values: Mapping[int, Any],
+        values: Mapping[int, jax.Array],
         held: Iterable[int],
         outer: Scope,
         replicas: int,
@@ -48,8 +137,8 @@ class ReplicaScope(Scope):
         super().__init__()
         self.state_mapping.update(values)
         self.exchange = exchange
-        self.read: dict[int, Any] = {}
-        self.apart: dict[int, Any] = {}
+        self.read: dict[int, keras.Variable] = {}
+        self.apart: dict[int, keras.Variable] = {}
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
@@ -58,13 +147,13 @@ class ReplicaScope(Scope):
         self._writes = "combined"
 
     def beside(
-        self, values: Mapping[int, Any], exchange: Exchange, apart: Iterable[int]
+        self, values: Mapping[int, jax.Array], exchange: Exchange, apart: Iterable[int]
     ) -> ReplicaScope:
         """Returns a scope for cross-replica code that this replica's code calls."""
         held = {*self._held, *apart}
         return ReplicaScope(values, held, self._outer, self._replicas, exchange)
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> jax.Array:
         """Returns this replica's value, or in cross-replica context the aggregate."""
         self.read[id(variable)] = variable
         value = self.peek(variable)
@@ -72,7 +161,7 @@ class ReplicaScope(Scope):
             return self.aggregates([variable], [value])[0]
         return value
 
-    def peek(self, variable: Any) -> Any:
+    def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns this replica's value."""
         value = self.state_mapping.get(id(variable))
         if value is None:
@@ -81,7 +170,7 @@ class ReplicaScope(Scope):
             self.apart[id(variable)] = variable
         return value
 
-    def combined(self, variable: Any, value: Any) -> Any:
+    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store for an assigned value, by the rules of ``tf.distribute``."""
         apart = self._is_apart(variable)
         if self._writes == "copy":
@@ -96,7 +185,7 @@ class ReplicaScope(Scope):
             return self._combined_on_write(variable, value)
         return value
 
-    def _combined_on_write(self, variable: Any, value: Any) -> Any:
+    def _combined_on_write(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         is_float = jnp.issubdtype(value.dtype, jnp.inexact)
         match assignment_in_loop(variable, is_float=is_float):
             case Assignment.OWN:
@@ -127,18 +216,20 @@ class ReplicaScope(Scope):
         finally:
             self._writes = before
 
-    def _is_apart(self, variable: Any) -> bool:
+    def _is_apart(self, variable: keras.Variable) -> bool:
         key = id(variable)
         return key in self._held or key in self.apart or is_on_read(variable)
 
-    def _take_apart(self, variable: Any) -> None:
+    def _take_apart(self, variable: keras.Variable) -> None:
         self.apart[id(variable)] = variable
 
     def written_apart(self) -> dict[int, Any]:
         """Returns, by id, the written variables of which each replica holds a component."""
         return {key: one for key, one in self.variables.items() if self._is_apart(one)}
 
-    def aggregates(self, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    def aggregates(
+        self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
+    ) -> list[jax.Array]:
         """Returns the aggregates of variables' components, by one all-sum for all of them."""
         parts = []
         for variable, value in zip(variables, values, strict=True):

@@ -18,7 +18,8 @@ from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.mesh import divided_state, worker_placement
+from kerasdist.backends.jax.mesh import sharded_state, worker_placement
+from kerasdist.backends.jax.mesh.arrays import is_sharded
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
     CentralPlacement,
@@ -26,15 +27,13 @@ from kerasdist.backends.jax.mesh.placement import (
     OneDevicePlacement,
     Placement,
 )
-from kerasdist.backends.jax.mesh.worker_placement import (
-    WorkerPlacement,
-    checksums_of,
-    is_divided,
-)
+from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldPiece
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.backends.base.trial import Trials
     from kerasdist.job.job import Job
 
@@ -63,7 +62,7 @@ class JaxReplicaSet(ReplicaSet):
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
             if self.arrays.layout.rule is not None:
-                divided_state.add(self)
+                sharded_state.add(self)
                 self.reads_need_all_workers = job is not None
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
@@ -94,24 +93,24 @@ class JaxReplicaSet(ReplicaSet):
         """Returns an adapter that places batches ahead of their step, where that saves time."""
         return placed(adapter, self.arrays, self.first_batches)
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
         Divided ones are left out: workers have compared what they were made with and assigned.
         """
-        held = [one for one in variables if not is_divided(keras_compat.stored_value(one))]
+        held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:
             self.arrays.equalize(held)
 
-    def pieces(self, variable: Any) -> list[HeldPiece]:
-        """Returns what this process's devices hold of a divided variable; nothing of another."""
-        return worker_placement.pieces(variable)
+    def pieces(self, variable: keras.Variable) -> list[HeldPiece]:
+        """Returns what this process's devices hold of a sharded variable; nothing of another."""
+        return worker_placement.shards_of(variable)
 
-    def checksums(self, variables: Sequence[Any]) -> list[int]:
-        """Returns a checksum of each variable's value on this worker; 0 for a divided one."""
+    def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker; 0 for a sharded one."""
         values = keras_compat.stored_values(variables)
-        sums = iter(checksums_of([one for one in values if not is_divided(one)]))
-        return [0 if is_divided(one) else next(sums) for one in values]
+        sums = iter(checksums_of([one for one in values if not is_sharded(one)]))
+        return [0 if is_sharded(one) else next(sums) for one in values]
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.

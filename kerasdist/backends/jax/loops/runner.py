@@ -23,8 +23,8 @@ from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.collectives import JaxCollectives
 from kerasdist.backends.jax.loops.function_cache import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
-from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
-from kerasdist.backends.jax.loops.value_factory import AmongWorkers, InProcess
+from kerasdist.backends.jax.loops.replica_scope import ByName, Exchange, ReplicaScope
+from kerasdist.backends.jax.loops.value_factory import Maker
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
@@ -39,8 +39,7 @@ from kerasdist.backends.jax.loops.values import (
     reduced,
     unlike,
 )
-from kerasdist.backends.jax.mesh.arrays import cut, is_array, is_traced
-from kerasdist.backends.jax.mesh.exchange import ByName, Exchange
+from kerasdist.backends.jax.mesh.arrays import cut, here, is_array, is_traced
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core import context, ownership
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
     from kerasdist.backends.base.interface import ReplicaSet
 
-_SHARED, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
+_SHARED, _SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
 # Replica code, called with the replica's scope, its arguments and its keyword arguments.
 _Body = Callable[[ReplicaScope, Any, Any], Any]
@@ -67,8 +66,7 @@ class JaxRunner(Runner):
         self._replicas = replica_set.num_replicas
         self._runs = Programs()
         self._updates = Programs()
-        job = replica_set.job
-        self._maker = InProcess(self._place) if job is None else AmongWorkers(self._place, job)
+        self._maker = Maker(self._place, replica_set.job)
 
     def run(
         self,
@@ -117,18 +115,18 @@ class JaxRunner(Runner):
         assert outer is not None
         program.add_placement(self._place)
         leaves, structure = flatten((args, kwargs))
-        pieces = [self._piece(leaf) for leaf in leaves]
-        divided = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Stacked | Padded)}
-        shared = {i: x.array for i, x in enumerate(pieces) if isinstance(x, Equal)}
-        shared |= {i: x for i, x in enumerate(pieces) if is_array(x)}
-        padded = [x.layout for x in pieces if isinstance(x, Padded)]
+        sources = [self._argument(leaf) for leaf in leaves]
+        sharded = {i: x.array for i, x in enumerate(sources) if isinstance(x, Stacked | Padded)}
+        shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
+        shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
+        padded = [x.layout for x in sources if isinstance(x, Padded)]
         # Lists, since JAX would order dicts by the variables' ids, on each worker in another way.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
         found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
 
-        def on_device(divided: Any, shared: Any, known: Any, stacks: Any) -> Any:
-            arrays = shared | {index: one[0] for index, one in divided.items()}
+        def on_device(sharded: Any, shared: Any, known: Any, stacks: Any) -> Any:
+            arrays = shared | {index: one[0] for index, one in sharded.items()}
             values = dict(zip(program.known, known, strict=True))
             values |= {key: one[0] for key, one in zip(program.held, stacks, strict=True)}
 
@@ -138,7 +136,7 @@ class JaxRunner(Runner):
                 sizes = iter(shapes)
                 own_leaves = [
                     cut(arrays[i], next(sizes)) if isinstance(x, Padded) else arrays.get(i, x)
-                    for i, x in enumerate(pieces)
+                    for i, x in enumerate(sources)
                 ]
                 own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
                 with scope:
@@ -165,10 +163,10 @@ class JaxRunner(Runner):
             on_device,
             mesh=self._place.mesh,
             axis_names={AXIS},
-            in_specs=(_DIVIDED, _SHARED, _SHARED, _DIVIDED),
-            out_specs=(_DIVIDED, _DIVIDED, _SHARED),
+            in_specs=(_SHARDED, _SHARED, _SHARED, _SHARDED),
+            out_specs=(_SHARDED, _SHARDED, _SHARED),
             check_vma=False,
-        )(divided, shared, values, held)
+        )(sharded, shared, values, held)
         end, shapes, apart, written = found[-1]
         stacks, new = dict(zip(apart, stacks, strict=True)), dict(zip(written, new, strict=True))
         for variable in end.scope.read.values():
@@ -183,7 +181,7 @@ class JaxRunner(Runner):
             wrapped[index] = PerReplica(source)
         return jax.tree.unflatten(end.form, wrapped)
 
-    def _piece(self, leaf: Any) -> Any:
+    def _argument(self, leaf: Any) -> Any:
         """Returns a distributed value's `Source`; returns any other argument unchanged."""
         if not is_distributed(leaf):
             return leaf
@@ -214,7 +212,7 @@ class JaxRunner(Runner):
 
     def update(
         self,
-        variable: Any,
+        variable: keras.Variable,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -239,7 +237,7 @@ class JaxRunner(Runner):
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
 
     def _update_in_program(
-        self, function: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+        self, function: Callable[..., Any], variable: keras.Variable, *args: Any, **kwargs: Any
     ) -> Any:
         def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
             with context.replica_scope(None), scope.copy_writes():
@@ -252,7 +250,7 @@ class JaxRunner(Runner):
         return self._maker.per_replica(values)
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Cuts a batch into one piece per replica, on the replicas' devices."""
+        """Cuts a batch into a local batch per replica, on the replicas' devices."""
         del replicas  # always the number of this strategy's
         return self._maker.divide(batch)
 
@@ -276,7 +274,7 @@ class JaxRunner(Runner):
             return self._replicas
         return len(self._place.layout.local_replicas)
 
-    def _components_of(self, variable: Any) -> DistributedValues:
+    def _components_of(self, variable: keras.Variable) -> DistributedValues:
         scope, program = replica_scope.current(), scopes.program()
         if scope is not None:
             return PerReplica(Own(scope.peek(variable), self._replicas))
@@ -293,12 +291,12 @@ class JaxRunner(Runner):
             )
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: keras.Variable) -> Any:
         """Returns the variable's value, which is always the aggregate."""
         require_aggregate(variable)
         return keras_compat.ops.convert_to_tensor(variable)
 
-    def created(self, variable: Any) -> bool:
+    def created(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was made in the scope of a strategy over these replicas."""
         strategy = ownership.strategy_of(variable)
         return strategy is not None and strategy.replica_set is self._replica_set
@@ -321,8 +319,8 @@ class JaxRunner(Runner):
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
         result = self._small(function, type(source), source.layout, how, source.array)
-        self._place.flow.after_launch(result, None)
-        return self._place.result(result)
+        self._place.after_launch(result, None)
+        return here(result)
 
     @cached_property
     def _small(self) -> Callable[..., Any]:
@@ -338,7 +336,7 @@ class JaxRunner(Runner):
 
     def _everywhere(self, tensor: Any) -> Any:
         tensor = keras_compat.ops.convert_to_tensor(tensor)
-        return tensor if is_traced(tensor) else self._place.everywhere(tensor)
+        return tensor if is_traced(tensor) else self._place.put(tensor, self._place.whole)
 
     def _whole(self, structure: Any) -> Any:
         """Replaces every distributed value in a structure by the array of its `Source`."""
@@ -347,7 +345,7 @@ class JaxRunner(Runner):
             if not is_distributed(leaf):
                 return leaf
             one = leaf.source.array
-            return one if is_traced(one) else self._place.result(one)
+            return here(one)
 
         return jax.tree.map(array, structure, is_leaf=is_distributed)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import keras
 from jax import numpy as jnp
@@ -21,6 +21,9 @@ from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import ownership
 from kerasdist.errors import ScopeError
 
+if TYPE_CHECKING:
+    import jax
+
 
 class Scope(keras.StatelessScope, abc.ABC):
     """The base of the three scopes: stores the values that are assigned to variables."""
@@ -28,7 +31,7 @@ class Scope(keras.StatelessScope, abc.ABC):
     def __init__(self) -> None:
         # Variables that are made inside get their initial values after the trace.
         super().__init__(initialize_variables=False)
-        self.variables: dict[int, Any] = {}
+        self.variables: dict[int, keras.Variable] = {}
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Stores the value that user code assigns to a variable."""
@@ -36,19 +39,19 @@ class Scope(keras.StatelessScope, abc.ABC):
         ownership.require_own(variable)
         self.store(variable, self.combined(variable, value), None)
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> jax.Array:
         """Returns the value that user code reads from a variable."""
         return self.peek(variable)
 
     @abc.abstractmethod
-    def peek(self, variable: Any) -> Any:
+    def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns a variable's value, without recording a read by user code."""
 
     @abc.abstractmethod
-    def combined(self, variable: Any, value: Any) -> Any:
+    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store when user code assigns a value."""
 
-    def store(self, variable: Any, value: Any, stack: Any) -> None:
+    def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
         del stack
         self.variables[id(variable)] = variable
@@ -69,18 +72,21 @@ class ProgramScope(Scope):
     """
 
     def __init__(
-        self, known: Mapping[int, Any], values: Sequence[Any], stacks: Mapping[int, Any]
+        self,
+        known: Mapping[int, keras.Variable],
+        values: Sequence[jax.Array],
+        stacks: Mapping[int, jax.Array],
     ) -> None:
         super().__init__()
         self.known = known
         self.state_mapping.update(zip(known, values, strict=True))
         self.held = {key: known[key] for key in stacks}
-        self.written: dict[int, Any] = {}
-        self.apart: dict[int, Any] = {}
+        self.written: dict[int, keras.Variable] = {}
+        self.apart: dict[int, keras.Variable] = {}
         self.placements: dict[int, Placement] = {}
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
-    def peek(self, variable: Any) -> Any:
+    def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns the value; zeros of the same shape for a variable that is not known yet."""
         value = self.state_mapping.get(id(variable))
         if value is None:
@@ -88,12 +94,12 @@ class ProgramScope(Scope):
             value = jnp.zeros(variable.shape, keras_compat.stored_dtype(variable))
         return value
 
-    def combined(self, variable: Any, value: Any) -> Any:
+    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value unchanged."""
         del variable
         return value
 
-    def store(self, variable: Any, value: Any, stack: Any) -> None:
+    def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
         key = id(variable)
         if key not in self.known:
@@ -104,17 +110,17 @@ class ProgramScope(Scope):
             self.apart[key] = variable
             self._stacks[key] = stack, value
 
-    def written_stack(self, variable: Any) -> Any:
+    def written_stack(self, variable: keras.Variable) -> Any:
         """Returns a variable's components after the program, None if it has none."""
         stack, aggregate = self._stacks.get(id(variable), (None, None))
         return stack if aggregate is self.state_mapping[id(variable)] else None
 
-    def stack(self, variable: Any, replicas: int) -> Any:
+    def stack(self, variable: keras.Variable, replicas: int) -> jax.Array:
         """Returns a variable's components, derived from its value if it has none."""
         value = self.state_mapping[id(variable)]
-        stack, aggregate = self._stacks.get(id(variable), (None, None))
-        if aggregate is value and stack.shape[0] == replicas:
-            return stack
+        known = self._stacks.get(id(variable))
+        if known is not None and known[1] is value and known[0].shape[0] == replicas:
+            return known[0]
         return derived(variable, value, replicas)
 
     def add_placement(self, placement: Placement) -> None:
@@ -132,28 +138,28 @@ class OverlayScope(Scope):
         stacks: The replicas' components of variables that are written inside.
     """
 
-    def __init__(self, values: Mapping[int, Any], outer: Scope | None) -> None:
+    def __init__(self, values: Mapping[int, jax.Array], outer: Scope | None) -> None:
         super().__init__()
         self.state_mapping.update(values)
-        self.read: dict[int, Any] = {}
+        self.read: dict[int, keras.Variable] = {}
         self.stacks: dict[int, Any] = {}
         self._outer = outer
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> jax.Array:
         """Returns the value, and records that user code has read it."""
         self.read[id(variable)] = variable
         return self.peek(variable)
 
-    def peek(self, variable: Any) -> Any:
+    def peek(self, variable: keras.Variable) -> Any:
         """Returns the value in this or the outer scope; None: read the variable itself."""
         value = self.state_mapping.get(id(variable))
         return self._outer.peek(variable) if value is None and self._outer is not None else value
 
-    def combined(self, variable: Any, value: Any) -> Any:
+    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store, as the outer scope would."""
         return value if self._outer is None else self._outer.combined(variable, value)
 
-    def store(self, variable: Any, value: Any, stack: Any) -> None:
+    def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable in this scope; `value_and_grad` passes it on."""
         super().store(variable, value, stack)
         if stack is not None:
@@ -200,7 +206,7 @@ def place_of(scope: ProgramScope) -> Placement | None:
     return places[0] if places else None
 
 
-def read_through(original: Any, scope: Any, variable: Any) -> Any:
+def read_through(original: Any, scope: Any, variable: keras.Variable) -> Any:
     """Lets a plain stateless scope inside one of these look up variables it has no value for."""
     value = original(scope, variable)
     if value is not None or keras_compat.stateless_scope() is not scope or current() is None:

@@ -11,7 +11,6 @@ import jax
 import jax.core
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import Sharding
 
 from kerasdist.api.collectives import ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
@@ -20,7 +19,6 @@ from kerasdist.backends.jax.loops.components import divided
 from kerasdist.backends.jax.mesh.arrays import (
     cut,
     is_array,
-    is_placed,
     is_traced,
     largest_of,
     padded,
@@ -39,14 +37,11 @@ class Source(Sequence[Any]):
     Attributes:
         array: The array.
         layout: The number of components; if they differ in shape, their shapes.
-        target: Where the array goes when a component is read, None if it stays where it is. A
-            program takes the array from anywhere.
     """
 
-    def __init__(self, array: Any, layout: Any, target: Sharding | None = None) -> None:
+    def __init__(self, array: Any, layout: Any) -> None:
         self.array = array
         self.layout = layout
-        self.target = target
 
     @property
     def replicas(self) -> int:
@@ -75,8 +70,6 @@ class Source(Sequence[Any]):
         if is_traced(self.array):
             return tuple(self._elements())
         with jax.ensure_compile_time_eval():  # they outlive a program that is being traced
-            if self.target is not None and not is_placed(self.array, self.target):
-                self.array = jax.device_put(self.array, self.target)
             return tuple(self._fetched() if isinstance(self.array, jax.Array) else self._elements())
 
     @abc.abstractmethod
@@ -300,15 +293,15 @@ def _register(kind: type[DistributedValues]) -> None:
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source
         if isinstance(source, Source):
-            return (source.array,), (type(source), source.layout, source.target)
+            return (source.array,), (type(source), source.layout)
         return tuple(source), None
 
     def unflattened(kept: Any, arrays: Sequence[Any]) -> DistributedValues:
         make: Callable[..., Any] = kind
         if kept is None:
             return make(tuple(arrays))
-        source_class, layout, target = kept
-        return make(source_class(arrays[0], layout, target))
+        source_class, layout = kept
+        return make(source_class(arrays[0], layout))
 
     jax.tree_util.register_pytree_node(kind, children, unflattened)
 

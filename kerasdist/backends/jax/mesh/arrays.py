@@ -43,6 +43,26 @@ def is_placed(leaf: Any, sharding: Sharding) -> bool:
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
+def here(leaf: Any) -> Any:
+    """Returns this process's copy of a global array that is whole everywhere; others unchanged."""
+    if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
+        return leaf
+    return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
+
+
+def is_sharded(array: jax.Array) -> bool:
+    """Returns whether each worker holds a shard of an array."""
+    return not array.is_fully_addressable and not array.is_fully_replicated
+
+
+def copied(array: jax.Array) -> jax.Array:
+    """Returns a copy, which no other worker needs to help with."""
+    if array.is_fully_addressable:
+        return jnp.copy(array)
+    shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
 def is_array(leaf: Any) -> bool:
     """Returns whether a leaf is an array of JAX or NumPy, or a NumPy scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, final
+from typing import Any
 
 import jax
 import jax.core
@@ -13,7 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import normalization, scopes
-from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh import state_rules
 from kerasdist.core import context
 
 
@@ -31,7 +31,7 @@ def install() -> None:
 
 def _made(
     original: Any,
-    variable: Any,
+    variable: keras.Variable,
     initializer: Any,
     shape: Any = None,
     dtype: Any = None,
@@ -39,16 +39,17 @@ def _made(
     **kwargs: Any,
 ) -> None:
     """Allows a value, not only an initializer, for a variable that is made inside a program."""
-    slots.note_new(variable)
+    state_rules.note_new(variable)
     if (
         scopes.current() is not None
         and not callable(initializer)
         and not isinstance(initializer, str)
     ):
         with jax.ensure_compile_time_eval():
-            value: Any = keras.ops.convert_to_tensor(initializer, dtype)
-        if not isinstance(value, jax.core.Tracer):
-            initializer, shape, dtype = _Constant(value), tuple(value.shape), dtype or value.dtype
+            constant: Any = keras.ops.convert_to_tensor(initializer, dtype)
+        if not isinstance(constant, jax.core.Tracer):
+            shape, dtype = tuple(constant.shape), dtype or constant.dtype
+            initializer = lambda *_, **__: constant  # noqa: E731
     original(variable, initializer, shape, dtype, *args, **kwargs)
     strategy = context.scoped_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
@@ -62,19 +63,8 @@ def _made(
 
 
 def _apply_scaled(
-    original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+    original: Any, optimizer: keras.Optimizer, grads: Any, trainable_variables: Any = None
 ) -> Any:
     if scopes.current() is None:
         return original(optimizer, grads, trainable_variables)
     return keras_compat.apply_scaled_gradients(optimizer, list(grads), trainable_variables)
-
-
-@final
-class _Constant:
-    """An initializer that returns a given value."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self._value

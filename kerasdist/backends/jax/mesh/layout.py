@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh import state_rules
 from kerasdist.backends.jax.mesh.state_rules import ByLayoutMap, OverReplicas, StateRule
 from kerasdist.core import context
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError
+
+if TYPE_CHECKING:
+    import keras
 
 AXIS = "replica"
 
@@ -36,7 +39,6 @@ class Layout:
         sharding: The strategy's argument.
         rule: Which variables it divides; None: it was not given.
         whole: The sharding of an array that every device holds.
-        gathered: The same, of a weight that a step has gathered from its parts.
         rows: The shardings of arrays that the replicas divide along axis 0, and along axis 1.
     """
 
@@ -63,15 +65,10 @@ class Layout:
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
         self.whole = NamedSharding(self.mesh, PartitionSpec())
-        self.gathered = NamedSharding(self.mesh, PartitionSpec())
         self._shardings = {self.whole.spec: self.whole}
         self.rows = tuple(
             NamedSharding(self.mesh, PartitionSpec(*before, AXIS)) for before in ((), (None,))
         )
-
-    def by_device(self, parts: Sequence[Any]) -> list[Any]:
-        """Returns, for each device of this process, the part of its replica."""
-        return [part for part in parts for _ in range(self.splits.logical_devices)]
 
     def entry(self, leaves: Sequence[Any], axis: int) -> NamedSharding:
         """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
@@ -79,23 +76,23 @@ class Layout:
         even = all(len(shape) > axis and shape[axis] % self.replicas == 0 for shape in shapes)
         return self.rows[axis] if even else self.whole
 
-    def of_variables(self, variables: Sequence[Any]) -> list[NamedSharding]:
+    def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None stands for one that is whole."""
-        if not self.divides_state:
+        if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
 
-    def of_variable(self, variable: Any) -> NamedSharding:
+    def of_variable(self, variable: keras.Variable) -> NamedSharding:
         """Returns the sharding of a variable's value."""
         if self.rule is not None:
             spec = self.rule.spec(variable)
         else:
-            owner = slots.weight_of(variable)
+            owner = state_rules.weight_of(variable)
             pieces = self.splits.pieces_of(owner.path, variable.shape)
             spec = self._spec(pieces, uncut=None)
         return self._named(spec)
 
-    def of_update(self, weight: Any) -> NamedSharding:
+    def of_update(self, weight: keras.Variable) -> NamedSharding:
         """Returns the sharding by which devices divide the update of a weight."""
         return self.whole if self.rule is None else self._named(self.rule.update_spec(weight))
 
@@ -105,7 +102,7 @@ class Layout:
         return self._shardings[spec]
 
     @property
-    def divides_state(self) -> bool:
+    def shards_state(self) -> bool:
         """Whether there may be variables that are not whole on every device."""
         return self.rule is not None or bool(self.splits.rules)
 
@@ -113,7 +110,7 @@ class Layout:
         """Adds rules for variables that are cut over logical devices (see `Splits.add`)."""
         self.splits.add(rules)
 
-    def assign(self, tensor: Any, device: int) -> Any:
+    def assign(self, tensor: jax.Array, device: int) -> jax.Array:
         """Replicates a step's tensor on all logical devices, which include the requested one."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
@@ -123,12 +120,12 @@ class Layout:
             )
         return self.replicate(tensor)
 
-    def split(self, tensor: Any, pieces: Sequence[int]) -> Any:
+    def split(self, tensor: jax.Array, pieces: Sequence[int]) -> jax.Array:
         """Cuts a tensor of a step over the logical devices of a replica."""
         check_partition(tensor.shape, pieces, self.splits.logical_devices)
         return self._constrained(tensor, self._spec(pieces, uncut=PartitionSpec.UNCONSTRAINED))
 
-    def replicate(self, tensor: Any) -> Any:
+    def replicate(self, tensor: jax.Array) -> jax.Array:
         """Replicates a step's tensor on all logical devices of a replica."""
         rank = len(tensor.shape)
         # Axis 0, of the examples, stays unconstrained.
@@ -139,7 +136,7 @@ class Layout:
         axes = mesh_axes(pieces, self._factors)
         return PartitionSpec(*(tuple(self._logical[i] for i in own) or uncut for own in axes))
 
-    def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
+    def _constrained(self, tensor: jax.Array, spec: PartitionSpec) -> jax.Array:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
 
 

@@ -6,8 +6,8 @@ import abc
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
-from typing import Any, final
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
@@ -15,9 +15,12 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.fit.backpressure import ALL_CPUS, BoundedFlow, FreeFlow
-from kerasdist.backends.jax.mesh.arrays import is_placed
+from kerasdist.backends.jax.fit.backpressure import wait_sometimes
+from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
+
+if TYPE_CHECKING:
+    import keras
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -28,14 +31,15 @@ class Placement(abc.ABC):
 
     Attributes:
         devices: The devices on which programs run.
-        flow: Limits how far the host runs ahead of the devices.
+        after_launch: Called with the outputs and the state of each program; limits how far the
+            host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
     """
 
-    flow: FreeFlow | BoundedFlow = FreeFlow()
+    after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
     places_ahead: bool = False
     shares_memory: bool = True
     begin_step: Callable[[], None] = staticmethod(lambda: None)
@@ -63,17 +67,13 @@ class Placement(abc.ABC):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Returns a batch on the devices of a compiled step, divided along `axis` if possible."""
 
-    def at_rest(self, state: Any) -> Any:
-        """Returns state in the form kept between programs, in which user code reads it."""
-        return state
+    def read(self, array: jax.Array) -> jax.Array:
+        """Returns the whole value of an array. All workers must call it, if it is sharded."""
+        return array
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; here there are no other workers."""
         del variables
-
-    def here(self, leaf: Any) -> Any:
-        """Returns an argument that this process can compute with; of a global array, some rows."""
-        return leaf
 
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches along a new first axis."""
@@ -84,8 +84,8 @@ class Placement(abc.ABC):
         return step
 
     @abc.abstractmethod
-    def divided(self, batch: Any) -> Any:
-        """Constrains a batch, inside a compiled step, to be divided over the replicas."""
+    def shard_batch(self, batch: Any) -> Any:
+        """Constrains a batch, inside a compiled step, to be sharded over the replicas."""
 
     @abc.abstractmethod
     def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
@@ -117,7 +117,7 @@ class OneDevicePlacement(Placement):
         del axis
         return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
 
-    def divided(self, batch: Any) -> Any:
+    def shard_batch(self, batch: Any) -> Any:
         """Returns the batch unchanged: there is nothing to divide."""
         return batch
 
@@ -138,6 +138,7 @@ class OneDevicePlacement(Placement):
         return jax.jit(step, donate_argnums=0)
 
     def _here(self, leaf: Any) -> Any:
+        leaf = here(leaf)
         bound_elsewhere = (
             isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding != self._sharding
         )
@@ -155,12 +156,11 @@ class MeshPlacement(Placement):
         layout: The mesh, and the shardings of arrays on it.
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array that every device holds.
-        pieces: The sharding of an array whose first axis is divided over the replicas.
-        rests_after_each_step: Whether state takes the form kept between programs (see `at_rest`)
-            after every step of `fit`, or only when Keras or the user reads it.
+        rows: The sharding of an array whose first axis the replicas shard.
+        keeps_state: Whether variables keep the arrays that programs take and return.
     """
 
-    rests_after_each_step = False
+    keeps_state = True
 
     def __init__(self, layout: Layout, device: Any = None) -> None:
         if device is None:
@@ -169,77 +169,68 @@ class MeshPlacement(Placement):
             device = _host_or(layout.local[0]) if cut else layout.local[0]
         super().__init__(layout.mesh.devices.flat, device)
         self.layout = layout
-        self.mesh, self.whole, self.pieces = layout.mesh, layout.whole, layout.rows[0]
+        self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
         on_cpu = layout.local[0].platform == "cpu"
-        self.flow = ALL_CPUS if on_cpu else FreeFlow()
+        if on_cpu:
+            self.after_launch = wait_sometimes
         self.places_ahead = not on_cpu
         self.shares_memory = on_cpu
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Moves arrays to their devices in one transfer, except those that are already there."""
+        """Moves arrays to their devices, except those that are already there."""
         leaves, structure = jax.tree.flatten(_apart(state))
-        owners = jax.tree.leaves(variables)
-        leaves = self.to_rest(leaves, owners)
-        if not self.rests_after_each_step:
-            leaves = self.to_program(leaves, owners)
-        return jax.tree.unflatten(structure, leaves)
+        return jax.tree.unflatten(structure, self.enter(leaves, jax.tree.leaves(variables)))
 
-    def at_rest(self, state: Any) -> Any:
-        """Returns state in the form kept between programs."""
-        leaves, structure = jax.tree.flatten(state)
-        return jax.tree.unflatten(structure, self.from_program(leaves))
+    def enter(
+        self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
+    ) -> list[jax.Array]:
+        """Moves variables' values to the mesh; returns the same list if all are there."""
+        pairs = list(zip(arrays, self.layout.of_variables(variables), strict=True))
+        if all(is_placed(array, target) for array, target in pairs):
+            return arrays
+        return [self.put(array, target) for array, target in pairs]
 
-    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts variables' values to the form kept between programs, if they are not yet."""
-        return moved(arrays, self.layout.of_variables(variables))
-
-    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts variables' values, as kept between programs, to a program's inputs."""
-        del variables
-        return arrays
-
-    def from_program(self, arrays: list[Any]) -> list[Any]:
-        """Converts a program's outputs to the form in which arrays are kept between programs."""
+    def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        """Returns variables' new values, which a program returned, as the variables keep them."""
         return arrays
 
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
-        """Returns a context for work on a divided variable between programs.
+        """Returns a context for work on a sharded variable between programs.
 
         All workers must enter it. It yields whether `fact()` is equal on all of them.
         """
         del work, fact
         return contextlib.nullcontext(True)
 
-    def scattered(self, array: Any, sharding: NamedSharding) -> Any:
-        """Divides a whole array; returns one that is divided so unchanged."""
+    def put(self, array: Any, sharding: Sharding) -> jax.Array:
+        """Puts a whole array on the mesh; returns one that is there unchanged."""
         return array if is_placed(array, sharding) else jax.device_put(array, sharding)
 
-    def gathered(self, array: Any) -> Any:
-        """Returns the whole value of a divided variable, on each device."""
-        return jax.device_put(array, self.whole)
+    def read(self, array: jax.Array) -> jax.Array:
+        """Returns the whole value of an array."""
+        return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
-    def constrained(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def constrained(
+        self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
+    ) -> list[jax.Array]:
         """Constrains the shardings of variables' new values, inside a program."""
         constrain = jax.lax.with_sharding_constraint
         return list(map(constrain, arrays, self.layout.of_variables(variables)))
-
-    def result(self, array: Any) -> Any:
-        """Converts a program's result to the array that the user gets."""
-        return array
 
     def argument(self, array: Any) -> Any:
         """Converts a user's array to a program's input; JAX itself moves uncommitted arrays."""
         if not isinstance(array, jax.Array) or not array.committed:
             return array
-        return array if array.sharding in (self.whole, self.pieces) else self.everywhere(array)
+        return array if array.sharding in (self.whole, self.rows) else self.put(array, self.whole)
 
-    def everywhere(self, array: Any) -> Any:
-        """Copies an array to every device."""
-        return jax.device_put(array, self.whole)
+    def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+        """Makes an array that the replicas shard, of the rows of each replica of this process."""
+        first, rows = self.layout.local_replicas.start, shape[0] // self.layout.replicas
 
-    def spread(self, stack: Any) -> Any:
-        """Sends each replica its element along axis 0 of an array that is whole in this process."""
-        return jax.device_put(stack, self.pieces)
+        def part(index: Any) -> Any:
+            return parts[(index[0].start or 0) // rows - first]
+
+        return jax.make_array_from_callback(shape, self.rows, part)
 
     def lasting(self, rows: Any) -> Any:
         """Copies rows where JAX may share NumPy's memory, which the user may overwrite."""
@@ -260,35 +251,31 @@ class MeshPlacement(Placement):
             return batch
         return jax.device_put(batch, sharding)
 
-    def wholly(self, state: Any) -> Any:
-        """Returns state that is whole, for code that runs operation by operation."""
-        return state if self.layout.rule is None else jax.device_put(state, self.whole)
-
     def eager(self, step: Step) -> Step:
-        """Returns a step that runs operation by operation, on state that is whole meanwhile."""
-        if self.layout.rule is None:
-            return step
+        """Returns a step that runs operation by operation, each of them on all devices."""
 
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, new = step(self.wholly(state), batch)
-            return outputs, self._divided_as(state, new)
+            self._note_batch(batch)
+            outputs, new = step(state, batch)
+            return jax.tree.map(self._read_any, outputs), jax.tree.map(self._as_before, new, state)
 
         return run
 
-    def _divided_as(self, before: Any, after: Any) -> Any:
-        """Divides whole state as it was before a step."""
-        leaves, structure = jax.tree.flatten(after)
-        shardings = [leaf.sharding for leaf in jax.tree.leaves(before)]
-        return jax.tree.unflatten(structure, list(map(self.scattered, leaves, shardings)))
+    def _read_any(self, leaf: Any) -> Any:
+        return self.read(leaf) if isinstance(leaf, jax.Array) else leaf
 
-    def divided(self, batch: Any) -> Any:
-        """Constrains the first axis to be divided over the replicas."""
+    def _as_before(self, after: Any, before: jax.Array) -> jax.Array:
+        """Shards a value of the state as it was before a step."""
+        return self.put(after, before.sharding)
+
+    def shard_batch(self, batch: Any) -> Any:
+        """Constrains the first axis to be sharded over the replicas."""
 
         def constrained(leaf: Any) -> Any:
             # Fewer examples than replicas are not worth dividing.
             if leaf.ndim == 0 or leaf.shape[0] < self.layout.replicas:
                 return leaf
-            return jax.lax.with_sharding_constraint(leaf, self.pieces)
+            return jax.lax.with_sharding_constraint(leaf, self.rows)
 
         return jax.tree.map(constrained, batch)
 
@@ -297,13 +284,8 @@ class MeshPlacement(Placement):
         leaves = jax.tree.leaves(batches[0])
         if not any(isinstance(leaf, jax.Array) for leaf in leaves):
             return _stacked(*batches)
-        target = self.layout.rows[1] if self.layout.entry(leaves, 0) is self.pieces else self.whole
-        return self._stackers[target](*batches)
-
-    @cached_property
-    def _stackers(self) -> dict[Any, Any]:
-        targets = self.whole, self.layout.rows[1]
-        return {one: jax.jit(_stack, out_shardings=one) for one in targets}
+        target = self.layout.rows[1] if self.layout.entry(leaves, 0) is self.rows else self.whole
+        return _stacker(target)(*batches)
 
     def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
         """Compiles a program for batches that enter divided, and one for those that enter whole."""
@@ -313,8 +295,6 @@ class MeshPlacement(Placement):
         def run(state: Any, batch: Any) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
             entry = self.layout.entry(leaves, axis)
-            if self.rests_after_each_step:
-                state = jax.device_put(state, self.whole)
             held = self._held(state)
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
@@ -322,8 +302,6 @@ class MeshPlacement(Placement):
             self._note_step(programs[key], state, batch, seen)
             with donation.launching:
                 outputs, state = programs[key](state, batch)
-            if self.rests_after_each_step:
-                state = self.at_rest(state)
             return self._results(outputs), state
 
         return run
@@ -357,13 +335,17 @@ class MeshPlacement(Placement):
         """
         del program, state, batch, seen
 
+    def _note_batch(self, batch: Any) -> None:
+        """Notes a batch of an eager step, if several workers compare theirs."""
+        del batch
+
     def compare(self, program: Any, *arguments: Any) -> None:
         """Compares a new program for these arguments, where there are several workers."""
         del program, arguments
 
     def _held(self, state: Any) -> Any:
         """Returns the sharding of the state: one for all arrays, or one for each."""
-        if not self.layout.divides_state:
+        if not self.layout.shards_state:
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -384,30 +366,37 @@ class MeshPlacement(Placement):
 class CentralPlacement(MeshPlacement):
     """Keeps variables on one device; every program copies them to the mesh, and back."""
 
-    rests_after_each_step = True
+    keeps_state = False
 
     def __init__(self, layout: Layout, device: Any) -> None:
         super().__init__(layout, device)
         self._there = SingleDeviceSharding(device)
 
-    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Moves arrays to the device, except those that are already there."""
+    def state(self, state: Any, variables: Any) -> Any:
+        """Moves arrays to the device."""
         del variables
-        return self.from_program(arrays)
+        return jax.device_put(_apart(state), self._there)
 
-    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def enter(
+        self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
+    ) -> list[jax.Array]:
         """Copies variables' values to every device of the mesh."""
         return jax.device_put(arrays, self.layout.of_variables(variables))
 
-    def from_program(self, arrays: list[Any]) -> list[Any]:
-        """Moves arrays to the device; returns the same list if all are there."""
-        there = [one.committed and is_placed(one, self._there) for one in arrays]
-        if all(there):
-            return arrays
-        return [
-            one if placed else jax.device_put(one.addressable_data(0), self._there)
-            for one, placed in zip(arrays, there, strict=True)
-        ]
+    def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        """Moves variables' new values to the device."""
+        return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
+
+    def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
+        """Compiles a step, whose state is on the mesh only while it runs."""
+        on_mesh = super().compile(step, axis, keeps_rows=keeps_rows)
+
+        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+            outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
+            leaves, structure = jax.tree.flatten(new)
+            return outputs, jax.tree.unflatten(structure, self.leave(leaves))
+
+        return run
 
 
 def _host_or(accelerator: Any) -> Any:
@@ -416,19 +405,6 @@ def _host_or(accelerator: Any) -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return accelerator
-
-
-def moved(arrays: list[Any], targets: Sequence[Sharding]) -> list[Any]:
-    """Moves arrays to their shardings in one transfer; returns the same list if all have them."""
-    pairs = enumerate(zip(arrays, targets, strict=True))
-    absent = [index for index, (array, target) in pairs if not is_placed(array, target)]
-    if not absent:
-        return arrays
-    everywhere = list(arrays)
-    placed = jax.device_put([arrays[i] for i in absent], [targets[i] for i in absent])
-    for index, array in zip(absent, placed, strict=True):
-        everywhere[index] = array
-    return everywhere
 
 
 def _any_committed(leaves: Sequence[Any]) -> bool:
@@ -443,6 +419,11 @@ def _stack(*batches: Any) -> Any:
 _stacked = jax.jit(_stack)
 
 
+@cache
+def _stacker(target: Sharding) -> Callable[..., Any]:
+    return jax.jit(_stack, out_shardings=target)
+
+
 def _apart(state: Any) -> Any:
     """Copies an array that is the value of two variables, since JAX donates each array only once.
 
@@ -453,7 +434,7 @@ def _apart(state: Any) -> Any:
 
     def own(leaf: Any) -> Any:
         if id(leaf) in seen:
-            return jnp.copy(leaf)
+            return copied(leaf)
         seen.add(id(leaf))
         return leaf
 

@@ -1,38 +1,122 @@
-"""Which axes of a variable the devices of a mesh divide among them (`sharding=`)."""
+"""Which axes of a variable the devices of a mesh shard (`sharding=`), and whose it is."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import Any, final
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, final
 
 from jax.sharding import PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_on_read
-from kerasdist.backends.jax.mesh import slots
+from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import Sharding
 
+if TYPE_CHECKING:
+    import keras
+
 WHOLE = PartitionSpec()
+
+# An optimizer's variable, and the weight that it belongs to; itself, if it belongs to none.
+_weights: VariableTable[Any] = VariableTable()
+
+
+@final
+class _Making(threading.local):
+    """Whether an optimizer makes a variable in this thread, and for which weight."""
+
+    is_on: bool = False
+    weight: keras.Variable | None = None
+
+
+_making = _Making()
+
+
+def install() -> None:
+    """Installs the hooks where optimizers make variables."""
+    keras_compat.install(slot=_from_weight, slot_alone=_alone)
+
+
+def _from_weight(
+    original: Callable[..., Any],
+    optimizer: keras.Optimizer,
+    reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with _made_for(reference_variable):
+        return original(optimizer, reference_variable, *args, **kwargs)
+
+
+def _alone(
+    original: Callable[..., Any], optimizer: keras.Optimizer, *args: Any, **kwargs: Any
+) -> Any:
+    with _made_for(_making.weight):
+        return original(optimizer, *args, **kwargs)
+
+
+@contextmanager
+def _made_for(weight: keras.Variable | None) -> Generator[None]:
+    before = _making.is_on, _making.weight
+    _making.is_on, _making.weight = True, weight
+    try:
+        yield
+    finally:
+        _making.is_on, _making.weight = before
+
+
+def note_new(variable: keras.Variable) -> None:
+    """Notes a variable that is about to be made, if an optimizer makes it."""
+    if _making.is_on:
+        _note(variable, _making.weight)
+
+
+def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
+    """Notes the variables of an optimizer that was built before the first strategy was made."""
+    unknown = [one for one in optimizer.variables if not is_slot(one)]
+    if unknown:
+        owners = keras_compat.referenced_variables(optimizer, weights)
+        for variable, weight in zip(optimizer.variables, owners, strict=True):
+            if not is_slot(variable):
+                _note(variable, weight)
+
+
+def _note(variable: keras.Variable, weight: keras.Variable | None) -> None:
+    # No entry refers to its own variable, which could never be collected then.
+    _weights.put(variable, (None if weight is variable else weight,))
+
+
+def is_slot(variable: keras.Variable) -> bool:
+    """Returns whether a variable belongs to an optimizer."""
+    return _weights.get(variable) is not None
+
+
+def weight_of(variable: keras.Variable) -> Any:
+    """Returns the weight that an optimizer's variable belongs to; else the variable itself."""
+    known = _weights.get(variable)
+    return variable if known is None or known[0] is None else known[0]
 
 
 class StateRule(abc.ABC):
     """Says which axes of the mesh divide a variable.
 
     Attributes:
-        gathers_weights: Whether weights are divided over the replicas, each of which needs them
+        gathers_weights: Whether weights are sharded over the replicas, each of which needs them
             whole.
     """
 
     gathers_weights: bool
 
     @abc.abstractmethod
-    def spec(self, variable: Any) -> PartitionSpec:
+    def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the axes of the mesh that divide each axis of a variable."""
 
     @abc.abstractmethod
-    def update_spec(self, weight: Any) -> PartitionSpec:
-        """Returns the axes of the mesh that divide a weight's update, as they divide its slots."""
+    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
+        """Returns the axes of the mesh that shard a weight's update, and its slots."""
 
 
 @final
@@ -45,22 +129,22 @@ class OverReplicas(StateRule):
         self._replicas = replicas
         self._axis = axis
 
-    def spec(self, variable: Any) -> PartitionSpec:
+    def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Divides a variable that this rule is for."""
         return self.update_spec(variable) if self._is_for(variable) else WHOLE
 
-    def update_spec(self, weight: Any) -> PartitionSpec:
-        """Divides the largest axis that can be divided evenly."""
-        divided = self._sharding.axis(tuple(weight.shape), self._replicas)
-        return WHOLE if divided is None else PartitionSpec(*[None] * divided, self._axis)
+    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
+        """Shards the largest axis that the replicas divide evenly."""
+        axis = self._sharding.axis(tuple(weight.shape), self._replicas)
+        return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
 
-    def _is_for(self, variable: Any) -> bool:
+    def _is_for(self, variable: keras.Variable) -> bool:
         # Not sync-on-read variables, of which each replica has a component. Nor unsigned integers:
         # they are bytes in transit, or the state of a random generator, which each draw reads.
         is_unsigned = keras_compat.stored_dtype(variable).startswith("uint")
         if is_on_read(variable) or is_unsigned:
             return False
-        return self.gathers_weights or slots.is_slot(variable)
+        return self.gathers_weights or is_slot(variable)
 
 
 @final
@@ -75,26 +159,26 @@ class ByLayoutMap(StateRule):
         self._sizes = sizes
         self._names = names
 
-    def spec(self, variable: Any) -> PartitionSpec:
+    def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the variable; for an optimizer's, for the weight's."""
-        owner = slots.weight_of(variable)
+        owner = weight_of(variable)
         layout = self._map[owner.path]
         if layout is None or tuple(owner.shape) != tuple(variable.shape):
             return WHOLE
-        pieces = [self._sizes.get(one, 1) for one in layout.axes]
+        counts = [self._sizes.get(one, 1) for one in layout.axes]
         shape = tuple(variable.shape)
-        if len(pieces) != len(shape) or any(
-            size % count for size, count in zip(shape, pieces, strict=True)
+        if len(counts) != len(shape) or any(
+            size % count for size, count in zip(shape, counts, strict=True)
         ):
             raise ValueError(
                 "Expected an axis of the mesh, or None, for each axis of the variable, which must "
                 f"divide it evenly. Received: layout={layout.axes} for the variable {owner.path!r} "
                 f"of shape {shape}, on a mesh of {dict(self._sizes)}. Change the LayoutMap."
             )
-        pairs = zip(layout.axes, pieces, strict=True)
+        pairs = zip(layout.axes, counts, strict=True)
         axes = [self._names[axis] if count > 1 else None for axis, count in pairs]
         return PartitionSpec(*axes) if any(axes) else WHOLE  # JAX leaves out axes of size 1
 
-    def update_spec(self, weight: Any) -> PartitionSpec:
+    def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Returns what the map has for the weight."""
         return self.spec(weight)

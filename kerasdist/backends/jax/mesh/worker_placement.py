@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import operator
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, final
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import programs
 from kerasdist.backends.base.checks import checksum_of
-from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.mesh.exchange import ByName
+from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
-from kerasdist.backends.jax.mesh.placement import MeshPlacement, Step, moved
+from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.job.job import Job
 
-_assembled = jax.make_array_from_single_device_arrays
+if TYPE_CHECKING:
+    import keras
 
 # How many bytes of variables are on the host a second time, or the largest variable.
 _BUNDLE = 1 << 26
@@ -40,18 +39,18 @@ _CHUNK = 1 << 26
 class _Rows:
     """An output of `predict`: `count` rows, and others to divide it evenly over the replicas."""
 
-    array: Any
+    array: jax.Array
     count: int
 
 
 @final
 class WorkerPlacement(MeshPlacement):
-    """Keeps variables as global arrays in programs, as host-local arrays between programs.
+    """Keeps variables as global arrays, of which each process holds its devices' shards.
 
     All processes must take part when one of them computes with a global array. Between programs a
-    process may do something alone, such as saving, so variables are host-local arrays then, whole
-    on each device of the process. Both kinds of arrays use the same buffers: converting one to the
-    other copies nothing. Only a variable that the replicas divide stays a global array.
+    process may do something alone, such as saving, so code that reads a variable gets this
+    process's own copy, which is a view of the same memory (`arrays.here`). What is sharded, all
+    workers read together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -60,50 +59,6 @@ class WorkerPlacement(MeshPlacement):
         super().__init__(layout)
         self._job = job
         self.places_ahead = True
-        self._is_sole = len(layout.local) == 1
-        self._here: Sharding = (
-            SingleDeviceSharding(layout.local[0])
-            if self._is_sole
-            else NamedSharding(Mesh(list(layout.local), (AXIS,)), PartitionSpec())
-        )
-
-    def to_rest(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts global arrays to host-local ones, and moves others here in one transfer.
-
-        A variable that the replicas divide becomes a global array, if it is none.
-        """
-        if self.layout.rule is None:
-            return moved(self.from_program(arrays), [self._here] * len(arrays))
-        at_rest = list(arrays)
-        targets = self.layout.of_variables(variables)
-        whole = [index for index, target in enumerate(targets) if target is self.whole]
-        moved_here = moved(self.from_program([arrays[i] for i in whole]), [self._here] * len(whole))
-        for index, array in zip(whole, moved_here, strict=True):
-            at_rest[index] = array
-        for index, target in enumerate(targets):
-            if target is not self.whole:
-                at_rest[index] = self.scattered(arrays[index], target)
-        return at_rest if any(map(operator.is_not, at_rest, arrays)) else arrays
-
-    def to_program(self, arrays: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Converts host-local arrays to global ones, which are whole."""
-        del variables
-        return [
-            _assembled(one.shape, self.whole, self._parts(one)) if one.is_fully_addressable else one
-            for one in arrays
-        ]
-
-    def from_program(self, arrays: list[Any]) -> list[Any]:
-        """Converts whole global arrays to host-local ones; returns the same list if there is none.
-
-        Those that are divided stay global.
-        """
-        if all(one.is_fully_addressable for one in arrays):
-            return arrays
-        return [
-            one if one.is_fully_addressable or is_divided(one) else self._local(one)
-            for one in arrays
-        ]
 
     @contextmanager
     def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
@@ -112,49 +67,31 @@ class WorkerPlacement(MeshPlacement):
             digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
             yield not any(self._job.compare_objects(work, digest))
 
-    def scattered(self, array: Any, sharding: NamedSharding) -> Any:
-        """Makes a divided array, to which this worker contributes its parts of a whole one."""
+    def put(self, array: Any, sharding: Sharding) -> jax.Array:
+        """Makes a global array, to which this worker contributes its shards of a whole one."""
         if is_placed(array, sharding):
             return array
-        array = self.result(array)
-        return array if sharding.is_fully_replicated else self._cut(array, sharding)
-
-    def gathered(self, array: Any) -> Any:
-        """Returns the whole value of a divided variable. All workers must call it."""
-        return self.result(self._gather(array))
-
-    def wholly(self, state: Any) -> Any:
-        """Returns state as host-local arrays. All workers must call it, if some is divided."""
-        return jax.tree.map(
-            lambda one: self.gathered(one) if is_divided(one) else self.result(one), state
+        if isinstance(array, jax.Array) and is_sharded(array):
+            return _sharded_as(sharding)(array)
+        rows = self.lasting(here(array))
+        made = jax.make_array_from_callback(
+            np.shape(rows),
+            sharding,
+            lambda index: rows if sharding.is_fully_replicated else rows[index],
         )
+        return made if isinstance(rows, jax.Array) else self.sent(made)
+
+    def read(self, array: jax.Array) -> jax.Array:
+        """Returns the whole value of an array. All workers must call it, if it is sharded."""
+        return here(self._gather(array) if is_sharded(array) else array)
 
     @cached_property
-    def _gather(self) -> Any:
-        return jax.jit(lambda arrays: arrays, out_shardings=self.whole)
-
-    def _parts(self, array: Any) -> list[Any]:
-        """Returns the shards of an array on this process's devices."""
-        return [array] if self._is_sole else [shard.data for shard in array.addressable_shards]
-
-    def _local(self, array: Any) -> Any:
-        if self._is_sole:
-            return array.addressable_data(0)
-        return _assembled(array.shape, self._here, self._parts(array))
-
-    def here(self, leaf: Any) -> Any:
-        """Returns the rows of a global array that one of this process's devices holds."""
-        if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
-            return leaf
-        return jax.device_put(leaf.addressable_data(0), self._here)
-
-    def result(self, array: Any) -> Any:
-        """Returns a program's result as a host-local array."""
-        return self.from_program([array])[0]
+    def _gather(self) -> Callable[..., Any]:
+        return _sharded_as(self.whole)
 
     def _results(self, outputs: Any) -> Any:
         def result(leaf: Any) -> Any:
-            return self._collected(leaf) if isinstance(leaf, _Rows) else self.result(leaf)
+            return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
 
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
 
@@ -164,7 +101,7 @@ class WorkerPlacement(MeshPlacement):
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit. All workers must call it."""
         for bundle in _bundles(variables):
             arrays = [keras_compat.stored_value(one) for one in bundle]
@@ -194,7 +131,9 @@ class WorkerPlacement(MeshPlacement):
 
     def _of_chief(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Returns the chief's bytes, on the host; each worker has as many. All must call it."""
-        return self._exchanged(data, _CHUNK, lambda chunk: self._chiefs(self._whole(chunk)))
+        return self._exchanged(
+            data, _CHUNK, lambda chunk: self._chiefs(self.put(chunk, self.whole))
+        )
 
     def _exchanged(
         self, data: np.ndarray[Any, Any], most: int, exchange: Callable[[Any], Any]
@@ -211,37 +150,27 @@ class WorkerPlacement(MeshPlacement):
         return np.concatenate(results, axis=-1)
 
     @cached_property
-    def _chiefs(self) -> Any:
+    def _chiefs(self) -> Callable[..., Any]:
+        def first(chunk: jax.Array) -> jax.Array:
+            is_first = jax.lax.axis_index(AXIS) == 0
+            return jax.lax.psum(jnp.where(is_first, chunk, jnp.zeros_like(chunk)), AXIS)
+
         whole = PartitionSpec()
         return jax.jit(
-            jax.shard_map(
-                ByName().first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False
-            )
+            jax.shard_map(first, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False)
         )
 
     def argument(self, array: Any) -> Any:
         """Makes a global array of the workers' arrays; returns a global array unchanged."""
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
             return array
-        return self.everywhere(array)
-
-    def everywhere(self, array: Any) -> Any:
-        """Makes a global array of the workers' arrays, which should be equal."""
-        return self._whole(self.lasting(array))
-
-    def spread(self, stack: Any) -> Any:
-        """Sends each of this process's devices its element along axis 0."""
-        return self._cut(stack, self.pieces)
+        return self.put(array, self.whole)
 
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Contributes the rows of this worker's replicas; all rows if they cannot be divided."""
         leaves = jax.tree.leaves(batch)
         target = self.layout.entry(leaves, axis)
-        if all(is_placed(leaf, target) for leaf in leaves):
-            return batch
-        if target is self.whole:
-            return jax.tree.map(self.everywhere, batch)
-        return jax.tree.map(lambda leaf: self._cut(leaf, target), batch)
+        return jax.tree.map(lambda leaf: self.put(leaf, target), batch)
 
     def chosen(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows of a batch, all if it cannot be divided."""
@@ -252,38 +181,16 @@ class WorkerPlacement(MeshPlacement):
     def chosen_rows(self, batch: Any, total: int) -> Any:
         """Makes a global batch of `total` rows; `batch` has those that `chosen` selected here."""
         if total % self.layout.replicas:
-            return jax.tree.map(self._whole, batch)
+            return jax.tree.map(lambda leaf: self.put(leaf, self.whole), batch)
 
-        def assembled(leaf: Any) -> Any:
-            here = len(self.layout.local_replicas)
-            share = leaf.shape[0] // here
-            parts = [leaf[i * share : (i + 1) * share] for i in range(here)]
-            return self._joined(self.layout.by_device(parts), (total, *leaf.shape[1:]), self.pieces)
+        def assembled(leaf: Any) -> jax.Array:
+            parts = np.split(leaf, len(self.layout.local_replicas))
+            return self.assemble(parts, (total, *leaf.shape[1:]))
 
-        return jax.tree.map(assembled, batch)
+        return self.sent(jax.tree.map(assembled, batch))
 
-    def _whole(self, leaf: Any) -> Any:
-        return self.to_program([self.sent(jax.device_put(leaf, self._here))], [None])[0]
-
-    def _cut(self, array: Any, target: NamedSharding) -> Any:
-        """Makes a global array; this worker contributes its devices' parts of a whole one."""
-        places = target.addressable_devices_indices_map(array.shape)
-        parts = [self.lasting(array[places[device]]) for device in self.layout.local]
-        return self._joined(parts, array.shape, target)
-
-    def _joined(self, parts: list[Any], shape: Any, target: NamedSharding) -> Any:
-        placed = jax.device_put(parts, list(self.layout.local))
-        return _assembled(shape, target, self.sent(placed))
-
-    def eager(self, step: Step) -> Step:
-        """Lets each worker run the step alone, with the whole batch."""
-
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
-            self.note_batch(_shapes(batch))
-            outputs, new = step(self.wholly(state), self.at_rest(self._gather(batch)))
-            return outputs, self._divided_as(state, new)
-
-        return run
+    def _note_batch(self, batch: Any) -> None:
+        self.note_batch(_shapes(batch))
 
     def _note_step(self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]) -> None:
         form = _shapes(batch)
@@ -311,18 +218,24 @@ class WorkerPlacement(MeshPlacement):
         if not isinstance(leaf, jax.Array) or not leaf.ndim or len(leaf) < self.layout.replicas:
             return self._returned(leaf)
         missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
-        rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.pieces)
+        rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.rows)
         return _Rows(rows, len(leaf))
 
 
-def _bundles(variables: Sequence[Any]) -> Iterator[list[Any]]:
+def _bundles(variables: Sequence[keras.Variable]) -> Iterator[list[keras.Variable]]:
     ends = itertools.accumulate(keras_compat.stored_value(one).nbytes for one in variables)
     pairs = zip(ends, variables, strict=True)
     for _, bundle in itertools.groupby(pairs, lambda pair: pair[0] // _BUNDLE):
         yield [variable for _, variable in bundle]
 
 
-def checksums_of(values: Sequence[Any]) -> list[int]:
+@cache
+def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
+    """Returns a program that changes how an array is sharded. All workers must call it."""
+    return jax.jit(lambda array: array, out_shardings=sharding)
+
+
+def checksums_of(values: Sequence[jax.Array]) -> list[int]:
     """Returns a checksum of each array's bits in this process."""
     own = [value.addressable_data(0) for value in values]
     if all(value.platform() == "cpu" for value in own):
@@ -331,7 +244,7 @@ def checksums_of(values: Sequence[Any]) -> list[int]:
 
 
 @jax.jit
-def _sum_of_bits(value: Any) -> Any:
+def _sum_of_bits(value: jax.Array) -> jax.Array:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
@@ -345,13 +258,13 @@ def _shapes(batch: Any) -> tuple[Any, ...]:
     return tuple([np.shape(leaf) for leaf in jax.tree.leaves(batch)])
 
 
-def pieces(variable: Any) -> list[HeldPiece]:
-    """Returns what this process's devices hold of a divided variable; nothing of another.
+def shards_of(variable: keras.Variable) -> list[HeldPiece]:
+    """Returns what this process's devices hold of a sharded variable; nothing of another.
 
     Nothing either of one that a LayoutMap divides along two axes, or over each worker's devices.
     """
     array = keras_compat.stored_value(variable)
-    if not is_divided(array):
+    if not is_sharded(array):
         return []
     part = array.sharding.shard_shape(array.shape)
     axes = [axis for axis, size in enumerate(array.shape) if part[axis] < size]
@@ -360,7 +273,7 @@ def pieces(variable: Any) -> list[HeldPiece]:
     return [_piece(variable, shard, axes[0]) for shard in array.addressable_shards]
 
 
-def _piece(variable: Any, shard: Any, axis: int) -> HeldPiece:
+def _piece(variable: keras.Variable, shard: Any, axis: int) -> HeldPiece:
     shape = tuple(variable.shape)
     begin, end, _ = shard.index[axis].indices(shape[axis])
 
@@ -370,12 +283,9 @@ def _piece(variable: Any, shard: Any, axis: int) -> HeldPiece:
         parts = [
             new if one.device == shard.device else one.data for one in array.addressable_shards
         ]
-        keras_compat.store_value(variable, _assembled(shape, array.sharding, parts))
+        keras_compat.store_value(
+            variable, jax.make_array_from_single_device_arrays(shape, array.sharding, parts)
+        )
 
     region = Region.along(shape, axis, begin, end)
     return HeldPiece(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)
-
-
-def is_divided(array: Any) -> bool:
-    """Returns whether each worker holds a part of an array."""
-    return not array.is_fully_addressable and not array.is_fully_replicated

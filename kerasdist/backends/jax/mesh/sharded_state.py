@@ -1,6 +1,6 @@
 """State that a mesh divides (`sharding=`): how it is made, read, written and used in a step.
 
-Between programs code reads whole values: each read of a divided variable gathers it. With several
+Between programs code reads whole values: each read of a sharded variable gathers it. With several
 workers all of them must make, read and write it, and they meet for that: a worker that does it
 alone would exchange its parts with another program of the others.
 
@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.backends.base.initial_broadcast import unnumbered
-from kerasdist.backends.jax.mesh import slots
+from kerasdist.backends.jax.mesh import state_rules
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.layout import layout_of_step
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
@@ -55,7 +55,7 @@ _tracing = _Tracing()
 
 
 def add(replica_set: ReplicaSet) -> None:
-    """Lets the variables of a strategy be divided."""
+    """Lets the variables of a strategy be sharded."""
     _replica_sets.add(replica_set)
     install()
 
@@ -63,15 +63,15 @@ def add(replica_set: ReplicaSet) -> None:
 @cache
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
-    slots.install()
+    state_rules.install()
     keras_compat.install(
         initialize=_initialize, store=_store, read_whole=_read, stateless_apply=_apply
     )
 
 
-def _place_of(variable: Any) -> MeshPlacement | None:
+def _place_of(variable: keras.Variable) -> MeshPlacement | None:
     """Returns the placement that divides a variable, None if none does."""
-    weight = slots.weight_of(variable)
+    weight = state_rules.weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
         or ownership.strategy_of(weight)
@@ -87,7 +87,7 @@ def _place_of(variable: Any) -> MeshPlacement | None:
 # Between programs.
 
 
-def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -> None:
+def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
     """Has each device draw its part of an initial value, which is nowhere whole."""
     place = _place_of(variable)
     if place is None:
@@ -100,7 +100,7 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
         number = constant(initializer)
         keras_compat.store_value(variable, _filled(sharding, shape, dtype)(number))
         return
-    written: dict[int, Any] = {}
+    written: dict[int, keras.Variable] = {}
 
     def drawn() -> tuple[Any, list[Any]]:
         with _Writes() as scope:
@@ -117,15 +117,15 @@ def _initialize(original: Callable[..., Any], variable: Any, initializer: Any) -
         value, states = program()
     keras_compat.store_value(variable, value)
     # An initializer may draw by a generator of its own.
-    keras_compat.store_values(list(written.values()), place.from_program(states))
+    keras_compat.store_values(list(written.values()), states)
 
 
-def _take_chiefs(variable: Any, value: Any, place: MeshPlacement) -> None:
+def _take_chiefs(variable: keras.Variable, value: Any, place: MeshPlacement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
     place.equalize([variable])
     value = keras_compat.stored_value(variable)
-    keras_compat.store_value(variable, place.scattered(value, place.layout.of_variable(variable)))
+    keras_compat.store_value(variable, place.put(value, place.layout.of_variable(variable)))
 
 
 @final
@@ -135,9 +135,9 @@ class _Writes(keras.StatelessScope):
     def __init__(self) -> None:
         # Else its end would initialize the other variables that wait, in the middle of a trace.
         super().__init__(initialize_variables=False)
-        self.written: dict[int, Any] = {}
+        self.written: dict[int, keras.Variable] = {}
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
         """Notes a variable and its new value."""
         self.written[id(update[0])] = update[0]
         super().add_update(update)
@@ -148,7 +148,7 @@ def _filled(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Call
     return jax.jit(lambda value: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
-def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
+def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> None:
     """Divides a value that is assigned between programs, so that no two are whole at a time."""
     place = None if is_traced(value) else _place_of(variable)
     sharding = None if place is None else place.layout.of_variable(variable)
@@ -158,10 +158,10 @@ def _store(original: Callable[..., Any], variable: Any, value: Any) -> None:
     with place.together(_work("assignment", variable), lambda: checksums_of([value])) as is_same:
         if not is_same:
             raise differing_assignment(variable)
-        original(variable, place.scattered(value, sharding))
+        original(variable, place.put(value, sharding))
 
 
-def _read(original: Callable[[Any], Any], variable: Any) -> Any:
+def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Returns a variable's whole value."""
     value = original(variable)
     if is_traced(value):
@@ -172,36 +172,36 @@ def _read(original: Callable[[Any], Any], variable: Any) -> Any:
     return value if in_program else whole(variable, value)
 
 
-def whole(variable: Any, value: Any) -> Any:
+def whole(variable: keras.Variable, value: Any) -> Any:
     """Returns a variable's value as a whole array. All workers must call it."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
     for place in [cast("MeshPlacement", replicas.arrays) for replicas in _replica_sets]:
         if getattr(value.sharding, "mesh", None) == place.mesh:
             with place.together(_work("read", variable), lambda: None):
-                return place.gathered(value)
+                return place.read(value)
     return value
 
 
-def _work(name: str, variable: Any) -> str:
+def _work(name: str, variable: keras.Variable) -> str:
     return f"{name} of the divided variable {unnumbered(variable.path)!r}"
 
 
 # Inside a step.
 
 
-def _gathered_in_step(variable: Any, value: Any) -> Any:
+def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
     layout = layout_of_step()
     if layout is None or _tracing.updates or layout.rule is None:
         return value
     if not layout.rule.gathers_weights or layout.of_variable(variable) is layout.whole:
         return value
-    return jax.lax.with_sharding_constraint(value, layout.gathered)
+    return jax.lax.with_sharding_constraint(value, layout.whole)
 
 
 def _apply(
     original: Callable[..., Any],
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     optimizer_variables: Any,
     grads: Sequence[Any],
     trainable_variables: Sequence[Any],
