@@ -266,7 +266,7 @@ def _described(figures: Figures) -> dict[str, Any]:
 
 
 def _times_of_worker(figures: Figures) -> dict[str, float | None]:
-    """Returns a worker's times per step, in milliseconds, as `stragglers.slowest` takes them."""
+    """Returns a worker's times per step, in milliseconds, as `comparison.slowest` takes them."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
     return {name: None if one is None else 1000 * one / steps for name, one in times.items()}

@@ -13,27 +13,17 @@ from tests.conformance.registry import REPLICAS, case
 N, BATCH = 23, 4
 
 
-def with_steps(lab, steps):
+# Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
+@case("steps per execution", backends=("tensorflow", "jax"))
+def steps_per_execution_not_dividing(lab):
+    """`steps_per_execution=4`, which does not divide 6 batches."""
     x, y = regression(N)
     lab.same(
-        lambda: dense(steps_per_execution=steps),
+        lambda: dense(steps_per_execution=4),
         fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     )
-
-
-# Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
-@case("steps per execution", backends=("tensorflow", "jax"))
-def steps_per_execution(lab):
-    """`steps_per_execution=3`, which 6 batches with a ragged tail divide."""
-    with_steps(lab, 3)
-
-
-@case("steps per execution", backends=("tensorflow", "jax"))
-def steps_per_execution_not_dividing(lab):
-    """`steps_per_execution=4`, which does not divide 6 batches."""
-    with_steps(lab, 4)
 
 
 @case("steps per execution")
@@ -117,78 +107,6 @@ def run_eagerly(lab):
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     )
-
-
-@case("compilation", backends=("tensorflow", "jax"))
-def no_retrace_after_the_first_epoch(lab):
-    """No retrace after the first epoch, tail and validation included."""
-    traces = []
-
-    def build():
-        class Spy(keras.layers.Layer):
-            def call(self, x):
-                traces.append(x.shape)
-                return x
-
-        model = keras.Sequential([keras.Input((4,)), Spy(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-        return model
-
-    x, y = regression(11)
-    counts = []
-    count = lambda: [  # noqa: E731
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: counts.append(len(traces)))
-    ]
-    options = {"batch_size": BATCH, "validation_data": (x, y)}
-    lab.run(
-        build,
-        [
-            quiet_fit(x, y, epochs=5, callbacks=count, **options),
-            lambda model: counts.append(len(traces)) or model.fit(x, y, verbose=0, **options),
-            lambda model: counts.append(len(traces)),
-        ],
-        lab.strategy(),
-    )
-    lab.check(counts[0] > 0, "the first epoch must have traced something")
-    lab.equal([counts[0]] * len(counts), counts)
-
-
-@case("compilation", backends=("jax",))
-def no_recompile_after_the_first_epoch(lab):
-    """No XLA compilation after the first epoch."""
-    import logging
-
-    import jax
-
-    compiled = []
-
-    class Count(logging.Handler):
-        def emit(self, record):
-            if "Compiling" in record.getMessage():
-                compiled.append(record.getMessage()[:200])
-
-    marks = []
-    handler, logger = Count(), logging.getLogger("jax")
-    mark = lambda: [  # noqa: E731
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: marks.append(len(compiled)))
-    ]
-    x, y = regression(11)
-    logger.addHandler(handler)
-    propagate, logger.propagate = logger.propagate, False
-    jax.config.update("jax_log_compiles", True)
-    try:
-        action = quiet_fit(x, y, batch_size=BATCH, epochs=4, callbacks=mark, validation_data=(x, y))
-        lab.run(lambda: dense(keras.optimizers.Adam(0.01)), [action], lab.strategy())
-    finally:
-        jax.config.update("jax_log_compiles", False)
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-    lab.check(marks[0] > 0, "the first epoch must have compiled something")
-    lab.check(
-        marks[1] == marks[-1],
-        f"compiled after the second epoch began: {marks} {compiled[marks[1] :][:4]}",
-    )
-    lab.check(marks[0] == marks[1], f"compiled in the second epoch: {compiled[marks[0] :][:4]}")
 
 
 @case("fit")
@@ -336,29 +254,6 @@ def optimizer_made_outside(lab):
         lambda: dense(optimizers.pop(), metrics=[metrics.pop()]),
         fit(x, y, batch_size=BATCH, epochs=2),
     )
-
-
-@case("compile")
-def fit_in_the_scope(lab):
-    """fit, evaluate and predict called inside the scope."""
-    x, y = regression(11)
-    strategy = lab.strategy()
-    actions = [
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    ]
-    expected = lab.run(dense, actions)[1]
-
-    def inside(action):
-        def act(model):
-            with strategy.scope():
-                return action(model)
-
-        return act
-
-    actual = lab.run(dense, [inside(action) for action in actions], strategy)[1]
-    lab.equal(expected.parts(True), actual.parts(True))
 
 
 @case("weights by hand")

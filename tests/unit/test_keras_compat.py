@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 from tests.unit.probe_of_trials import TRIALS
 
 BACKENDS = ["tensorflow", "jax", "torch"]
@@ -223,9 +223,7 @@ SIGNATURES = {
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def probe(request):
-    return json.loads(
-        run_fresh(PROBE + TRIALS + REPORT, KERAS_BACKEND=request.param).splitlines()[-1]
-    )
+    return json.loads(run_forked(PROBE + TRIALS + REPORT, request.param).splitlines()[-1])
 
 
 def test_every_place_has_the_parameters_that_the_hooks_use(probe):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import resource
-import stat
 import tracemalloc
 import weakref
 from functools import partial
@@ -172,7 +171,3 @@ def test_defect_29_all_arrays_are_read_though_the_disk_is_full(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert read == list(range(6))
     assert list(folder.iterdir()) == []
-
-
-def test_defect_24_a_file_is_its_owners(folder):
-    assert stat.S_IMODE(written(folder).stat().st_mode) == 0o600

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from kerasdist import keras_compat
 from kerasdist.backends.jax.workers.coordinator_proxy import Relay
 from kerasdist.errors import JobError
-from kerasdist.job import listening, threads
+from kerasdist.job import listening
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
@@ -72,7 +72,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             f"{str(error).rstrip('.')}. Let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
-    with threads.waiting_their_turn():
+    with listening.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
     keras_compat.install(to_numpy=_to_numpy, keep_placed=_keep_placed)
 
