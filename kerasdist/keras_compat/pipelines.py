@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
@@ -52,7 +52,7 @@ def follow_source(adapter: Any, source: Any, begun: Begun) -> None:
     if isinstance(adapter, GrainDatasetAdapter):
         adapter._dataset = _followed_by_grain(source, begun)
     elif isinstance(adapter, TorchDataLoaderAdapter):
-        adapter._dataloader = _Followed(source, begun)
+        adapter._dataloader = cast("Any", _Followed(source, begun))
     else:
         adapter._dataset = _Followed(source, begun)
 
