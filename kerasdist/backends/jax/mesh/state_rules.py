@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from jax.sharding import PartitionSpec
@@ -26,18 +25,17 @@ _weights: VariableTable[Any] = VariableTable()
 
 @final
 class _Making(threading.local):
-    """Whether an optimizer makes a variable in this thread, and for which weight."""
+    """The weight for which an optimizer makes a variable in this thread."""
 
-    is_on: bool = False
-    weight: keras.Variable | None = None
+    weight: Any = None
 
 
 _making = _Making()
 
 
 def install() -> None:
-    """Installs the hooks where optimizers make variables."""
-    keras_compat.install(slot=_from_weight, slot_alone=_alone)
+    """Installs the hook where optimizers make variables for weights."""
+    keras_compat.install(slot=_from_weight)
 
 
 def _from_weight(
@@ -47,30 +45,16 @@ def _from_weight(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    with _made_for(reference_variable):
-        return original(optimizer, reference_variable, *args, **kwargs)
-
-
-def _alone(
-    original: Callable[..., Any], optimizer: keras.Optimizer, *args: Any, **kwargs: Any
-) -> Any:
-    with _made_for(_making.weight):
-        return original(optimizer, *args, **kwargs)
-
-
-@contextmanager
-def _made_for(weight: keras.Variable | None) -> Generator[None]:
-    before = _making.is_on, _making.weight
-    _making.is_on, _making.weight = True, weight
+    before, _making.weight = _making.weight, reference_variable
     try:
-        yield
+        return original(optimizer, reference_variable, *args, **kwargs)
     finally:
-        _making.is_on, _making.weight = before
+        _making.weight = before
 
 
 def note_new(variable: keras.Variable) -> None:
     """Notes a variable that is about to be made, if an optimizer makes it."""
-    if _making.is_on:
+    if keras_compat.is_of_optimizer():
         _note(variable, _making.weight)
 
 
