@@ -24,7 +24,7 @@ from kerasdist.backends.tensorflow.fit.steps import (
     StepsOnIterator,
     outputs_of_replicas,
 )
-from kerasdist.backends.tensorflow.private.compiled import uncompiled
+from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
 from kerasdist.backends.tensorflow.replica.adoption import take_on
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
 from kerasdist.backends.tensorflow.replica.variables import (
@@ -142,7 +142,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _step_function(
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
-        self._prepare()
+        self._prepare(step)
         step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
         return StepsOnIterator(
             lambda batch, read: self._step_on_batch(step, batch, read),
@@ -222,21 +222,22 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if self.has_builtin("predict_step"):
             x, _, _ = keras_compat.unpack_x_y_sample_weight(batch)
             self.ensure_built(keras.tree.map_structure(none_for_optional, x))
-        self._prepare()
+        self._prepare(self.predict_step)
 
     def _take_on(self) -> None:
         """Mirrors the layers, optimizer and metrics that were made outside of the scope."""
         take_on(self, self._group.native_strategy, self.bound_strategy.options.batch_norm)
 
-    def _prepare(self) -> None:
+    def _prepare(self, step: Callable[[Any], Any]) -> None:
         native_strategy = self._group.native_strategy
         self._take_on()
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         prepare(self, self.bound_strategy)
         self._group.mark_equal(statistics_of(self._flatten_layers()))
-        if self.jit_compile and not self.run_eagerly:
+        if (self.jit_compile or asks_for_xla(step)) and not self.run_eagerly:
+            is_asked = "is compiled" if self.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {self.name!r} is compiled with jit_compile=True, but its steps run "
+                f"The model {self.name!r} {is_asked} with jit_compile=True, but its steps run "
                 "without XLA, with the same results: replicas wait for each other in the middle of "
                 "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
