@@ -168,7 +168,10 @@ def prefetching():
         "rows": rows,
         "sizes": [[int(part.size) for part in batch.parts] for batch in batches],
         "taken": len({one.inputs[0].name for one in taken}),
-        "waits": [[taken.index(before) for before in one.control_inputs] for one in taken],
+        "waits": [
+            [taken.index(before) for before in one.control_inputs if before in taken]
+            for one in taken
+        ],
         "divided": sorted({f"{one.device_type}:{one.device_index}" for one in divided}),
     }
 
@@ -183,7 +186,7 @@ def kinds_of_batches():
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
     dataset = GROUP._iterated(integers, integers.element_spec, None)
-    dataset._begin = lambda make: make()
+    dataset.begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
 

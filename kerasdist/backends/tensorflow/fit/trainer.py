@@ -69,9 +69,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:  # attributes of the model's own class
         replica_set: StepReplicas
         name: str
-        variables: list[Any]
-        non_trainable_variables: list[Any]
-        metrics: list[Any]
+        variables: list[keras.Variable]
+        non_trainable_variables: list[keras.Variable]
+        metrics: list[keras.Metric]
         compiled: bool
         optimizer: Any
         train_step: Callable[[Any], Any]
@@ -80,7 +80,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         jit_compile: bool
         run_eagerly: bool
         steps_per_execution: int
-        _flatten_layers: Callable[[], Iterable[Any]]
+        _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
@@ -94,7 +94,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs
 
     @staticmethod
-    def prepare_other(model: Any, replicas: StepReplicas) -> None:
+    def prepare_other(model: keras.Model, replicas: StepReplicas) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
         take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
@@ -152,7 +152,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
             trains=trains,
         )
 
-    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any, read: list[Any]) -> Any:
+    def _step_on_batch(
+        self, step: Callable[[Any], Any], batch: Any, read: list[keras.Variable]
+    ) -> Any:
         """Runs a step, see `StepsOnIterator`."""
         own = self.runs_builtin_steps
 
@@ -182,7 +184,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         )
         return rows, totals, logs, values
 
-    def _results(self, read: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+    def _results(self, read: Sequence[keras.Variable], values: Sequence[Any]) -> dict[str, Any]:
         """Returns the metrics' results, by values that a collective has brought."""
         if keras_compat.trial() is not None:  # its scope must stay open
             self._group.remember(read, values)
@@ -198,11 +200,11 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
-        read: list[Any] = []
+        read: list[keras.Variable] = []
         _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
 
-    def _costly(self) -> list[Any]:
+    def _costly(self) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
         if self.replica_set.job is None:
             return []
@@ -269,7 +271,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
 
 
-def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:
+def _known(
+    variables: Sequence[keras.Variable], values: Sequence[Any]
+) -> AbstractContextManager[Any]:
     """Returns a context in which reading the variables returns the given values."""
     pairs = list(zip(variables, values, strict=True))
     return keras.StatelessScope(pairs) if pairs else nullcontext()
