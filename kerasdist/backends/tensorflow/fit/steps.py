@@ -77,8 +77,7 @@ class StepsOnIterator:
 
         `step` takes a batch, and a list to fill with the variables that it reads. It returns the
         batch's first rows, its number of examples and checksums, the logs, and the values of the
-        variables. With
-        `trains`, the function tells a meter of its steps, if there is one.
+        variables. With `trains`, the function tells a meter of its steps, if there is one.
         """
         self.count = steps
         self._replica_set = replica_set
@@ -117,8 +116,8 @@ class StepsOnIterator:
             if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
                 self._last = weakref.ref(iterator)
                 _require_equal_beginnings(self._replica_set, first)
-            self._replica_set.group.remember(self._read, values)
             if self._replica_set.job is not None:
+                self._replica_set.group.remember(self._read, values)
                 self._note(totals)
             return logs
 
