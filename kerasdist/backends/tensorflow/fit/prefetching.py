@@ -277,8 +277,13 @@ def _functions_between(spec: Any) -> tuple[Any, Any]:
         return _called(same_there, source, [handle], [tf.string])
 
     def fetched(
-        handle: tf.Tensor, source: tf.Tensor, incarnation: tf.Tensor, shard: tf.Tensor, _: tf.Tensor
+        handle: tf.Tensor,
+        source: tf.Tensor,
+        incarnation: tf.Tensor,
+        shard: tf.Tensor,
+        resource: tf.Tensor,
     ) -> Any:
+        del resource  # TensorFlow warns of an argument that is named `_`
         return _called(piece_there, source, [handle, incarnation, shard], form["output_types"])
 
     # Without the attribute, int32 tensors would stay on the host.
