@@ -94,7 +94,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         return outputs
 
     @staticmethod
-    def prepare_other(model: keras.Model, replicas: StepReplicas) -> None:
+    def prepare_other(model: Any, replicas: StepReplicas) -> None:
         """Mirrors those variables of the model and its optimizer that are not mirrored yet."""
         take_on(model, replicas.group.native_strategy, replicas.options.batch_norm)
         optimizer = model.optimizer if model.compiled else None
