@@ -78,9 +78,7 @@ def with_inner(optimizer: Any) -> list[Any]:
     return [optimizer]
 
 
-def take_on(
-    model: keras.Model, native_strategy: tf.distribute.Strategy, batch_norm: str | None
-) -> None:
+def take_on(model: Any, native_strategy: tf.distribute.Strategy, batch_norm: str | None) -> None:
     """Mirrors a model's layers, metrics and optimizer that were made outside of the scope.
 
     If any variable is recreated, the compiled functions of the model, and of models among its

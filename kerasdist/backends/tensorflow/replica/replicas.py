@@ -90,7 +90,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         self.group = group
         if job is not None:
             with tf.init_scope(), outside_strategies(), tf.device(HOST):
-                count: Any = tf.Variable(0, trainable=False, dtype=tf.int64)
+                count: Any = tf.Variable(tf.zeros([], tf.int64), trainable=False)
             self.count_batch = lambda: count.assign_add(1)
             self.batch_history.count_begun = lambda: int(count.numpy())
         outside_replicas.serve(group.native_strategy)
