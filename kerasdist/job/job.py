@@ -84,9 +84,15 @@ class Job:
         return [one for one in known if one not in (None, self.address)]
 
     def gather_addresses(self) -> tuple[str, ...]:
-        """Returns ``host:port`` of each worker, by rank. All workers must call it."""
+        """Returns ``host:port`` of each worker, by rank. All workers must call it.
+
+        The chief alone gets them one by one; it compresses them once for the others.
+        """
         if not self._addresses:
-            self._addresses = tuple(self.all_gather_object("addresses of workers", self.address))
+            everyone = self.gather_object("address of a worker", self.address)
+            own = protocol.compressed(everyone) if self.is_chief else None
+            compressed = self.broadcast_object("addresses of workers", own)
+            self._addresses = tuple(protocol.decompressed(compressed))
         return self._addresses
 
     def own_port(self) -> HeldPort:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
+import zlib
 from typing import Any
 
 # Of the protocol between workers; they must be equal.
@@ -54,6 +56,16 @@ def unpacked(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedError("not a kerasdist worker: its message is no JSON") from error
+
+
+def compressed(value: Any) -> str:
+    """Returns a value as text, compressed: for what is long, and goes to all workers."""
+    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def decompressed(text: str) -> Any:
+    """Returns the value of a `compressed` text."""
+    return json.loads(zlib.decompress(base64.b85decode(text)))
 
 
 def receive(connection: socket.socket, most: int = _FRAME_BYTES) -> Any:

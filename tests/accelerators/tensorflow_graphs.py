@@ -6,7 +6,9 @@ traced, and never run with NCCL.
 
 import collections
 import contextlib
+import gc
 import json
+import weakref
 from unittest import mock
 
 import kerasdist as kd
@@ -18,6 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from kerasdist.api.collectives import CommunicationOptions  # noqa: E402
+from kerasdist.backends.tensorflow.fit import prefetching as prefetching_module  # noqa: E402
 from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402
 from tests.gpu_like import emulation  # noqa: E402
@@ -165,7 +168,10 @@ def prefetching():
         "rows": rows,
         "sizes": [[int(part.size) for part in batch.parts] for batch in batches],
         "taken": len({one.inputs[0].name for one in taken}),
-        "waits": [[taken.index(before) for before in one.control_inputs] for one in taken],
+        "waits": [
+            [taken.index(before) for before in one.control_inputs if before in taken]
+            for one in taken
+        ],
         "divided": sorted({f"{one.device_type}:{one.device_index}" for one in divided}),
     }
 
@@ -180,18 +186,28 @@ def kinds_of_batches():
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
     dataset = GROUP._iterated(integers, integers.element_spec, None)
-    dataset._begin = lambda make: make()
+    dataset.begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
 
 
 def retraced():
-    """How many functions another dataset of the same types traces."""
-    dataset = tf.data.Dataset.range(5).batch(2)
-    list(iterator(dataset))
-    with counters.traces("tensorflow") as traces:
-        list(iterator(dataset))
-    return traces.count
+    """How many functions a second epoch traces; how many there were, and outlive the dataset."""
+    dataset, traced, own = tf.data.Dataset.range(5).batch(2), [], prefetching_module._graph
+
+    def noted(*args, **attributes):
+        graph = own(*args, **attributes)
+        traced.append(weakref.ref(graph))
+        return graph
+
+    with mock.patch.object(prefetching_module, "_graph", noted):
+        batches = GROUP._iterated(dataset, dataset.element_spec, None)
+        list(batches)
+        with counters.traces("tensorflow") as traces:
+            list(batches)
+    del batches
+    gc.collect()
+    return [traces.count, len(traced), sum(one() is not None for one in traced)]
 
 
 def pipelines():

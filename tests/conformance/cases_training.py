@@ -1,6 +1,7 @@
 """Options of fit, evaluate and predict; the *_on_batch methods; compile in and out of the scope."""
 
 import contextlib
+import warnings
 from itertools import chain
 
 import numpy as np
@@ -76,6 +77,28 @@ def jit_compile(lab):
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     )
+
+
+@case("compilation", backends=("tensorflow",), replicas=(2,))
+def jit_compile_of_a_step(lab):
+    """A `train_step` decorated with `jit_compile=True`: equal, and a warning says without XLA."""
+
+    def build():
+        class Decorated(keras.Sequential):
+            @kd.function(jit_compile=kd.has_strategy())
+            def train_step(self, data):
+                return super().train_step(data)
+
+        model = Decorated(dense().layers)
+        model.compile("sgd", "mse")
+        return model
+
+    x, y = regression(11)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lab.same(build, quiet_fit(x, y, batch_size=BATCH))
+    said = [str(one.message) for one in caught if "a step decorated with jit" in str(one.message)]
+    lab.check(len(said) == 1, f"{said}")
 
 
 @case("compilation", backends=("torch",), replicas=(2,))

@@ -1,5 +1,7 @@
 """`kd.function`."""
 
+from functools import partial
+
 import numpy as np
 
 from tests.facade.case import case
@@ -178,6 +180,25 @@ def a_replica_in_xla(lab):
 
     in_xla = tf.function(loss_and_gradients, jit_compile=True)
     lab.equal(losses(loss_and_gradients), losses(in_xla))
+
+
+@case(backends=("tensorflow",))
+def xla_around_a_run_is_refused(lab):
+    """`jit_compile=True` on what `run` runs, around `run`, and in a function around: an error."""
+    import tensorflow as tf
+
+    strategy = lab.strategy()
+    for compiles in (kd.function(jit_compile=True), partial(tf.function, jit_compile=True)):
+        step = compiles(ops.sum)
+        around = compiles(lambda: strategy.run(ops.sum, (tf.ones(3),)))
+        for call in (
+            lambda step=step: strategy.run(step, (tf.ones(3),)),
+            tf.function(lambda step=step: strategy.run(step, (tf.ones(3),))),
+            around,
+            tf.function(lambda around=around: around()),
+        ):
+            with lab.raises(kd.errors.UnsupportedError, "Received: .* with jit_compile=True"):
+                call()
 
 
 @case

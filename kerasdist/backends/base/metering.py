@@ -296,9 +296,8 @@ def rows_of(batch: Any) -> int:
 class Counting:
     """An iterator that counts the batches that a train function takes from it, and their rows."""
 
-    def __init__(self, batches: Iterator[Any], rows_of: Callable[[Any], int] = rows_of) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self._rows_of = rows_of
         self.count = self.rows = 0
 
     def __iter__(self) -> Counting:
@@ -307,7 +306,7 @@ class Counting:
     def __next__(self) -> Any:
         batch = next(self._batches)
         self.count += 1
-        self.rows += self._rows_of(batch)
+        self.rows += rows_of(batch)
         return batch
 
 

@@ -1,14 +1,13 @@
 """Puts each replica's rows on its device before the step that takes them.
 
 The operations are those of TensorFlow's ``MultiDeviceIterator``, which ``tf.distribute`` uses. That
-traces five functions for each device in each epoch; here they are traced once in a process.
+traces six functions for each device in each epoch; here a dataset has four for all its epochs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, final
 
 import tensorflow as tf
@@ -56,10 +55,11 @@ def prefetched(
     """
     parts, graph = _in_parts(dataset, divide)
     spec = PlacedSpec(parts.element_spec, tuple(devices), total)
+    between = _functions_between(parts.element_spec)
 
-    def start() -> list[Any]:
+    def start() -> list[tf.data.Iterator]:
         assert graph is not None  # it lives as long as the dataset that calls it
-        return _iterators(parts, devices)
+        return _iterators(parts, devices, between)
 
     return lambda: PlacedIterator(spec, start)
 
@@ -145,11 +145,9 @@ class PlacedIterator(tf.data.Iterator):
 
     def over(self, batches: Sequence[PlacedBatch]) -> PlacedIterator:
         """Returns an iterator of the same type over given batches."""
-        parts = [part for batch in batches for part in batch.parts]
-        return PlacedIterator(
-            self._spec,
-            lambda: _iterators(in_a_row(parts, self.element_spec), self._spec.devices),
-        )
+        parts = in_a_row([part for batch in batches for part in batch.parts], self.element_spec)
+        between = _functions_between(self.element_spec)
+        return PlacedIterator(self._spec, lambda: _iterators(parts, self._spec.devices, between))
 
 
 @final
@@ -220,8 +218,13 @@ def in_a_row(elements: Sequence[Any], spec: Any = None) -> tf.data.Dataset:
     return functools.reduce(tf.data.Dataset.concatenate, map(of_one, elements))
 
 
-def _iterators(parts: tf.data.Dataset, devices: Sequence[str]) -> list[Any]:
-    """Starts an iterator on each device, fed in turn by one pipeline on the host."""
+def _iterators(
+    parts: tf.data.Dataset, devices: Sequence[str], between: Sequence[Any]
+) -> list[tf.data.Iterator]:
+    """Starts an iterator on each device, fed in turn by one pipeline on the host.
+
+    `between` is the result of `_functions_between`.
+    """
     form = _form(parts.element_spec)
     with tf.device(HOST):
         source = tf.constant(tf.constant(0).device)
@@ -232,18 +235,18 @@ def _iterators(parts: tf.data.Dataset, devices: Sequence[str]) -> list[Any]:
             max_buffer_size=_AHEAD,
         )
         handle = tf.raw_ops.MultiDeviceIteratorToStringHandle(multi_device_iterator=resource)
+    same, fetched = between
     iterators = []
     for shard, device in enumerate(devices):
-        begin, following, end = _functions(shard, **form)
         with tf.device(device):
             variant = tf.raw_ops.GeneratorDataset(
                 init_func_other_args=[handle, source],
                 # The resource lives as long as the iterators that are fed by it.
-                next_func_other_args=[source, incarnation, resource],
+                next_func_other_args=[source, incarnation, tf.constant(shard, tf.int64), resource],
                 finalize_func_other_args=[source],
-                init_func=begin,
-                next_func=following,
-                finalize_func=end,
+                init_func=same,
+                next_func=fetched,
+                finalize_func=same,
                 **form,
             )
             own = tf.data.experimental.from_variant(variant, parts.element_spec)
@@ -251,44 +254,41 @@ def _iterators(parts: tf.data.Dataset, devices: Sequence[str]) -> list[Any]:
     return iterators
 
 
-@cache
-def _functions(
-    shard: int, output_types: tuple[Any, ...], output_shapes: tuple[Any, ...]
-) -> tuple[Any, Any, Any]:
-    """Returns how a device's pipeline begins, fetches its next piece from the host, and ends."""
-    form = {"output_types": output_types, "output_shapes": output_shapes}
+def _functions_between(spec: Any) -> tuple[Any, Any]:
+    """Returns how a device's pipeline begins and ends, and how it fetches from the host."""
+    form = _form(spec)
     text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
     kept = tf.TensorSpec([], tf.resource)
 
-    def piece(handle: tf.Tensor, incarnation: tf.Tensor) -> Any:
+    def piece(handle: tf.Tensor, incarnation: tf.Tensor, shard: tf.Tensor) -> Any:
         return tf.raw_ops.MultiDeviceIteratorGetNextFromShard(
             multi_device_iterator=tf.raw_ops.MultiDeviceIteratorFromStringHandle(
                 string_handle=handle, **form
             ),
-            shard_num=shard,
+            shard_num=tf.cast(shard, tf.int32),  # which a device would not take
             incarnation_id=incarnation,
             **form,
         )
 
-    begin_there = _graph(lambda handle: handle, text)
-    piece_there = _graph(piece, text, number)
-    end_there = _graph(lambda _: tf.constant(0, tf.int64), text)
+    same_there = _graph(lambda handle: handle, text)
+    piece_there = _graph(piece, text, number, number)
 
-    def begin(handle: tf.Tensor, source: tf.Tensor) -> Any:
-        return _called(begin_there, source, [handle], [tf.string])
+    def same(handle: tf.Tensor, source: tf.Tensor) -> Any:
+        return _called(same_there, source, [handle], [tf.string])
 
-    def fetched(handle: tf.Tensor, source: tf.Tensor, incarnation: tf.Tensor, _: Any) -> Any:
-        return _called(piece_there, source, [handle, incarnation], output_types)
+    def fetched(
+        handle: tf.Tensor,
+        source: tf.Tensor,
+        incarnation: tf.Tensor,
+        shard: tf.Tensor,
+        resource: tf.Tensor,
+    ) -> Any:
+        del resource  # TensorFlow warns of an argument that is named `_`
+        return _called(piece_there, source, [handle, incarnation, shard], form["output_types"])
 
-    def end(handle: tf.Tensor, source: tf.Tensor) -> Any:
-        return _called(end_there, source, [handle], [tf.int64])
-
-    return (
-        _graph(begin, text, text),
-        # Without the attribute, int32 tensors would stay on the host.
-        _graph(fetched, text, text, number, kept, experimental_ints_on_device=True),
-        _graph(end, text, text),
-    )
+    # Without the attribute, int32 tensors would stay on the host.
+    ints = {"experimental_ints_on_device": True}
+    return _graph(same, text, text), _graph(fetched, text, text, number, number, kept, **ints)
 
 
 def _called(graph: Any, source: tf.Tensor, given: Sequence[Any], types: Sequence[Any]) -> Any:

@@ -33,10 +33,6 @@ from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.job.job import Job
 
-# Gets a function that reads from an iterator in a graph. Returns the batch that it read, and
-# numbers that the steps of a call add up.
-_Take = Callable[[Callable[[], Any]], tuple[Any, list[Any]]]
-
 
 class StepReplicas(Protocol):
     """What steps and trainers need of a `TensorFlowReplicaSet`, which imports them."""
@@ -46,7 +42,7 @@ class StepReplicas(Protocol):
     options: ReplicaOptions
     first_batches: FirstBatches
     batch_history: BatchHistory
-    count_batch: Callable[[], None] | None
+    count_batch: Callable[[], object] | None
     run: Callable[..., list[tuple[Piece, Any]]]
     begin_step: Callable[[], None]
 
@@ -70,7 +66,7 @@ class StepsOnIterator:
 
     def __init__(
         self,
-        step: Callable[[Any, list[Any]], Any],
+        step: Callable[[Any, list[keras.Variable]], Any],
         replica_set: StepReplicas,
         steps: int,
         *,
@@ -81,13 +77,12 @@ class StepsOnIterator:
 
         `step` takes a batch, and a list to fill with the variables that it reads. It returns the
         batch's first rows, its number of examples and checksums, the logs, and the values of the
-        variables. With
-        `trains`, the function tells a meter of its steps, if there is one.
+        variables. With `trains`, the function tells a meter of its steps, if there is one.
         """
         self.count = steps
         self._replica_set = replica_set
         # The variables that a step reads: set while it is traced, used after every step.
-        self._read: list[Any] = []
+        self._read: list[keras.Variable] = []
         self._last: Callable[[], Any] = lambda: None
 
         count = replica_set.count_batch
@@ -100,29 +95,29 @@ class StepsOnIterator:
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
         self._trains = trains
-        self._on_iterator = self._metered = None
-        if not eagerly:
-            # A loop traces the step twice, so it calls a function that is traced once. A single
-            # step is not called: to put a called graph into its caller's takes as long as tracing.
-            inside = partial(self._once, on_batch) if steps == 1 else self._in_a_loop
-            self._on_iterator = compiled(partial(inside, lambda read: (read(), [])), eagerly=False)
-            # Traced only if there is a meter.
-            self._metered = compiled(partial(_measured, inside), eagerly=False)
+        # A loop traces the step twice, so it calls a function that is traced once. A single
+        # step is not called: to put a called graph into its caller's takes as long as tracing.
+        inside = partial(self._once, on_batch) if steps == 1 else self._in_a_loop
+        self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
     def __call__(self, iterator: Any) -> Any:
         """Does the steps. Returns the logs of the last step."""
         self._replica_set.begin_step()
         meter = metering.running() if self._trains else None
         with division_errors():
-            if meter is None:
-                first, totals, logs, values = self._done(iterator)
+            if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
+                first, totals, logs, values, measured = self._on_iterator(iterator)
+                sizes = [0] * self.count  # they are measured
             else:
-                first, totals, logs, values = self._done_and_measured(iterator, meter)
+                first, totals, logs, values = self._do_one_by_one(iterator)
+                sizes, measured = [total for total in totals if not total.shape.rank], None
+            if meter is not None:
+                meter.done(len(sizes), sum(map(int, sizes)), logs, measured)
             if isinstance(iterator, tf.data.Iterator) and iterator is not self._last():
                 self._last = weakref.ref(iterator)
                 _require_equal_beginnings(self._replica_set, first)
-            self._replica_set.group.remember(self._read, values)
             if self._replica_set.job is not None:
+                self._replica_set.group.remember(self._read, values)
                 self._note(totals)
             return logs
 
@@ -135,68 +130,54 @@ class StepsOnIterator:
             else:
                 self._replica_set.batch_history.add(f"{int(total)} examples")
 
-    def _done_and_measured(self, iterator: Any, meter: metering.Meter) -> Any:
-        if self._metered is not None and isinstance(iterator, tf.data.Iterator):
-            done, measured = self._metered(iterator)
-            meter.done(self.count, 0, done[2], measured)
-            return done
-        counting = metering.Counting(_batches(iterator), _total)
-        done = self._done(counting)
-        meter.done(counting.count, counting.rows, done[2])
-        return done
-
-    def _done(self, iterator: Any) -> Any:
-        if self._on_iterator is not None and isinstance(iterator, tf.data.Iterator):
-            return self._on_iterator(iterator)
+    def _do_one_by_one(self, iterator: Any) -> Any:
         done = [self._on_batch(batch) for batch in itertools.islice(_batches(iterator), self.count)]
         if not done:
             raise tf.errors.OutOfRangeError(None, None, "End of the data")
         totals = [total for _, totals, *_ in done for total in totals]
         return (done[0][0], totals, *done[-1][2:])
 
-    def _once(self, on_batch: Callable[[Any], Any], take: _Take, iterator: Any) -> Any:
-        batch, told = take(iterator.get_next)
-        first, totals, *done = on_batch(batch)
-        return first, [*totals, *told], *done
+    def _once(self, on_batch: Callable[[Any], Any], iterator: Any) -> Any:
+        batch, seconds = _timed(iterator.get_next)
+        first, totals, logs, values = on_batch(batch)
+        return first, totals, logs, values, _measured(totals, seconds)
 
-    def _in_a_loop(self, take: _Take, iterator: Any) -> Any:
+    def _in_a_loop(self, iterator: Any) -> Any:
         """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
-        first, totals, *done = self._once(self._on_batch, take, iterator)
+        first, *done = self._once(self._on_batch, iterator)
 
-        def body(count: Any, _: Any, totals: Any, done: Any) -> Any:
-            batch, told = take(iterator.get_next_as_optional)
+        def body(count: Any, _: Any, done: Any) -> Any:
+            batch, seconds = _timed(iterator.get_next_as_optional)
             has_value = batch.has_value()
 
             def another() -> Any:
-                _, more, *done = self._on_batch(batch.get_value())
-                return [one + own for one, own in zip(totals, [*more, *told], strict=True)], done
+                totals, *_, measured = done
+                _, more, logs, values = self._on_batch(batch.get_value())
+                added = [one + own for one, own in zip(totals, more, strict=True)]
+                return [added, logs, values, measured + _measured(more, seconds)]
 
-            done = tf.cond(has_value, another, lambda: (totals, done))
-            return count + 1, has_value & (count + 1 < self.count), *done
+            done = tf.cond(has_value, another, lambda: done)
+            return count + 1, has_value & (count + 1 < self.count), done
 
-        *_, totals, done = tf.while_loop(
-            lambda _, more, *__: more, body, (tf.constant(1), tf.constant(True), totals, done)
+        *_, done = tf.while_loop(
+            lambda _, more, *__: more, body, (tf.constant(1), tf.constant(True), done)
         )
-        return (first, totals, *done)
+        return (first, *done)
 
 
-def _measured(inside: Callable[..., Any], iterator: Any) -> Any:
-    """Does the steps; returns also a vector of their samples, their number, and their waits."""
-    first, totals, *done = inside(_timed, iterator)
-    *own, count, seconds = totals
-    measured = [tf.cast(own[0], tf.float64), count, seconds]
-    return (first, own, *done), tf.stack(measured)
+def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
+    """Returns what a meter is told of a step: its samples, the number 1, and its wait."""
+    return tf.stack([tf.cast(totals[0], tf.float64), tf.ones([], tf.float64), seconds])
 
 
-def _timed(read: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Reads a batch in a graph. Returns it with the count 1, and the seconds that reading took."""
+def _timed(read: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
+    """Reads a batch in a graph. Returns it with the seconds that reading took."""
     begin = tf.timestamp()
     with tf.control_dependencies([begin]):
         batch = read()
         ready = [batch.has_value()] if hasattr(batch, "has_value") else _tensors(batch)
     with tf.control_dependencies(ready):
-        seconds = tf.timestamp() - begin
-    return batch, [tf.ones([], tf.float64), seconds]
+        return batch, tf.timestamp() - begin
 
 
 def _tensors(batch: Any) -> list[tf.Tensor]:

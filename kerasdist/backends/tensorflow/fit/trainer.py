@@ -24,7 +24,7 @@ from kerasdist.backends.tensorflow.fit.steps import (
     StepsOnIterator,
     outputs_of_replicas,
 )
-from kerasdist.backends.tensorflow.private.compiled import uncompiled
+from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
 from kerasdist.backends.tensorflow.replica.adoption import take_on
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
 from kerasdist.backends.tensorflow.replica.variables import (
@@ -69,9 +69,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:  # attributes of the model's own class
         replica_set: StepReplicas
         name: str
-        variables: list[Any]
-        non_trainable_variables: list[Any]
-        metrics: list[Any]
+        variables: list[keras.Variable]
+        non_trainable_variables: list[keras.Variable]
+        metrics: list[keras.Metric]
         compiled: bool
         optimizer: Any
         train_step: Callable[[Any], Any]
@@ -80,7 +80,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         jit_compile: bool
         run_eagerly: bool
         steps_per_execution: int
-        _flatten_layers: Callable[[], Iterable[Any]]
+        _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
@@ -142,7 +142,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _step_function(
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
-        self._prepare()
+        self._prepare(step)
         step = uncompiled(step)  # replicas meet in the graph of all, not in one of the user's
         return StepsOnIterator(
             lambda batch, read: self._step_on_batch(step, batch, read),
@@ -152,7 +152,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
             trains=trains,
         )
 
-    def _step_on_batch(self, step: Callable[[Any], Any], batch: Any, read: list[Any]) -> Any:
+    def _step_on_batch(
+        self, step: Callable[[Any], Any], batch: Any, read: list[keras.Variable]
+    ) -> Any:
         """Runs a step, see `StepsOnIterator`."""
         own = self.runs_builtin_steps
 
@@ -182,7 +184,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         )
         return rows, totals, logs, values
 
-    def _results(self, read: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+    def _results(self, read: Sequence[keras.Variable], values: Sequence[Any]) -> dict[str, Any]:
         """Returns the metrics' results, by values that a collective has brought."""
         if keras_compat.trial() is not None:  # its scope must stay open
             self._group.remember(read, values)
@@ -198,11 +200,11 @@ class TensorFlowTrainer(ReplicatedTrainer):
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Takes a step on the replicas, eagerly, and returns its logs."""
-        read: list[Any] = []
+        read: list[keras.Variable] = []
         _, _, logs, _ = self._step_on_batch(step, batch, read)
         return logs
 
-    def _costly(self) -> list[Any]:
+    def _costly(self) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
         if self.replica_set.job is None:
             return []
@@ -222,21 +224,22 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if self.has_builtin("predict_step"):
             x, _, _ = keras_compat.unpack_x_y_sample_weight(batch)
             self.ensure_built(keras.tree.map_structure(none_for_optional, x))
-        self._prepare()
+        self._prepare(self.predict_step)
 
     def _take_on(self) -> None:
         """Mirrors the layers, optimizer and metrics that were made outside of the scope."""
         take_on(self, self._group.native_strategy, self.bound_strategy.options.batch_norm)
 
-    def _prepare(self) -> None:
+    def _prepare(self, step: Callable[[Any], Any]) -> None:
         native_strategy = self._group.native_strategy
         self._take_on()
         check_mirrored(self.variables, native_strategy, f"the layers of the model {self.name!r}")
         prepare(self, self.bound_strategy)
         self._group.mark_equal(statistics_of(self._flatten_layers()))
-        if self.jit_compile and not self.run_eagerly:
+        if (self.jit_compile or asks_for_xla(step)) and not self.run_eagerly:
+            is_asked = "is compiled" if self.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {self.name!r} is compiled with jit_compile=True, but its steps run "
+                f"The model {self.name!r} {is_asked} with jit_compile=True, but its steps run "
                 "without XLA, with the same results: replicas wait for each other in the middle of "
                 "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
@@ -268,7 +271,9 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self._symbolic_build(data_batch=keras.tree.map_structure(_description, batch))
 
 
-def _known(variables: Sequence[Any], values: Sequence[Any]) -> AbstractContextManager[Any]:
+def _known(
+    variables: Sequence[keras.Variable], values: Sequence[Any]
+) -> AbstractContextManager[Any]:
     """Returns a context in which reading the variables returns the given values."""
     pairs = list(zip(variables, values, strict=True))
     return keras.StatelessScope(pairs) if pairs else nullcontext()

@@ -21,7 +21,7 @@ from kerasdist.backends.tensorflow.fit.batches import (
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
-from kerasdist.backends.tensorflow.private.trials import plain_copy, replicated_copy
+from kerasdist.backends.tensorflow.private.strategies import plain_copy, replicated_copy
 from kerasdist.backends.tensorflow.private.worker_strategy import SharedSum
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core import context
@@ -109,7 +109,7 @@ class TensorFlowTrial(Trial):
                 return replicated_copy(own)
             return plain_copy(copies(own)[0], _whole(variable, own))
 
-    def write(self, variable: Any, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable, as code of a replica does where this is one's."""
         replica = context.replica()
         if replica is None:
@@ -117,7 +117,7 @@ class TensorFlowTrial(Trial):
         else:
             replica.collectives.assign(variable, value, self._assign)
 
-    def _assign(self, variable: Any, value: Any) -> None:
+    def _assign(self, variable: keras.Variable, value: Any) -> None:
         own = self.get_current_value(variable)
         own.assign(tf.cast(value, own.dtype))
 

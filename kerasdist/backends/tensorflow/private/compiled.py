@@ -51,6 +51,11 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return uncompiled_code
 
 
+def asks_for_xla(function: Callable[..., Any]) -> bool:
+    """Returns whether a function is a ``tf.function`` with ``jit_compile=True``."""
+    return isinstance(function, polymorphic_function.Function) and bool(function._jit_compile)
+
+
 def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
     """Returns a ``tf.function`` with the options of another one."""
     return compiled._clone(python_function=function)

@@ -14,10 +14,10 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.distribute import values_util
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import shares_of_integers
-from kerasdist.backends.tensorflow.private.trials import run_trials_eagerly
 from kerasdist.errors import KerasdistError
 
 
@@ -29,7 +29,7 @@ def install() -> None:
     let_variables_be_read()
     keep_sums_of_integers()
     run_trials_eagerly()
-    tf.get_logger().addFilter(_OnePassage())
+    tf.get_logger().addFilter(_is_of_no_trial)
 
 
 def let_autograph_pass_over(package: str) -> None:
@@ -111,20 +111,20 @@ def keep_sums_of_integers() -> None:
     values_util.on_read_assign_cross_replica = assign
 
 
-class _OnePassage(logging.Filter):
-    """Makes TensorFlow warn about eager replicas once per process, not in each of five steps."""
+def run_trials_eagerly() -> None:
+    """Runs compiled functions eagerly in a trial: they would keep its copies of variables."""
+    function: Any = polymorphic_function.Function
+    known = function._run_functions_eagerly.fget
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed = False
+    def runs_eagerly(compiled: Any) -> bool:
+        return known(compiled) or keras_compat.trial() is not None
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "eagerly has significant overhead" not in str(record.msg):
-            return True
-        if keras_compat.trial() is not None:
-            return False
-        passes, self._passed = not self._passed, True
-        return passes
+    function._run_functions_eagerly = property(runs_eagerly)
+
+
+def _is_of_no_trial(record: logging.LogRecord) -> bool:
+    """Whether a warning is not that of a trial, which is eager, of eager replicas."""
+    return keras_compat.trial() is None or "eagerly has significant overhead" not in str(record.msg)
 
 
 def install_tape_gradient(hook: Callable[..., Any]) -> None:

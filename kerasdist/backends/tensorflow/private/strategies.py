@@ -13,6 +13,9 @@ from tensorflow.python.distribute import values as distributed_values
 # The collective keys reserved per strategy, which needs far fewer: one per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
+# What the package's own kinds of distributed variables hold beside TensorFlow's attributes.
+_OWN = ("_is_equal", "_known")
+
 
 def mirrored_strategy(devices: list[str], *, share_memory: bool) -> tf.distribute.MirroredStrategy:
     """Returns a ``MirroredStrategy`` that works beside others in the same process.
@@ -70,3 +73,32 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
         yield
     finally:
         native_strategy.extended._input_workers_devices = devices
+
+
+def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
+    """Returns a plain copy of a variable, which Keras's optimizers identify with the original."""
+    copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
+    # The id by which an optimizer finds the variable's slots.
+    vars(copy)["_unique_id"] = variable._unique_id
+    return copy
+
+
+def replicated_copy(variable: Any) -> Any:
+    """Returns a copy of a strategy's variable, with the same value on each device."""
+    if isinstance(variable, ps_values.AggregatingVariable):
+        return type(variable)(
+            variable._distribute_strategy, _copy(variable._v), variable._aggregation
+        )
+    if not isinstance(variable, distributed_values.DistributedVariable):
+        return _copy(variable)
+    parts = [_copy(one) for one in variable.values]
+    copy = type(variable)(
+        variable._distribute_strategy, parts, variable._aggregation, variable._policy
+    )
+    vars(copy).update({name: one for name, one in vars(variable).items() if name in _OWN})
+    return copy
+
+
+def _copy(variable: Any) -> tf.Variable:
+    with tf.device(variable.device):
+        return plain_copy(variable, variable.read_value())

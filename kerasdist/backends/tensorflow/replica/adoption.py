@@ -29,7 +29,7 @@ def is_foreign(variable: Any, native_strategy: tf.distribute.Strategy) -> bool:
     )
 
 
-def adopt_all(variables: Iterable[Any], native_strategy: tf.distribute.Strategy) -> bool:
+def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
     """Recreates variables that `is_foreign` with a copy on every device, keeping their values.
 
     Returns whether any was recreated; functions compiled before still hold the old variables.
@@ -55,7 +55,7 @@ def adopt_all(variables: Iterable[Any], native_strategy: tf.distribute.Strategy)
 def adopt(
     optimizer: Any,
     native_strategy: tf.distribute.Strategy,
-    variables: Iterable[Any] = (),
+    variables: Iterable[keras.Variable] = (),
     *,
     recreated: bool = False,
 ) -> None:

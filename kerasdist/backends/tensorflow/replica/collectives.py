@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
@@ -269,7 +270,11 @@ class TensorFlowCollectives(Collectives):
         return gathered(tensor)
 
     def apply_gradients(
-        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self,
+        apply: Apply,
+        optimizer: Any,
+        gradients: list[Any],
+        variables: list[keras.Variable] | None,
     ) -> None:
         """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
@@ -308,7 +313,7 @@ class TensorFlowCollectives(Collectives):
         tensors = [tensor for one in terms for tensor in one.added]
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
-    def end_step(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+    def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Finishes deferred work and reads variables in one collective; all replicas must call it.
 
         The variables are those that the step's logs need.
@@ -329,13 +334,13 @@ class TensorFlowCollectives(Collectives):
         given = [tensor for one in waiting for tensor in one.given]
         return self._combine("a metric's result or the end of the step", [*given, *own], update)
 
-    def summed(self, variables: Sequence[Any]) -> list[tf.Tensor]:
+    def summed(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Returns the sums over the replicas of variables that are sums."""
         if keeps_one_copy(self._native_strategy):
             return [tf.convert_to_tensor(variable.value) for variable in variables]
         return self.end_step(variables)
 
-    def before_read(self, variable: Any) -> None:
+    def before_read(self, variable: keras.Variable) -> None:
         """Finishes a deferred assignment to the variable, so that the new value is read.
 
         In a custom loop, a variable that was made outside of the scope gets a copy on every device
@@ -352,7 +357,7 @@ class TensorFlowCollectives(Collectives):
 
             self._combine("the first use of a variable from outside", [variable], mirrored)
 
-    def assign(self, variable: Any, value: Any, write: Write) -> Any:
+    def assign(self, variable: keras.Variable, value: Any, write: Write) -> Any:
         """Assigns to a variable; in `fit`, as one device would for the global batch.
 
         There, the replicas' changes are combined. ``tf.distribute`` combines the assigned values:
@@ -372,7 +377,7 @@ class TensorFlowCollectives(Collectives):
             return write(variable, value)
         return self._assign_changes(variable, value, write)
 
-    def _own_part(self, variable: Any, value: Any) -> Any:
+    def _own_part(self, variable: keras.Variable, value: Any) -> Any:
         """Returns this replica's new part of a sum; an empty replica keeps its old part."""
         weight = self._share.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
@@ -389,7 +394,7 @@ class TensorFlowCollectives(Collectives):
         finally:
             self._writes_equal = outer
 
-    def _assign_once(self, variable: Any, value: Any, write: Write) -> None:
+    def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
         """Assigns a value that is equal on all replicas to a variable with a single copy."""
 
         def update(parts: Columns) -> None:
@@ -397,7 +402,7 @@ class TensorFlowCollectives(Collectives):
 
         self._combine("assign", [tf.convert_to_tensor(value)], update)
 
-    def _assign_changes(self, variable: Any, value: Any, write: Write) -> None:
+    def _assign_changes(self, variable: keras.Variable, value: Any, write: Write) -> None:
         before = tf.convert_to_tensor(variable.value)
         change = tf.cast(value, before.dtype) - before
         if variable.aggregation == "mean":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from kerasdist.backends.tensorflow.fit.trainer import (
     PlacedTrainer,
     TensorFlowTrainer,
 )
-from kerasdist.backends.tensorflow.private.scopes import NativeScope
+from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
     central_storage_strategy,
     group_key,
@@ -35,7 +34,7 @@ from kerasdist.backends.tensorflow.replica import outside_replicas
 from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.merge import in_replicas
 from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner
-from kerasdist.backends.tensorflow.workers.datasets import GroupAdapter, TensorFlowAdapter
+from kerasdist.backends.tensorflow.workers.datasets import TensorFlowAdapter
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.backends.tensorflow.workers.worker_group import WorkerGroup
 from kerasdist.core.devices import Device
@@ -69,26 +68,6 @@ class SoleDevice(ReplicaSet):
 
 
 @final
-class _Count:
-    """A number that a graph counts up, and any thread reads. No strategy mirrors it."""
-
-    def __init__(self) -> None:
-        with tf.init_scope(), tf.device(HOST):
-            # Without a name of its own it would be the resource of every other such count.
-            name = f"kerasdist_count_{uuid.uuid4().hex}"
-            self._handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
-            tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.zeros([], tf.int64))
-
-    def add(self) -> None:
-        with tf.device(HOST):
-            tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.ones([], tf.int64))
-
-    def value(self) -> int:
-        with tf.init_scope(), tf.device(HOST):
-            return int(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64))
-
-
-@final
 class TensorFlowReplicaSet(ReplicaSet):
     """Several devices, of this process or of many workers, with a copy of every variable on each.
 
@@ -98,7 +77,7 @@ class TensorFlowReplicaSet(ReplicaSet):
     """
 
     trainer_class = TensorFlowTrainer
-    count_batch: Callable[[], None] | None = None
+    count_batch: Callable[[], object] | None = None
 
     def __init__(
         self,
@@ -110,8 +89,10 @@ class TensorFlowReplicaSet(ReplicaSet):
         super().__init__(devices, options, job)
         self.group = group
         if job is not None:
-            count = _Count()
-            self.count_batch, self.batch_history.count_begun = count.add, count.value
+            with tf.init_scope(), outside_strategies(), tf.device(HOST):
+                count: Any = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+            self.count_batch = lambda: count.assign_add(1)
+            self.batch_history.count_begun = lambda: int(count.numpy())
         outside_replicas.serve(group.native_strategy)
         vector_losses.install()
 
@@ -128,13 +109,13 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter whose global batches Keras does not divide by itself."""
-        return GroupAdapter(adapter, self.group)
+        return TensorFlowAdapter(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a scope in which a Keras variable gets a copy on every device."""
         return NativeScope(self.group.native_strategy)
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, eagerly even while a function is traced."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)

@@ -13,12 +13,10 @@ from kerasdist.backends.base.checks import check_shapes
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ReplicaError
-from kerasdist.input.distributed import DistributedDataset
 
 
 def register() -> None:
-    """Registers ``tf.distribute``'s values and datasets as subclasses of kerasdist's."""
-    DistributedDataset.register(tf.distribute.DistributedDataset)
+    """Registers ``tf.distribute``'s values as subclasses of kerasdist's."""
     values.DistributedValues.register(tf.distribute.DistributedValues)
     values.PerReplica.register(tf.types.experimental.distributed.PerReplica)
     values.Mirrored.register(tf.types.experimental.distributed.Mirrored)

@@ -31,7 +31,7 @@ def gradient_replaces(variable: Any) -> bool:
     return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
 
 
-def averaged(variables: Iterable[Any]) -> list[Any]:
+def averaged(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
     """Returns the sync-on-read variables that are read as the mean of the replicas' values."""
     read_as_mean = (
         v for v in variables if v.synchronization == "on_read" and v.aggregation == "mean"
@@ -40,7 +40,7 @@ def averaged(variables: Iterable[Any]) -> list[Any]:
     return [v for v in read_as_mean if isinstance(native(v), tf.distribute.DistributedValues)]
 
 
-def statistics_of(layers: Iterable[Any]) -> list[Any]:
+def statistics_of(layers: Iterable[keras.Layer]) -> list[keras.Variable]:
     """Returns BatchNormalization's moving statistics that are read as the replicas' mean."""
     norms = (
         one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
@@ -49,7 +49,7 @@ def statistics_of(layers: Iterable[Any]) -> list[Any]:
 
 
 def check_mirrored(
-    variables: Iterable[Any], native_strategy: tf.distribute.Strategy, owner: str
+    variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy, owner: str
 ) -> None:
     """Refuses variables that were not made in the strategy's scope.
 
@@ -73,14 +73,14 @@ class _Open(threading.local):
     """The listeners to this thread's reads of Keras variables."""
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[Any], None]] = []
+        self.listeners: list[Callable[[keras.Variable], None]] = []
 
 
 _open = _Open()
 
 
 @contextmanager
-def reads_preceded(listener: Callable[[Any], None]) -> Iterator[None]:
+def reads_preceded(listener: Callable[[keras.Variable], None]) -> Iterator[None]:
     """Calls `listener` before each read of a Keras variable by this thread, in the block."""
     _install()
     _open.listeners.append(listener)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -32,31 +32,27 @@ if TYPE_CHECKING:
     from kerasdist.core.protocols import StrategyLike
 
 
+@final
 class TensorFlowAdapter(WrappedAdapter):
-    """A Keras data adapter for TensorFlow; this class yields the same batches as Keras's own."""
+    """A Keras data adapter for TensorFlow, whose batches a group divides among its replicas."""
+
+    def __init__(self, inner: Any, group: Group | None = None) -> None:
+        """Without a group, the batches are those of Keras's own adapter."""
+        super().__init__(inner)
+        self._group = group
 
     def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
         If given, `begin` makes each iterator; it gets the function that would make it otherwise.
         """
-        dataset = self._batches()
-        return dataset if begin is None else GlobalBatchDataset.followed(dataset, begin)
-
-    def _batches(self) -> Any:
-        return self._inner.get_tf_dataset()
-
-
-@final
-class GroupAdapter(TensorFlowAdapter):
-    """A Keras data adapter whose batches a group divides among its replicas."""
-
-    def __init__(self, inner: Any, group: Group) -> None:
-        super().__init__(inner)
-        self._group = group
-
-    def _batches(self) -> Any:
-        return self._group.batches(self._inner)
+        inner, group = self._inner, self._group
+        dataset = inner.get_tf_dataset() if group is None else group.batches(inner)
+        if begin is not None and isinstance(dataset, tf.data.Dataset):
+            dataset = GlobalBatchDataset(partial(iter, dataset), dataset.element_spec)
+        if isinstance(dataset, GlobalBatchDataset):
+            dataset.begin = begin
+        return dataset
 
 
 def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:

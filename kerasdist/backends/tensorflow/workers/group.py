@@ -46,6 +46,9 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 
     Keras would hand a plain dataset to ``experimental_distribute_dataset``, which cuts it into
     unequal steps (TRAPS, 2), shards it by file, and warns about that.
+
+    Attributes:
+        begin: If set, makes each iterator; it gets the function that would make it otherwise.
     """
 
     def __init__(
@@ -62,24 +65,10 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
         self._iterate = iterate
         self._prefetched = prefetched or iterate
         self._spec = spec
-        self._begin: Callable[[Callable[[], Any]], Any] | None = None
-
-    @classmethod
-    def of(cls, dataset: tf.data.Dataset, spec: Any) -> GlobalBatchDataset:
-        """Wraps a dataset."""
-        return cls(partial(iter, dataset), spec)
-
-    @classmethod
-    def followed(cls, dataset: Any, begin: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Returns the dataset with iterators that `begin` makes."""
-        if isinstance(dataset, tf.data.Dataset):
-            dataset = cls.of(dataset, dataset.element_spec)
-        if isinstance(dataset, cls):
-            dataset._begin = begin
-        return dataset
+        self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self._prefetched() if self._begin is None else self._begin(self._iterate)
+        return self._prefetched() if self.begin is None else self.begin(self._iterate)
 
     @property
     def element_spec(self) -> Any:
@@ -222,12 +211,12 @@ class Group:
         rows, _ = self.concatenation([part[tf.newaxis] for part in parts], 0, equal_sizes=True)
         return tf.reduce_max(rows, 0)
 
-    def costly(self, variables: Iterable[Any]) -> list[Any]:
+    def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns those variables whose reading would cost a collective."""
         del variables  # all components are in this process
         return []
 
-    def wholes(self, variables: Sequence[Any], sums: Sequence[Any]) -> list[tf.Tensor]:
+    def wholes(self, variables: Sequence[keras.Variable], sums: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the variables' aggregated values, given the sums of their components."""
         replicas = self.native_strategy.num_replicas_in_sync
         totals = [copies(total)[0] for total in sums]
@@ -235,10 +224,6 @@ class Group:
             tf.cast(total / replicas, total.dtype) if one.aggregation == "mean" else total
             for one, total in zip(variables, totals, strict=True)
         ]
-
-    def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
-        """Gathers one structure per replica from all workers."""
-        return list(structures)
 
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Combines what the steps of this process's replicas returned: floats by their mean.
@@ -265,21 +250,20 @@ class Group:
             results[index] = tf.cast(total, parts[0].dtype)
         return keras.tree.pack_sequence_as(structures[0], results)
 
-    def mark_equal(self, variables: Sequence[Any]) -> None:
+    def mark_equal(self, variables: Sequence[keras.Variable]) -> None:
         """Marks variables to which all replicas assign equal values in `fit`."""
         del variables  # all replicas are in this process
 
-    def remember(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+    def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
         """Caches the aggregated values of variables, which a step has read."""
         del variables, values  # reading them costs nothing
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values."""
         del variables  # all replicas are in this process
 
-    def average(self, variables: Sequence[Any]) -> None:
-        """Sets each component of sync-on-read variables to the components' mean."""
-        for variable in variables:
-            parts = [part.numpy() for part in copies(variable)]
-            if any((part != parts[0]).any() for part in parts[1:]):
-                variable.assign(variable.value)
+    def average(self, variables: Sequence[keras.Variable]) -> None:
+        """Sets each component of sync-on-read variables to the mean of all workers' components."""
+        sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
+        for variable, value in zip(variables, self.wholes(variables, sums), strict=True):
+            variable.assign(value)

@@ -189,14 +189,6 @@ class WorkerGroup(Group):
         [whole] = self.sums([placed])
         return tf.cast(whole, tf.bool) if is_bool else whole, sizes
 
-    def average(self, variables: Sequence[Any]) -> None:
-        """Averages all variables: a worker cannot tell whether other workers' values differ."""
-        parts = [[part.read_value() for part in copies(variable)] for variable in variables]
-        for variable, value in zip(
-            variables, self.wholes(variables, self.sums(parts)), strict=True
-        ):
-            variable.assign(value)
-
     def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
         """Gathers one structure per replica from all workers, by one collective per type."""
         columns = list(zip(*(keras.tree.flatten(one) for one in structures), strict=True))
@@ -217,23 +209,23 @@ class WorkerGroup(Group):
             for part, replica in zip(parts, self.local, strict=True)
         ]
 
-    def costly(self, variables: Iterable[Any]) -> list[Any]:
+    def costly(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables whose components must be summed over the workers to be read."""
         # Not `native`: that is a read, before which deferred assignments are finished one by one.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
-    def remember(self, variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+    def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
         """Caches the variables' values, so that this worker can read them without a collective."""
         for variable, value in zip(variables, values, strict=True):
             native(variable).remember(value)
 
-    def mark_equal(self, variables: Sequence[Any]) -> None:
+    def mark_equal(self, variables: Sequence[keras.Variable]) -> None:
         """Lets this worker read the variables without a collective until a custom loop has run."""
         for variable in variables:
             native(variable).mark_equal()
 
-    def equalize(self, variables: Sequence[Any]) -> None:
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, by one collective per type."""
         natives = [native(one) for one in variables]
         held = [copies(one) for one in natives]
