@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from keras.src import tree
@@ -20,6 +21,12 @@ def numbers_of(logs: Any) -> dict[str, Any]:
 def losses_on(layer: Any) -> list[Any]:
     """Returns the losses of a layer's last call, as Keras's own list."""
     return layer._losses
+
+
+def clear_losses_on(layers: Iterable[Any]) -> None:
+    """Removes the losses of the last calls of layers."""
+    for layer in layers:
+        layer._losses.clear()
 
 
 def loss_ids_on(layer: Any) -> set[int]:
