@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
     from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
+    from kerasdist.training.predictions import predict_to
 
 __all__ = [
     "AutoShardPolicy",
