@@ -12,7 +12,7 @@ from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
 from kerasdist.backends.base.single_replica import SoleReplica
 from kerasdist.core import context
-from kerasdist.core.protocols import ReplicaLike, StrategyLike
+from kerasdist.core.protocols import StrategyLike
 from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 
@@ -203,10 +203,7 @@ class ReplicaContext:
             )
 
 
-def one_device_replica() -> ReplicaLike | None:
-    """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
-    replica = context.replica()
-    return replica if replica is not None and replica.share is not None else None
+one_device_replica = context.one_device_replica
 
 
 def global_batch(tensor: Any) -> Any:

@@ -122,6 +122,12 @@ def replica() -> ReplicaLike | None:
     return _here.replicas[-1] if _here.replicas else None
 
 
+def one_device_replica() -> ReplicaLike | None:
+    """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
+    found = _here.replicas[-1] if _here.replicas else None
+    return None if found is None or found.share is None else found
+
+
 def enclosing_replica() -> ReplicaLike | None:
     """Returns the replica whose code called this code, even through `merge_call`."""
     for context in reversed(_here.replicas):

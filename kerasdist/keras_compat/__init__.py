@@ -108,6 +108,7 @@ from kerasdist.keras_compat.tf_data import (
 )
 from kerasdist.keras_compat.trees import register_tree_node
 from kerasdist.keras_compat.trials import (
+    clear_losses_on,
     compiled_losses,
     compiled_metrics,
     loss_ids_on,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from keras.src import tree
@@ -23,6 +24,12 @@ def numbers_of(logs: Any) -> dict[str, Any]:
 def losses_on(layer: keras.Layer) -> list[Any]:
     """Returns the losses of a layer's last call, as Keras's own list."""
     return layer._losses
+
+
+def clear_losses_on(layers: Iterable[keras.Layer]) -> None:
+    """Removes the losses of the last calls of layers."""
+    for layer in layers:
+        layer._losses.clear()
 
 
 def loss_ids_on(layer: keras.Layer) -> set[int]:

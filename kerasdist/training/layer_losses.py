@@ -54,11 +54,11 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
         original(layer)
         return
     # Keras calls this for the outermost layer of a step: inner layers' losses must go too.
-    in_trial = keras_compat.trial() is not None
-    for inner in layer._flatten_layers():
+    layers = list(layer._flatten_layers())
+    for inner in layers:
         losses.pop(id(inner), None)
-        if not in_trial:
-            keras_compat.losses_on(inner).clear()  # losses of a call before this step
+    if keras_compat.trial() is None:
+        keras_compat.clear_losses_on(layers)  # losses of a call before this step
 
 
 def hand_over(replicas: Sequence[ReplicaContext]) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kerasdist as kd
 from kerasdist.backends.torch.fit import batches, fit_rules, gradients
-from kerasdist.backends.torch.replica import placing, random, rendezvous, replicas
+from kerasdist.backends.torch.replica import placing, random, replicas, threads
 from kerasdist.backends.torch.state import states, variables
 from kerasdist.backends.torch.workers import process_group
 from kerasdist.backends.torch.workers.buckets import in_packs
@@ -226,7 +226,7 @@ def copies_of_what_replicas_assign():
             for scope in scopes:
                 scope.written.update(written)
                 scope.state_mapping.update(enumerate(tensors(count, scope.device)))
-            fit_rules._brought(scopes[1], written, scopes[0], scopes[0].device)
+            fit_rules.combined(scopes, written, tensors(count, "cuda:0"))
         found.append(copies.count)
     return found
 
@@ -273,7 +273,7 @@ def in_stream(stream):
 
 @case
 def rows_travel_ahead():
-    from kerasdist.backends.torch.fit import gpu_input
+    from kerasdist.backends.torch.workers import worker_data
     from kerasdist.input.worker_shard import WorkerShard
 
     log.clear()
@@ -293,7 +293,7 @@ def rows_travel_ahead():
     try:
         for name, fake in fakes.items():
             setattr(torch.cuda, name, fake)
-        for number, batch in enumerate(gpu_input.ahead(batches(), torch.device("cuda", 0))):
+        for number, batch in enumerate(worker_data.ahead(batches(), torch.device("cuda", 0))):
             rows = batch.rows if number else batch
             assert rows[0].number == number
             assert rows[1] is None
@@ -307,13 +307,13 @@ def rows_travel_ahead():
 @case
 def meetings_of_a_step():
     strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
-    original, met = rendezvous.Rendezvous.meet, []
+    original, met = threads.ThreadPool.meet, []
 
     def meet(self, rank, label, *args):
         met.append(label)
         return original(self, rank, label, *args)
 
-    rendezvous.Rendezvous.meet = meet
+    threads.ThreadPool.meet = meet
     found = []
     for layers in (1, 10):
         with strategy.scope():

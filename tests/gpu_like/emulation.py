@@ -47,7 +47,7 @@ def _torch() -> None:
     from kerasdist.backends.torch.replica import replicas
 
     _replace(replicas.TorchReplicaSet, "on_cpu", property(lambda self: False))
-    _replace(batch_norm, "_is_plain", lambda tensor: False)
+    _replace(batch_norm, "_DEVICES", ())
     _copy_variables()
     _run_backward_elsewhere()
 

@@ -21,7 +21,7 @@ from tests.multiprocess.cases_divided import own_size
 # Where a backend gathers a divided variable outside of steps.
 _GATHERS = {
     "jax": ("kerasdist.backends.jax.mesh.worker_placement", "WorkerPlacement", "read"),
-    "torch": ("kerasdist.backends.torch.state.shards", "Shard", "whole"),
+    "torch": ("kerasdist.backends.torch.state.shards", "Shard", "gather"),
 }
 
 

@@ -130,6 +130,82 @@ def _with_shard(variable):
     return variable, shard_of(variable)
 
 
+@case(TOPIC, backends=TORCH)
+def gathered_while_one_computes(lab):
+    """A timeline of a step: each gather but the first is on its way while a layer computes.
+
+    Forward and backward (DEFECTS 19, ADR 62). A gather is on its way from its start until a layer
+    waits for it.
+    """
+    import torch
+
+    if lab.strategy().replica_set.options.sharding.state != "full":
+        return
+    layers, width, timeline, asked = 5, 8, [], []
+    x, y = np.ones((8, width), "float32"), np.ones((8, width), "float32")
+
+    class Computing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, number, inputs):
+            ctx.number = number
+            timeline.append(f"forward {number}")
+            return inputs.view_as(inputs)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            timeline.append(f"backward {ctx.number}")
+            return None, gradient
+
+    class Layer(keras.layers.Dense):
+        def call(self, inputs):
+            outputs = super().call(inputs)
+            return outputs if inputs.is_meta else Computing.apply(self.number, outputs)
+
+    class OnItsWay:
+        def __init__(self, work):
+            self.work, self.number = work, len(asked)
+            asked.append(self)
+            timeline.append(f"gather {self.number}")
+
+        def wait(self):
+            timeline.append(f"wait {self.number}")
+            return self.work.wait()
+
+    small = kd.CommunicationOptions(bytes_per_pack=8)
+    strategy = lab.strategy(sharding=kd.Sharding("full", 1), communication_options=small)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((width,))])
+        for number in range(layers):
+            model.add(Layer(width, "tanh"))
+            model.layers[-1].number = number
+        model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=8, verbose=0)
+    group, timeline[:] = strategy.replica_set.group, []
+    start = group.start_gather_of_parts
+
+    def started(part):
+        work, whole = start(part)
+        return OnItsWay(work), whole
+
+    group.start_gather_of_parts = started
+    try:
+        model.fit(x, y, batch_size=8, verbose=0)
+    finally:
+        del group.start_gather_of_parts
+    lab.check(len(asked) >= 2 * layers - 2, f"{len(asked)} gathers")
+    for number in range(1, len(asked)):
+        begin, end = timeline.index(f"gather {number}"), timeline.index(f"wait {number}")
+        lab.check(
+            any(one.startswith(("forward", "backward")) for one in timeline[begin:end]),
+            f"no layer computes while gather {number} is on its way: {timeline}",
+        )
+    # In the backward pass too: the last gather starts after a layer's derivative, and another
+    # one's follows before it is waited for.
+    begin, end = (timeline.index(f"{what} {len(asked) - 1}") for what in ("gather", "wait"))
+    lab.check("backward 3" in timeline[:begin], f"{timeline}")
+    lab.check("backward 1" in timeline[begin:end], f"{timeline}")
+
+
 def recurrent():
     cells = [keras.layers.LSTMCell(3), keras.layers.GRUCell(3)]
     layers = [keras.layers.LSTM(4, return_sequences=True), keras.layers.RNN(cells)]

@@ -5,6 +5,7 @@ python -m tests.multiprocess.torch_script; the environment says which worker. Pr
 
 import contextlib
 import os
+import threading
 import traceback
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from kerasdist.backends.torch.replica import threads  # noqa: E402
 from kerasdist.backends.torch.workers import process_group  # noqa: E402
 from kerasdist.backends.torch.workers.buckets import GradientSum  # noqa: E402
 
@@ -138,6 +140,19 @@ def gloo_waits_for_its_turn():
     everyone = [os.sched_getscheduler(int(one.name)) for one in Path("/proc/self/task").iterdir()]
     assert os.SCHED_BATCH in everyone, everyone
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@case
+def one_replica_meets_nobody():
+    """A worker's replica runs in the thread that calls (HOUSE, move 9)."""
+    before = threading.enumerate()
+    strategy = kd.MultiWorkerMirroredStrategy()
+    with counted(threads.ThreadPool, "__init__") as pools:
+        trained(dense, strategy)
+        strategy.run(lambda: kd.get_replica_context().all_reduce("SUM", torch.ones(())))
+    assert not pools.calls
+    new = [one.name for one in threading.enumerate() if one not in before]
+    assert not [name for name in new if "replica" in name], new
 
 
 @case

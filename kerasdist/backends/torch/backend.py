@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, final
 
+import keras
 import torch
 
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.profiler import Profiler
+from kerasdist.backends.base.profiler import Event, Profiler, read_chrome_trace
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
@@ -20,6 +23,8 @@ from kerasdist.core.devices import Device
 from kerasdist.core.sharding import Sharding
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
+
+_TRACE = "torch.json"
 
 
 @final
@@ -88,15 +93,42 @@ class TorchBackend(Backend):
 
     def profiler(self) -> Profiler:
         """Returns PyTorch's profiler."""
-        from kerasdist.backends.torch.profiler import TorchProfiler  # late, as few programs need it
-
         return TorchProfiler()
 
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
     ) -> tuple[Any, list[Any]]:
         """Returns a function's result and its gradients with respect to variables."""
         return functions.value_and_grad(function, variables, has_aux)
+
+
+@final
+class TorchProfiler(Profiler):
+    """Records operations on the host and, where there are any, kernels on GPUs."""
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+
+    def start(self, folder: Path) -> None:
+        """Starts to record."""
+        del folder
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=kinds)
+        self._profile.start()
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is an event of this name."""
+        return torch.profiler.record_function(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Waits for the devices, stops, and returns the events."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(folder / _TRACE))
+        return read_chrome_trace(folder / _TRACE)
 
 
 def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:

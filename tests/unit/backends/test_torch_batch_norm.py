@@ -60,12 +60,6 @@ def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, w
     total, deviation = grad_out.sum(0), (grad_out * (input - mean)).sum(0)
     return total, deviation, deviation * invstd, total.clone()
 
-@stand_in
-def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
-    assert count.dtype is torch.int32
-    rest = (input - mean) * invstd.square() * (sum_dy_xmu / count.sum())
-    return (grad_out - sum_dy / count.sum() - rest) * invstd * weight
-
 count_calls("native_batch_norm")
 count_calls("batch_norm_elemt")
 

@@ -9,14 +9,14 @@ import torch
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from kerasdist import keras_compat
 from kerasdist.backends.torch.state.shards import Shard, padded
-from kerasdist.backends.torch.workers.buckets import DividedBucket
+from kerasdist.backends.torch.workers.buckets import ShardedBucket
 
 for size in range(1, 12):
     whole = torch.arange(size, dtype=torch.float32)
     for workers in (1, 2, 3, 4):
         groups = [SimpleNamespace(size=workers, rank=rank) for rank in range(workers)]
         shards = [Shard((size,), group) for group in groups]
-        parts = [shard.part(whole) for shard in shards]
+        parts = [shard.cut(whole) for shard in shards]
         assert torch.equal(torch.cat(parts), whole), (size, workers)
         messages = [padded(part, shards[0].length) for part in parts]
         assert torch.equal(torch.cat(messages)[:size], whole)
@@ -24,22 +24,22 @@ for size in range(1, 12):
         assert workers * shards[0].length < size + workers
         # Gradients of several weights travel in one message, a row for each worker.
         others = [Shard((3,), group) for group in groups]
-        bucket = DividedBucket([whole, whole[:3]], [shards[0], others[0]])
+        bucket = ShardedBucket([whole, whole[:3]], [shards[0], others[0]])
         bucket.put(0, whole, 2.0)
         if size >= 3:
             bucket.put(1, whole[:3], 0.5)
         row = [padded(part, shards[0].length) * 2 for part in parts]
         small = whole[:3] * 0.5 if size >= 3 else torch.zeros(3)
         row = [
-            torch.cat([mine, padded(other.part(small), other.length)])
+            torch.cat([mine, padded(other.cut(small), other.length)])
             for mine, other in zip(row, others, strict=True)
         ]
         assert torch.equal(bucket._numbers, torch.stack(row)), (size, workers)
 
 shard = Shard((3, 5), SimpleNamespace(size=2, rank=1))
 matrix = torch.arange(15.0).reshape(3, 5)
-assert shard.part(matrix).tolist() == [8.0 + i for i in range(7)]
-shard.part(matrix).add_(1)  # a view
+assert shard.cut(matrix).tolist() == [8.0 + i for i in range(7)]
+shard.cut(matrix).add_(1)  # a view
 assert matrix[2, 4] == 15
 
 called = []

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
 
+import torch
+
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.core import context
@@ -56,7 +58,7 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
     """Keras's ``remat``: the function's result is computed once more in the backward pass."""
     outside = original(function)
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         replica = _replica()
         if replica is None:
             return outside(*args, **kwargs)
@@ -74,10 +76,10 @@ class _Repeated:
         self._place = _Place(replica)
         self._draws: Any = replica.collectives.draws
         self._rank = replica.replica_id_in_sync_group
-        self._begins_at: Any = None
+        self._begins_at: torch.Tensor | None = None
         self._is_first = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         if self._is_first:
             self._is_first = False
             self._begins_at = self._draws.state(self._rank)
@@ -87,7 +89,7 @@ class _Repeated:
 
 
 def _with_custom_gradient(
-    original: Callable[..., Any], decorated: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], decorated: Any, *args: object, **kwargs: object
 ) -> Any:
     """The call of a function that brings its own gradient."""
     replica = _replica()
@@ -95,13 +97,13 @@ def _with_custom_gradient(
         return original(decorated, *args, **kwargs)
     forward, place = decorated.forward_fn, _Place(replica)
 
-    def placed(*args: Any, **kwargs: Any) -> Any:
+    def placed(*args: object, **kwargs: object) -> Any:
         result = forward(*args, **kwargs)
         if not isinstance(result, tuple):  # Keras lets a function have no gradient
             return result
         output, gradient = result
 
-        def placed_gradient(*args: Any, **kwargs: Any) -> Any:
+        def placed_gradient(*args: object, **kwargs: object) -> Any:
             with place.entered():
                 return gradient(*args, **kwargs)
 

@@ -3,8 +3,7 @@
 Keras composes it of elementary operations, and torch differentiates each of them: some twenty
 passes over memory, where torch's kernels make four. The kernels compute the statistics themselves,
 but here these may also come from the global batch. So computing statistics (`_Moments`) and
-normalizing by them (`_Normalized`) are separate functions. Rows that are normalized by their own
-statistics, as on one device, use torch's one backward kernel for both (`_NormalizedByOwn`).
+normalizing by them (`_Normalized`) are separate functions.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.core import context
 
-# The attribute of a mean or variance that refers to the tensor it was computed from.
-_OF = "_kerasdist_moments_of"
+_DEVICES = ("cpu", "cuda")
 
 
 @cache
@@ -33,40 +31,37 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
     if not _serves(inputs) or sorted(axes) != list(range(inputs.ndim - 1)):
         return None
     mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
-    for one in (mean, variance):
-        setattr(one, _OF, inputs)
     return mean, variance
 
 
 def _normalized(  # noqa: PLR0917  Keras's parameters
     original: Callable[..., torch.Tensor],
-    x: Any,
-    mean: Any,
-    variance: Any,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
     axis: int,
-    offset: Any = None,
-    scale: Any = None,
+    offset: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
     epsilon: float = 1e-3,
 ) -> torch.Tensor:
-    channels = [mean, variance, *(one for one in (offset, scale) if one is not None)]
-    if not _serves(x) or axis not in (-1, x.ndim - 1) or not all(map(_is_plain, channels)):
+    channels = [one for one in (mean, variance, offset, scale) if one is not None]
+    if not _serves(x, channels) or axis not in (-1, x.ndim - 1):
         return original(x, mean, variance, axis, offset, scale, epsilon)
     offset = torch.zeros_like(mean) if offset is None else offset
     scale = torch.ones_like(mean) if scale is None else scale
     rows = x.reshape(-1, x.shape[-1])
-    if getattr(mean, _OF, None) is x and getattr(variance, _OF, None) is x:
-        mean, variance = mean.detach(), variance.detach()
-        result = _NormalizedByOwn.apply(rows, epsilon, mean, variance, scale, offset)
-    else:
-        result = _Normalized.apply(rows, epsilon, mean, variance, scale, offset)
-    return result.view_as(x)
+    return _Normalized.apply(rows, epsilon, mean, variance, scale, offset).view_as(x)
 
 
-def _serves(inputs: Any) -> bool:
+def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
     """Whether torch's kernels apply: in a replica, to contiguous float32 rows."""
+    for one in (inputs, *channels):
+        if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
+            return False
+        if one.device.type not in _DEVICES:
+            return False
     return (
         context.replica() is not None
-        and _is_plain(inputs)
         and inputs.ndim > 1
         and inputs.numel() > 0
         and inputs.is_contiguous()
@@ -75,23 +70,12 @@ def _serves(inputs: Any) -> bool:
     )
 
 
-def _is_plain(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and tensor.dtype is torch.float32
-        and tensor.device.type in ("cpu", "cuda")
-    )
-
-
 class _Moments(torch.autograd.Function):
     """Computes mean and variance of each column."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if _is_on_gpu(rows):
-            variance, mean = torch.var_mean(rows, 0, correction=0)
-        else:
-            mean, variance = torch.batch_norm_update_stats(rows, None, None, 0.0)
+        variance, mean = torch.var_mean(rows, 0, correction=0)
         ctx.save_for_backward(rows, mean)
         return mean, variance
 
@@ -131,32 +115,11 @@ class _Normalized(torch.autograd.Function):
             of_scale = (gradient * (rows - mean)).sum(0) * inverse
         else:
             of_rows, of_scale, of_offset = _backward(
-                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=False
+                gradient, rows, scale, mean, variance, ctx.epsilon
             )
         of_mean = -scale * inverse * of_offset
         of_variance = -0.5 * scale * inverse * inverse * of_scale
         return of_rows, None, of_mean, of_variance, of_scale, of_offset
-
-
-class _NormalizedByOwn(_Normalized):
-    """Normalizes rows by their columns' own mean and variance, and differentiates these, too."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        [gradient] = gradients
-        rows, mean, variance, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
-            deviation = rows - rows.mean(0)
-            inverse = (deviation.square().mean(0) + ctx.epsilon).rsqrt()
-            normal = deviation * inverse
-            of_offset = gradient.sum(0)
-            of_scale = (gradient * normal).sum(0)
-            of_rows = scale * inverse * (gradient - (of_offset + normal * of_scale) / len(rows))
-        else:
-            of_rows, of_scale, of_offset = _backward(
-                gradient, rows, scale, mean, variance, ctx.epsilon, are_own=True
-            )
-        return of_rows, None, None, None, of_scale, of_offset
 
 
 def _normal(
@@ -181,30 +144,18 @@ def _backward(  # noqa: PLR0917  what the kernels take
     mean: torch.Tensor,
     variance: torch.Tensor,
     epsilon: float,
-    *,
-    are_own: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of rows, scale and offset, in two passes.
-
-    If mean and variance are the rows' own, they depend on the rows.
-    """
+    """Returns the gradients of rows, scale and offset by given statistics, in two passes."""
     gradient, inverse = gradient.contiguous(), (variance + epsilon).rsqrt()
     if not _is_on_gpu(rows):
         kernel = torch.ops.aten.native_batch_norm_backward
-        given = (None, None) if are_own else (mean, variance)
         wanted = [True, True, True]
-        return kernel(gradient, rows, scale, *given, mean, inverse, are_own, epsilon, wanted)
-    total, deviation, of_scale, of_offset = torch.batch_norm_backward_reduce(
+        return kernel(gradient, rows, scale, mean, variance, mean, inverse, False, epsilon, wanted)
+    _, _, of_scale, of_offset = torch.batch_norm_backward_reduce(
         gradient, rows, mean, inverse, scale, True, True, True
     )
-    if are_own:
-        count = torch.full((1,), len(rows), dtype=torch.int32, device=rows.device)
-        of_rows = torch.batch_norm_backward_elemt(
-            gradient, rows, mean, inverse, scale, total, deviation, count
-        )
-    else:
-        zeros = torch.zeros_like(mean)
-        of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, epsilon)
+    zeros = torch.zeros_like(mean)
+    of_rows = torch.batch_norm_elemt(gradient, scale, zeros, zeros, inverse, epsilon)
     return of_rows, of_scale, of_offset
 
 

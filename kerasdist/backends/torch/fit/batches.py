@@ -1,21 +1,30 @@
-"""Divides a global batch into one piece per replica, and joins the replicas' outputs."""
+"""Divides a global batch into one piece per replica, and joins the replicas' outputs.
+
+Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that changes the
+batch's own weights, so code that reads them later in the step, such as a weighted metric, gets them
+masked and, for a mean, times ``total / valid`` (seen in Keras 3.15). To give one device's numbers,
+this factor must be computed over the global batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import BatchShare, one_device_replica
 from kerasdist.backends.torch.replica.placing import moved
 from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import examples, has_rows, piece_bounds, with_weights_in_rows
 from kerasdist.input.worker_shard import WorkerShard
+
+_MEANS = ("sum_over_batch_size", "mean")
 
 
 @final
@@ -100,3 +109,32 @@ def _joined(parts: Sequence[Any]) -> Any:
     if all(isinstance(part, torch.Tensor) for part in parts):
         return torch.cat([part.to(parts[0].device) for part in parts])
     return keras_compat.ops.concatenate(parts)
+
+
+@cache
+def install() -> None:
+    """Puts the hook for masked weights into Keras, once in a process."""
+    keras_compat.install(apply_mask=_apply_mask)
+
+
+def _apply_mask(
+    original: Callable[..., torch.Tensor],
+    sample_weight: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    dtype: str | None,
+    reduction: str,
+) -> torch.Tensor | None:
+    replica = one_device_replica()
+    if replica is None or sample_weight is None or mask is None:
+        return original(sample_weight, mask, dtype=dtype, reduction=reduction)
+    # A copy, which the loss keeps for its backward pass; the batch's own weights change below.
+    merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
+    with torch.no_grad():
+        float_mask = mask.to(merged.dtype)
+        if reduction in _MEANS:
+            counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
+            [[total, valid]] = replica.collectives.all_sum([counts])
+            float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
+        if merged.dtype == sample_weight.dtype:  # Keras casts others to a copy
+            sample_weight *= float_mask.reshape(sample_weight.shape)
+    return merged

@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.replica.placing import moved_together
-from kerasdist.backends.torch.state.variables import (
-    ReplicaScope,
-    Rules,
-    commit_buffers,
-    mean,
-)
-from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
+from kerasdist.backends.torch.workers.process_group import Group
+from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
 
@@ -39,19 +36,26 @@ class FitRules(Rules):
     """The rules for the steps of one model.
 
     Attributes:
+        reducer: Sums gradients over the workers during the backward pass; None: after it.
         sums_are_parts: Whether variables that are sums hold only this worker's part.
     """
 
     is_fit = True
+    reducer: GradientReducer | None = None
 
-    def __init__(self, group: Group, sums: Iterable[Any] = (), alike: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        group: Group,
+        sums: Iterable[keras.Variable] = (),
+        alike: Iterable[keras.Variable] = (),
+    ) -> None:
         """Takes the sums that steps write, and variables that all replicas assign equal values."""
         self._group = group
         self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self._alike = {id(variable): weakref.ref(variable) for variable in alike}
         self.sums_are_parts = False
         # Variables and buffers that were combined in this process, not yet over the workers.
-        self._committed: dict[int, Any] = {}
+        self._committed: dict[int, keras.Variable] = {}
         self._buffers: list[torch.Tensor] = []
         self._weight = 1.0
 
@@ -69,7 +73,7 @@ class FitRules(Rules):
                 torch._foreach_zero_(_stored(self._sums.values()))
 
     def own_value(
-        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
+        self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Returns zeros for a sum, except on replica 0; None: the replica reads the variable."""
         if source is None:
@@ -78,19 +82,14 @@ class FitRules(Rules):
                 f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
                 "or `__init__`, or call the model once on a batch before you train it."
             )
-        if scope.rank and variable.aggregation == "sum" and id(variable) not in self._sums:
+        if scope.rank and id(variable) not in self._sums:
             return torch.zeros_like(source, device=scope.device, requires_grad=False)
         return None
-
-    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
-        """Returns False: the replicas' values are combined in `commit`."""
-        del scope, variable, value
-        return False
 
     @torch.no_grad()
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
         """Writes what the replicas assigned, combined by each variable's ``aggregation``."""
-        written: dict[int, Any] = {}
+        written: dict[int, keras.Variable] = {}
         for scope in scopes:
             written.update(scope.written)
         if not sums:
@@ -99,12 +98,7 @@ class FitRules(Rules):
             }
         if written:
             targets = _stored(written.values())
-            brought = [_brought(one, written, scopes[0], targets[0].device) for one in scopes]
-            values = [
-                _combined(key, variable, target, scopes, brought)
-                for (key, variable), target in zip(written.items(), targets, strict=True)
-            ]
-            torch._foreach_copy_(targets, values)
+            torch._foreach_copy_(targets, combined(scopes, written, targets))
             for key, variable in written.items():
                 known = self._alike.get(key)
                 if key not in scopes[0].written_equal and (
@@ -159,36 +153,44 @@ class FitRules(Rules):
         return results[len(targets) :]
 
 
-def _stored(variables: Iterable[Any]) -> list[torch.Tensor]:
+def _stored(variables: Iterable[keras.Variable]) -> list[torch.Tensor]:
     return [value.detach() for value in keras_compat.stored_values(variables)]
 
 
-def _brought(
-    scope: ReplicaScope, written: Mapping[int, Any], first: ReplicaScope, device: torch.device
-) -> dict[int, torch.Tensor]:
-    """Returns what a replica assigned, on a device, by the variable's id."""
-    own = [key for key in written if key in scope.written]
-    if scope is not first:  # of equal values, the first replica's are enough
-        own = [key for key in own if key not in scope.written_equal or key not in first.written]
-    values = [scope.state_mapping[key].detach() for key in own]
-    return dict(zip(own, moved_together(device, values), strict=True))
-
-
-def _combined(
-    key: int,
-    variable: Any,
-    target: torch.Tensor,
+def combined(
     scopes: Sequence[ReplicaScope],
-    brought: Sequence[Mapping[int, torch.Tensor]],
-) -> torch.Tensor:
-    parts = [one[key].to(target.device) for one in brought if key in one]
-    if variable.aggregation == "sum":
-        # Replica 0 started from the value itself, the others from zero.
-        total = parts[0] if key in brought[0] else target + parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-    if variable.aggregation == "mean" and target.is_floating_point():
-        weights = [scope.weight for scope, one in zip(scopes, brought, strict=True) if key in one]
-        return mean(parts, weights)
-    return parts[0]
+    written: Mapping[int, keras.Variable],
+    targets: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Returns what replicas assigned to variables, combined by each variable's aggregation."""
+    first, device = scopes[0], targets[0].device
+    brought: list[dict[int, torch.Tensor]] = []
+    for scope in scopes:
+        own: dict[int, torch.Tensor] = {}
+        for key in written:
+            # Of equal values, the first replica's are enough.
+            is_known = scope is not first and key in scope.written_equal and key in first.written
+            if key in scope.written and not is_known:
+                own[key] = scope.state_mapping[key].detach()
+        brought.append(dict(zip(own, moved_together(device, list(own.values())), strict=True)))
+    values: list[torch.Tensor] = []
+    for (key, variable), target in zip(written.items(), targets, strict=True):
+        is_sum = variable.aggregation == "sum"
+        is_mean = variable.aggregation == "mean" and target.is_floating_point()
+        # Replica 0 started a sum from the value itself, the others from zero.
+        total = target if is_sum and key not in brought[0] else None
+        weight = 0.0
+        for scope, own in zip(scopes, brought, strict=True):
+            if key not in own:
+                continue
+            weight += scope.weight
+            value = own[key].to(target.device)
+            if is_mean:
+                value = value * scope.weight
+            if total is None:
+                total = value
+            elif is_sum or is_mean:
+                total = total + value
+        assert total is not None  # some replica has assigned to it
+        values.append(total / weight if is_mean else total)
+    return values

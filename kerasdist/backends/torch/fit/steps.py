@@ -13,13 +13,12 @@ from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
-from kerasdist.backends.torch.fit.logs import Logs
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.divided_state import ShardRules
-from kerasdist.backends.torch.workers.group import Group
-from kerasdist.backends.torch.workers.process_group import ProcessGroup
+from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
+from kerasdist.backends.torch.workers.buckets import GradientSum
+from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core import context
 from kerasdist.core.devices import Device
@@ -41,6 +40,7 @@ class StepReplicas(Protocol):
     """What steps and trainers need of a `TorchReplicaSet`, which imports them."""
 
     group: Group
+    gradient_sum: GradientSum | None
     job: Job | None
     devices: tuple[Device, ...]
     torch_devices: list[torch.device]
@@ -51,26 +51,10 @@ class StepReplicas(Protocol):
     begin_step: Callable[[], None]
     run: Callable[..., list[Any]]
     steps: Callable[[Any], Steps]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is only one replica, which runs plain Keras's steps."""
-        ...
-
-    @property
-    def divides_state(self) -> bool:
-        """Whether the workers of a job may each hold a part of a variable."""
-        ...
-
-    @property
-    def num_replicas(self) -> int:
-        """How many replicas there are, on all workers."""
-        ...
-
-    @property
-    def local_replicas(self) -> range:
-        """The numbers of the replicas in this process."""
-        ...
+    is_plain: bool
+    divides_state: bool
+    num_replicas: int
+    local_replicas: range
 
 
 @final
@@ -100,9 +84,10 @@ class Steps:
     def training(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the last one's logs."""
         alone = self._with_chiefs_draws(alone)
-        if not isinstance(self._group, ProcessGroup) or not self._model.trains_by_builtin_step:
+        total = self._replicas.gradient_sum
+        if total is None or not self._model.trains_by_builtin_step:
             return _metered(self.logging(step, alone))
-        return _metered(self._logging(step, alone, GradientReducer(self._model, self._group)))
+        return _metered(self._logging(step, alone, GradientReducer(self._model, total)))
 
     def logging(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes steps and returns the last one's logs."""
@@ -135,7 +120,7 @@ class Steps:
                     logs = self._alone(alone, batch)
                 else:
                     each = self._replicas.run(model.bound_strategy, step, parts, rules)
-                    wanted = not (model.runs_builtin_steps and not self._replicas.batch_logs_matter)
+                    wanted = self._replicas.batch_logs_matter or not model.runs_builtin_steps
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             return logs
 
@@ -154,9 +139,8 @@ class Steps:
         if model.runs_builtin_steps:
             rules.exchange()
             return model.get_metrics_result()
-        weights = [part.weight for part in parts]
-        logs = Logs(each, weights, is_chief=self._group.rank == 0)
-        return logs.combined(rules.exchange(logs.parts))
+        is_chief = self._group.rank == 0
+        return _combined_logs(each, [part.weight for part in parts], rules, is_chief=is_chief)
 
     def predicting(self, step: Step, alone: Step) -> Function:
         """Returns a function that returns all rows' predictions, on every worker."""
@@ -180,7 +164,7 @@ class Steps:
         """Takes plain Keras's step with the whole batch, on every worker with whole weights."""
         if not self._replicas.divides_state:
             return step(batch)
-        with shards.whole(self._model.variables):
+        with shards.held_whole(self._model.variables):
             return step(batch)
 
     def _with_chiefs_draws(self, step: Step) -> Step:
@@ -252,6 +236,36 @@ def of_all(group: Group, own: Any, purpose: str) -> Any:
     return pack(own, leaves)
 
 
+def _combined_logs(
+    logs: Sequence[Any], weights: Sequence[float], rules: FitRules, *, is_chief: bool
+) -> Any:
+    """Returns the global batch's logs from those of this process's replicas: floats by their mean.
+
+    Of all else, and of what is equal on all replicas, it is the first replica's value.
+    """
+    leaves: list[Any] = []
+    own: list[torch.Tensor] = []
+    for column in zip(*map(flatten, logs), strict=True):
+        if column[0] is None or isinstance(column[0], str):
+            leaves.append(column[0])
+            continue
+        first, *others = [keras_compat.ops.convert_to_tensor(leaf).detach() for leaf in column]
+        leaves.append(first)
+        is_mean = first.is_floating_point()
+        total = first.double().reshape(-1) * (weights[0] if is_mean else float(is_chief))
+        for other, weight in zip(others, weights[1:], strict=True):
+            if is_mean:
+                total = total + other.to(first.device).double().reshape(-1) * weight
+        own.append(total)
+    totals = rules.exchange([torch.cat(own)] if own else [])
+    values = iter(totals[0].split([len(one) for one in own]) if totals else ())
+    found = [
+        next(values).view(leaf.shape).to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in leaves
+    ]
+    return pack(logs[0], found)
+
+
 def _ensure_built(model: Any, batch: Any) -> None:
     """Builds a model before replicas call it for predictions.
 
@@ -265,12 +279,12 @@ def _joined(outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else join(outputs)
 
 
-def _sums_of(model: Any) -> Iterator[Any]:
+def _sums_of(model: Any) -> Iterator[keras.Variable]:
     for metric in metrics_of(model):
         yield from (one for one in metric.variables if one.aggregation == "sum")
 
 
-def _written_alike(model: Any) -> Iterator[Any]:
+def _written_alike(model: Any) -> Iterator[keras.Variable]:
     """Yields the variables to which all workers assign equal values: synchronized statistics."""
     if model.bound_strategy.options.batch_norm == "per_replica":
         return

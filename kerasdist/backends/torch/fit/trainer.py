@@ -43,7 +43,7 @@ class TorchTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:
         replica_set: StepReplicas
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model, compiled in a worker's replica with ``jit_compile=True``."""
         scope = keras_compat.stateless_scope()
         if isinstance(scope, ReplicaScope):
@@ -140,9 +140,9 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def _gathers_weights(self) -> bool:
         rules = self.replica_set.shard_rules
-        return rules is not None and rules.divides_weights
+        return rules is not None and rules.shards_weights
 
-    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_loss(self, *args: object, **kwargs: object) -> Any:
         loss = super()._compute_loss(*args, **kwargs)  # type: ignore[misc]
         replica = context.replica()
         if replica is None or not isinstance(replica.collectives, TorchCollectives):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, final
 
+import keras
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,17 +50,18 @@ class TorchTrial(Trial):
         super().__init__(*args, **options)
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def copy(self, variable: Any) -> torch.Tensor | None:
+    def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a clone of a variable's value, whole on each worker."""
-        value = shards.gathered(variable)
+        with keras_compat.in_trial(None):  # what the variable itself holds
+            value = shards.read(variable)
         return None if value is None else _clone(value)
 
-    def write(self, variable: Any, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""
         with torch.no_grad():
             self.get_current_value(variable).copy_(value)
 
-    def clear_gradients(self, variables: Iterable[Any]) -> None:
+    def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
         """Clears the gradients of these variables' copies."""
         for value in keras_compat.stored_values(variables):
             if value is not None:

@@ -1,7 +1,8 @@
 """Collectives between replicas: sums, gathers, and the update of the variables.
 
-The replicas of a process are threads that meet at a `Rendezvous`. The last thread to arrive
-combines the threads' values, and the result with that of the other processes (`group.py`).
+The replicas of a process are threads that meet (`threads.py`). The last thread to arrive combines
+the threads' values, and the result with that of the other processes (`group.py`). A process's only
+replica meets nobody.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import keras
 import torch
@@ -21,13 +22,16 @@ from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
+from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
 from kerasdist.backends.torch.replica.placing import computing_on
-from kerasdist.backends.torch.replica.rendezvous import Rendezvous
-from kerasdist.backends.torch.state import divided_state
+from kerasdist.backends.torch.replica.threads import ThreadPool
+from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.components import Components
+from kerasdist.backends.torch.state.shards import NONE_SHARDED
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
+from kerasdist.backends.torch.workers.buckets import GradientSum
+from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import map_leaves
@@ -35,6 +39,10 @@ from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
+
+
+_Value = TypeVar("_Value")
+_Result = TypeVar("_Result")
 
 
 class Draws(Protocol):
@@ -68,8 +76,9 @@ class TorchCollectives(Collectives):
         index: int,
         *,
         scopes: Sequence[ReplicaScope],
-        rendezvous: Rendezvous,
+        pool: ThreadPool | None,
         group: Group,
+        gradient_sum: GradientSum | None,
         components: Components,
         device: Device,
         draws: Draws,
@@ -83,8 +92,9 @@ class TorchCollectives(Collectives):
         self.last_context: ReplicaContext | None = None
         self._index = index
         self._scopes = scopes
-        self._rendezvous = rendezvous
+        self._pool = pool
         self._group = group
+        self._gradient_sum = gradient_sum
         self._components = components
         self._device = device
         self._number = 0
@@ -152,7 +162,7 @@ class TorchCollectives(Collectives):
         self.scope.refresh(committed)
         return map_leaves(self._own, component(result, self._index))
 
-    def assign_together(self, variable: Any, value: torch.Tensor) -> None:
+    def assign_together(self, variable: keras.Variable, value: torch.Tensor) -> None:
         """Assigns the replicas' values to a variable, combined by its aggregation."""
         is_equal = self.scope.writes_equal
 
@@ -165,7 +175,7 @@ class TorchCollectives(Collectives):
 
         self._meet(self.label(f"assignment to {variable.path}"), value.detach(), assign)
 
-    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+    def assign(self, variable: keras.Variable, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Assigns to a variable in compiled code, which runs outside of the replica's scope."""
         self.scope.assigned.append((variable, self.scope.writes_equal))
         return write(variable, value)
@@ -175,7 +185,11 @@ class TorchCollectives(Collectives):
         return self.scope.equal_writes()
 
     def apply_gradients(
-        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self,
+        apply: Apply,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[torch.Tensor | None],
+        variables: list[keras.Variable] | None,
     ) -> None:
         """Lets the optimizer update the variables once, with the weighted sum of the gradients.
 
@@ -185,7 +199,9 @@ class TorchCollectives(Collectives):
         # Those of torch's embeddings may be sparse.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
-        def update(brought: Sequence[tuple[float, Gradients, list[Any] | None]]) -> list[int]:
+        def update(
+            brought: Sequence[tuple[float, Gradients, list[keras.Variable] | None]],
+        ) -> list[int]:
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)
             weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
             check_same(all_gradients, all_variables)
@@ -194,13 +210,15 @@ class TorchCollectives(Collectives):
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
-            if rules.reducer is None:
-                own = weighted_sum(all_gradients, weights, known)
-                is_divided = self.scope.weights is not None
-                divided = divided_state.of_gradients(optimizer, known) if is_divided else ALL_WHOLE
-                reduced = self._group.sum_gradients(own, known, divided)
-            else:
+            if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known, self.scope)
+            else:
+                reduced = weighted_sum(all_gradients, weights, known)
+                if self._gradient_sum is not None:
+                    shards = NONE_SHARDED
+                    if self.scope.weights is not None:
+                        shards = sharded_optimizers.of_gradients(optimizer, known)
+                    reduced = self._gradient_sum(reduced, known, shards)
             with self.no_replica():
                 committed = rules.commit(self._scopes[: self._count], sums=False)
                 keras_compat.apply_combined_gradients(optimizer, reduced, variables)
@@ -212,7 +230,7 @@ class TorchCollectives(Collectives):
             self.scope.weights.release()
 
     def differentiated_loss(
-        self, optimizer: Any, loss: torch.Tensor, *, is_weighted: bool
+        self, optimizer: keras.optimizers.Optimizer, loss: torch.Tensor, *, is_weighted: bool
     ) -> torch.Tensor:
         """Returns the loss, as a `WeightedLoss` if it has the replica's weight already."""
         del optimizer
@@ -252,18 +270,15 @@ class TorchCollectives(Collectives):
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors, as copies that this replica may change."""
 
-        def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-            totals = self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
-            return [
-                [
-                    total.to(own.device, copy=index > 0)  # a replica may change its copy
-                    for total, own in zip(totals, mine, strict=True)
-                ]
-                for index, mine in enumerate(brought)
-            ]
+        def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+            return self._group.sums([_sum(column) for column in zip(*brought, strict=True)])
 
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        return self._meet(f"{label} of shapes {shapes}", tensors, sums)[self._index]
+        totals = self._meet(f"{label} of shapes {shapes}", tensors, sums)
+        is_shared = self._pool is not None
+        return [
+            total.to(own.device, copy=is_shared) for total, own in zip(totals, tensors, strict=True)
+        ]
 
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
@@ -277,7 +292,7 @@ class TorchCollectives(Collectives):
             alike: Whether all tensors have the same shape, so that workers need not exchange it.
         """
 
-        def concatenated(brought: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
             if alike:
                 every = [*self._group.gather_alike(here)]
@@ -286,14 +301,12 @@ class TorchCollectives(Collectives):
             begins = [sum(part.shape[axis] for part in every[: self._group.rank])]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])
-            whole = torch.cat(every, axis) if len(every) > 1 else here
-            copies = [whole.to(own.device, copy=i > 0) for i, own in enumerate(brought)]
-            return copies, begins
+            return torch.cat(every, axis) if len(every) > 1 else here, begins
 
         shape = ["any" if i == axis else size for i, size in enumerate(tensor.shape)]
         label = f"{label} of shape {tuple(shape)}"
-        gathered, begins = self._meet(label, tensor, concatenated)
-        return gathered[self._index], begins[self._index]
+        whole, begins = self._meet(label, tensor, concatenated)
+        return whole.to(tensor.device, copy=self._pool is not None), begins[self._index]
 
     @contextlib.contextmanager
     def no_replica(self) -> Iterator[None]:
@@ -305,8 +318,12 @@ class TorchCollectives(Collectives):
         ):
             yield
 
-    def _meet(self, label: str, value: Any, combine: Callable[[Sequence[Any]], Any]) -> Any:
-        return self._rendezvous.meet(self._index, label, value, combine)
+    def _meet(
+        self, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
+    ) -> _Result:
+        if self._pool is None:
+            return combine([value])
+        return self._pool.meet(self._index, label, value, combine)
 
     def _own(self, leaf: Any) -> Any:
         """Copies a tensor that all replicas share, so that this one may change it."""

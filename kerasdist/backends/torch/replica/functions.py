@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
@@ -39,7 +40,7 @@ class Step:
         """Binds the step to an object, as Python does with a function in a class."""
         return self if owner is None else types.MethodType(self, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Takes the step, compiled where there is one replica."""
         function = self._function
         if self._compiled is not None:
@@ -78,7 +79,7 @@ def current_step() -> Step | None:
 
 
 def value_and_grad(
-    fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool
+    fn: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
     """Returns a function's result and its gradients (see `Backend.value_and_grad`).
 

@@ -7,12 +7,12 @@ the scope's values.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
+import keras
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -24,12 +24,9 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core import context
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# How long a replica waits until another leaves a module. A replica that calls a collective inside
-# the module never leaves it.
-_WAIT_SECONDS = 60.0
-
-# A lock per module: one replica at a time can put its tensors into it.
-_in_use: weakref.WeakKeyDictionary[torch.nn.Module, threading.Lock] = weakref.WeakKeyDictionary()
+# The modules that hold a replica's tensors now. Replicas take turns, so that another one finds a
+# module here only if that replica has come to a collective inside of it.
+_in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 @cache
@@ -46,9 +43,9 @@ def install() -> None:
 def _lead(
     in_replica: Callable[..., Any],
     original: Callable[..., Any],
-    layer: Any,
-    *args: Any,
-    **kwargs: Any,
+    layer: keras.Layer,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Calls a function with the replica's scope; outside of replicas, Keras's own."""
     replica = context.replica()
@@ -71,7 +68,11 @@ def _clear_gradients(original: Any, scope: ReplicaScope, model: Any, *, set_to_n
 
 
 def _named_parameters(
-    original: Any, scope: ReplicaScope, layer: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    scope: ReplicaScope,
+    layer: keras.Layer,
+    *args: object,
+    **kwargs: object,
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
     with (
@@ -83,7 +84,11 @@ def _named_parameters(
 
 
 def _wrapped_parameters(
-    original: Any, scope: ReplicaScope, wrapper: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    scope: ReplicaScope,
+    wrapper: keras.layers.TorchModuleWrapper,
+    *args: object,
+    **kwargs: object,
 ) -> Iterator[Any]:
     values = _values_by_parameter(scope, wrapper)
     for parameter in original(wrapper, *args, **kwargs):
@@ -91,12 +96,12 @@ def _wrapped_parameters(
 
 
 def _call_module(
-    original: Any,
+    original: Callable[..., Any],
     scope: ReplicaScope,
-    wrapper: Any,
-    *args: Any,
-    training: Any = None,
-    **kwargs: Any,
+    wrapper: keras.layers.TorchModuleWrapper,
+    *args: object,
+    training: bool | None = None,
+    **kwargs: object,
 ) -> Any:
     module = wrapper.module
     wrapper.train(training is not False)
@@ -106,18 +111,18 @@ def _call_module(
     values = _values_by_parameter(scope, wrapper)
     tensors: dict[str, Any] = {name: values.get(id(p), p) for name, p in module.named_parameters()}
     tensors.update(buffers)
-    lock = _in_use.setdefault(module, threading.Lock())
-    if not lock.acquire(timeout=_WAIT_SECONDS):
+    if module in _in_use:
         raise ReplicaError(
             "Expected the replicas to pass through a torch module one after another. Received: "
-            f"module={type(module).__name__}, held by another replica for {_WAIT_SECONDS} "
-            "seconds. A torch module cannot use a collective (kd.global_batch, a Keras "
-            "BatchNormalization); do that in a Keras layer around it."
+            f"module={type(module).__name__}, held by another replica. A torch module cannot use a "
+            "collective (kd.global_batch, a Keras BatchNormalization); do that in a Keras layer "
+            "around it."
         )
+    _in_use.add(module)
     try:
         return torch.func.functional_call(module, tensors, args, kwargs)
     finally:
-        lock.release()
+        _in_use.discard(module)
 
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -140,7 +145,7 @@ def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
             )
 
 
-def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Tensor]:
+def _values_by_parameter(scope: ReplicaScope, layer: keras.Layer) -> dict[int, torch.Tensor]:
     reader = keras_compat.stateless_scope()
     if not isinstance(reader, ReadRecorder):
         reader = scope
@@ -150,7 +155,7 @@ def _values_by_parameter(scope: ReplicaScope, layer: Any) -> dict[int, torch.Ten
     }
 
 
-def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _refuse_torch_optimizer(optimizer: torch.optim.Optimizer, *_: object) -> None:
     replica = context.replica()
     if replica is not None and replica.num_replicas_in_sync > 1:
         raise UnsupportedError(

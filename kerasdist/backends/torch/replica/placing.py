@@ -13,12 +13,6 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.core.devices import Device
 
-# NumPy types that Keras and torch convert to the same types.
-_KNOWN_TO_TORCH = frozenset(
-    {np.bool_, np.uint8, np.int8, np.int16, np.int32, np.int64}
-    | {np.float16, np.float32, np.float64}
-)
-
 
 def keras_name(device: Device) -> str:
     """Returns Keras's name of a device; all logical CPU devices are torch's one CPU."""
@@ -33,7 +27,7 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda" if device.kind == "gpu" else device.kind, device.index)
 
 
-def computing_on(device: Device) -> AbstractContextManager[Any]:
+def computing_on(device: Device) -> AbstractContextManager[object]:
     """Returns a context in which Keras makes tensors on a device, and CUDA uses it by default."""
     return _computing_on_gpu(device) if device.kind == "gpu" else keras.device(keras_name(device))
 
@@ -90,8 +84,6 @@ def required_tensor(value: Any) -> torch.Tensor:
 def on_device(device: torch.device, leaf: Any) -> Any:
     """Returns an array or tensor as a tensor on a device, anything else unchanged."""
     if isinstance(leaf, np.ndarray | np.generic):
-        if leaf.dtype.type in _KNOWN_TO_TORCH:  # Keras's conversion takes ten times as long
-            return moved(device, torch.as_tensor(leaf))
-        with keras.device(str(device)):
+        with keras.device("cpu"):
             leaf = keras_compat.ops.convert_to_tensor(leaf)
     return moved(device, leaf)

@@ -20,7 +20,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch.fit import graph_ops
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
-from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context
 
 

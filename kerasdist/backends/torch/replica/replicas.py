@@ -5,43 +5,55 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
+from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
-from kerasdist.backends.torch.fit import backward, batch_norm, masks
+from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
+from kerasdist.backends.torch.fit import backward, batch_norm, batches
 from kerasdist.backends.torch.fit.batches import Part
 from kerasdist.backends.torch.fit.steps import Steps
 from kerasdist.backends.torch.fit.trainer import TorchTrainer
 from kerasdist.backends.torch.replica import modules, random
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
-from kerasdist.backends.torch.replica.placing import computing_on, torch_device
+from kerasdist.backends.torch.replica.collectives import TorchCollectives, check_summable
+from kerasdist.backends.torch.replica.functions import current_step
+from kerasdist.backends.torch.replica.placing import (
+    computing_on,
+    moved,
+    on_device,
+    required_tensor,
+    torch_device,
+)
 from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.replica.thread_pool import ThreadPool
-from kerasdist.backends.torch.replica.thread_settings import ThreadSettings
+from kerasdist.backends.torch.replica.threads import ThreadPool, ThreadSettings
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
-from kerasdist.backends.torch.state.divided_state import ShardRules
+from kerasdist.backends.torch.state.reads import require_outside
+from kerasdist.backends.torch.state.sharded_optimizers import ShardRules
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules
-from kerasdist.backends.torch.workers.buckets import in_packs
-from kerasdist.backends.torch.workers.group import Group
-from kerasdist.backends.torch.workers.process_group import ProcessGroup
+from kerasdist.backends.torch.workers.buckets import GradientSum, in_packs
+from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
-from kerasdist.core import context
+from kerasdist.core import context, ownership
 from kerasdist.core.devices import Device
 from kerasdist.core.sharding import HeldPiece
+from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
+from kerasdist.input.sharding import split_batch
 from kerasdist.input.worker_batches import ShardedAdapter
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
@@ -50,27 +62,6 @@ from kerasdist.training import layer_losses
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
     from kerasdist.backends.base.trial import Trials
-
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-import keras
-
-from kerasdist.api.collectives import ReduceOp
-from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
-from kerasdist.backends.base.checks import check_shapes, checked_axis
-from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
-from kerasdist.backends.torch.replica.collectives import check_summable
-from kerasdist.backends.torch.replica.functions import current_step
-from kerasdist.backends.torch.replica.placing import moved, on_device, required_tensor
-from kerasdist.backends.torch.state.reads import require_outside
-from kerasdist.core import ownership
-from kerasdist.core.structures import map_leaves, transpose
-from kerasdist.input.sharding import split_batch
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
 
 
 @final
@@ -82,10 +73,11 @@ class TorchReplicaSet(ReplicaSet):
 
     Attributes:
         group: The collectives between the processes that hold replicas.
+        gradient_sum: Sums the workers' gradients after the backward pass; None: no other workers.
         torch_devices: The devices, as torch knows them.
         components: The components of variables on the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
-        shard_rules: Which variables the workers divide; None: none.
+        shard_rules: Which variables are sharded; None: none.
     """
 
     trainer_class = TorchTrainer
@@ -108,17 +100,19 @@ class TorchReplicaSet(ReplicaSet):
         super().__init__(devices, options, job)
         self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = Timeouts.of_environment().meeting
-        self._threads: ReplicaThreads | None = None
+        self._replicas: LocalReplicas | None = None
         self._one_step = threading.Lock()
         self.group = Group()
+        self.gradient_sum: GradientSum | None = None
         self.shard_rules: ShardRules | None = None
         if job is not None:
             [device] = self.torch_devices
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            self.group = ProcessGroup(job, device, communication)
+            group = self.group = ProcessGroup(job, device, communication)
+            self.gradient_sum = GradientSum(group, job)
             if self.divides_state:
-                self.shard_rules = ShardRules(options.sharding, self.group, job)
+                self.shard_rules = ShardRules(options.sharding, group, job)
                 self.reads_need_all_workers = True
         self.gradients_travel_as = self.group.gradients_travel_as
         # Those of NCCL do not block.
@@ -126,7 +120,7 @@ class TorchReplicaSet(ReplicaSet):
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components, self._initialize)
         if not self.is_plain:
-            for hooks in (modules, masks, random, batch_norm, backward):
+            for hooks in (modules, batches, random, batch_norm, backward):
                 hooks.install()
 
     @property
@@ -184,8 +178,8 @@ class TorchReplicaSet(ReplicaSet):
             return contextlib.nullcontext()
         return computing_on(self.variable_devices[0])
 
-    def equalize(self, variables: Sequence[Any]) -> None:
-        """Gives variables the values that they have on the chief; divided ones keep theirs."""
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives variables the values that they have on the chief; sharded ones keep theirs."""
         whole = [variable for variable in variables if shards.shard_of(variable) is None]
         own = [keras_compat.stored_value(variable).detach() for variable in whole]
         for some in in_packs(own):  # in packs, as a message holds copies of its tensors
@@ -194,14 +188,14 @@ class TorchReplicaSet(ReplicaSet):
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
-    def pieces(self, variable: Any) -> list[HeldPiece]:
-        """Returns this worker's piece of a divided variable; nothing of another."""
-        return shards.pieces(variable)
+    def pieces(self, variable: keras.Variable) -> list[HeldPiece]:
+        """Returns this worker's shard of a variable; nothing of a whole one."""
+        return shards.held_pieces(variable)
 
-    def checksums(self, variables: Sequence[Any]) -> list[int]:
+    def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
 
-        Workers hold different parts of a divided variable, whose checksum is that of no value.
+        Workers hold different shards of a variable, whose checksum is that of no value.
         """
         values = [
             (one if shards.shard_of(variable) is None else one[:0]).detach()
@@ -232,28 +226,22 @@ class TorchReplicaSet(ReplicaSet):
                 "Call it after `run` has returned."
             )
         with self._one_step:  # two threads may use one strategy, one after the other
-            if keras_compat.trial() is not None:
-                return self._run_trial(strategy, step, parts, rules)
-            threads = self._threads
-            if threads is None:
-                threads = self._threads = ReplicaThreads(self)
-                weakref.finalize(self, threads.pool.close)
+            if keras_compat.trial() is not None:  # on scopes of its own that refer to its copies
+                replicas = LocalReplicas(self)
+                try:
+                    return replicas.run(strategy, step, parts, rules)
+                finally:
+                    replicas.close()
+            if self._replicas is None:
+                self._replicas = LocalReplicas(self)
             try:
-                return threads.run(strategy, step, parts, rules)
-            finally:
-                if threads.pool.spent:
-                    threads.pool.close()
-                    self._threads = None
+                return self._replicas.run(strategy, step, parts, rules)
+            except BaseException:
+                self._replicas.close()
+                self._replicas = None
+                raise
 
-    def _run_trial(self, *arguments: Any) -> list[Any]:
-        """Runs a step of a trial, on scopes of its own that refer to its copies."""
-        threads = ReplicaThreads(self)
-        try:
-            return threads.run(*arguments)
-        finally:
-            threads.pool.close()
-
-    def _initialize(self, variable: Any) -> None:
+    def _initialize(self, variable: keras.Variable) -> None:
         """Initializes a variable that a symbolic call made, on the device of the variables."""
         with context.replica_scope(None), self.placement():
             keras_compat.initialize_waiting_variable(variable)
@@ -282,8 +270,11 @@ def _free_bytes(gpu: torch.device) -> int:
 
 
 @final
-class ReplicaThreads:
-    """The threads of a process's replicas, with the scopes and collectives that they reuse."""
+class LocalReplicas:
+    """The replicas of a process: scopes and collectives that they reuse, a thread for each.
+
+    A process's only replica runs in the thread that calls, and meets nobody.
+    """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
         """Starts the threads."""
@@ -294,7 +285,10 @@ class ReplicaThreads:
         in_trial = keras_compat.trial() is not None  # which sees whole weights
         self._weights = None if rules is None or in_trial else rules.weights
         self._draws = StepDraws(replica_set.num_replicas)
-        self.pool = ThreadPool(len(devices), timeout=replica_set.timeout)
+        self._pool: ThreadPool | None = None
+        if len(devices) > 1:
+            self._pool = ThreadPool(len(devices), timeout=replica_set.timeout)
+            weakref.finalize(replica_set, self._pool.close)
         self._scopes = [
             ReplicaScope(
                 rank,
@@ -311,14 +305,20 @@ class ReplicaThreads:
             TorchCollectives(
                 index,
                 scopes=self._scopes,
-                rendezvous=self.pool.rendezvous,
+                pool=self._pool,
                 group=replica_set.group,
+                gradient_sum=replica_set.gradient_sum,
                 components=replica_set.components,
                 device=home,
                 draws=self._draws,
             )
             for index in range(len(devices))
         ]
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool is not None:
+            self._pool.close()
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
@@ -334,34 +334,17 @@ class ReplicaThreads:
         if generator is None:
             first_draw = FirstDraw()
             keras_compat.set_global_seed_generator(first_draw)
-        settings = ThreadSettings.of_this_thread() if count > 1 else None
-
-        def work(index: int) -> Any:
-            scope, part = scopes[index], parts[index]
-            told = self._collectives[index].begin(
-                strategy, count + self._elsewhere, count, part.share
-            )
-            part_from_other_gpus(scope.rank, scope.device)
-            with settings.applied() if settings and index else contextlib.nullcontext():
-                gathering = self._weights.in_step() if self._weights else contextlib.nullcontext()
-                with (
-                    computing_on(self._devices[index]),
-                    context.replica_scope(told),
-                    scope,
-                    gathering,
-                ):
-                    try:
-                        result = step(part.argument)
-                    except Exception as error:
-                        if part.share is not None:
-                            part.share.note_in(error)
-                        raise
-                if not rules.is_fit:
-                    keras_compat.initialize_waiting_variables()
-            return result
-
         try:
-            results = self.pool.run(count, work)
+            if self._pool is None:
+                results = [self._step(0, strategy, step, parts, rules)]
+            else:
+                settings = ThreadSettings.of_this_thread()
+
+                def work(index: int) -> Any:
+                    with settings.applied() if index else contextlib.nullcontext():
+                        return self._step(index, strategy, step, parts, rules)
+
+                results = self._pool.run(count, work)
         finally:
             if generator is None:
                 keras_compat.set_global_seed_generator(first_draw.generator)
@@ -369,9 +352,39 @@ class ReplicaThreads:
         for scope in scopes:
             scope.end()
         if rules.is_fit and not self._elsewhere:
-            told = [one.last_context for one in self._collectives[:count]]
-            layer_losses.hand_over([one for one in told if one is not None])
+            contexts = [one.last_context for one in self._collectives[:count]]
+            layer_losses.hand_over([one for one in contexts if one is not None])
         return results
+
+    def _step(
+        self,
+        index: int,
+        strategy: Strategy,
+        step: Callable[[Any], Any],
+        parts: Sequence[Part],
+        rules: Rules,
+    ) -> Any:
+        """Runs the step in one replica."""
+        scope, part, count = self._scopes[index], parts[index], len(parts)
+        replica = self._collectives[index].begin(
+            strategy, count + self._elsewhere, count, part.share
+        )
+        part_from_other_gpus(scope.rank, scope.device)
+        with (
+            computing_on(self._devices[index]),
+            context.replica_scope(replica),
+            scope,
+            self._weights.in_step() if self._weights else contextlib.nullcontext(),
+        ):
+            try:
+                result = step(part.argument)
+            except Exception as error:
+                if part.share is not None:
+                    part.share.note_in(error)
+                raise
+        if not rules.is_fit:
+            keras_compat.initialize_waiting_variables()
+        return result
 
 
 @final
@@ -461,7 +474,7 @@ class TorchRunner(Runner):
 
     def update(
         self,
-        variable: Any,
+        variable: keras.Variable,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -506,24 +519,24 @@ class TorchRunner(Runner):
             return value.values
         return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
 
-    def read(self, variable: Any) -> torch.Tensor:
+    def read(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the value of a variable, which is the aggregate if it has components."""
         require_aggregate(variable)
-        return shards.whole_value(variable).detach().clone()
+        return shards.read(variable).detach().clone()
 
-    def created(self, variable: Any) -> bool:
+    def created(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was made in the scope of a strategy over these replicas."""
         strategy = ownership.strategy_of(variable)
         return strategy is not None and strategy.replica_set is self._replica_set
 
-    def _replica_components(self, variable: Any) -> tuple[torch.Tensor, ...]:
+    def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
         """Returns, for each replica of this process, the value that it would read of a variable."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)
         ]
         return tuple(
-            (shards.whole_value(variable) if one is None else one).detach().to(device)
+            (shards.read(variable) if one is None else one).detach().to(device)
             for one, device in zip(found, self._devices, strict=True)
         )
 

@@ -1,1 +1,1 @@
-"""Variables of replicas, and state that workers divide."""
+"""Variables of replicas, and their shards."""

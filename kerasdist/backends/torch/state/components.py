@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
@@ -31,7 +32,7 @@ from kerasdist.backends.base.variable_rules import (
     shares_of_integers,
 )
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
-from kerasdist.backends.torch.workers.group import Group
+from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import context, ownership
 from kerasdist.core.ownership import VariableTable
 
@@ -74,7 +75,7 @@ class Components:
         self._kept: VariableTable[Kept] = VariableTable()
 
     def component(
-        self, variable: Any, rank: int, device: torch.device | None = None
+        self, variable: keras.Variable, rank: int, device: torch.device | None = None
     ) -> torch.Tensor | None:
         """Returns a replica's component of a variable, None if the variable has no components."""
         own = keras_compat.stored_value(variable)
@@ -89,7 +90,9 @@ class Components:
         return part.requires_grad_(own.requires_grad)
 
     @torch.no_grad()
-    def keep(self, variables: Sequence[Any], columns: Sequence[Sequence[torch.Tensor]]) -> None:
+    def keep(
+        self, variables: Sequence[keras.Variable], columns: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
         """Keeps components, and sets the variables' own values to their aggregates.
 
         Args:
@@ -113,7 +116,7 @@ class Components:
             self._kept.put(variable, kept)
 
     def aggregates(
-        self, variables: Sequence[Any], columns: Sequence[Sequence[torch.Tensor]]
+        self, variables: Sequence[keras.Variable], columns: Sequence[Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Returns each variable's components combined by its aggregation, over all replicas."""
         if not variables:
@@ -137,22 +140,23 @@ class Components:
 class LoopRules(Rules):
     """The rules for reads and writes of variables in the functions that `Strategy.run` calls."""
 
-    def __init__(self, components: Components, initialize: Callable[[Any], None]) -> None:
+    def __init__(
+        self, components: Components, initialize: Callable[[keras.Variable], None]
+    ) -> None:
         self._components = components
         self._initialize = initialize
 
-    def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Does nothing: custom loops need no preparation."""
-
     def own_value(
-        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
+        self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Returns the replica's component, None if the variable has no components."""
         if source is None:
             self._initialize(variable)
         return self._components.component(variable, scope.rank, scope.device)
 
-    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
+    def assign_together(
+        self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
+    ) -> bool:
         """Combines the replicas' values by the variable's aggregation, at once."""
         ownership.require_own(variable)
         is_float = value.is_floating_point()
@@ -164,7 +168,7 @@ class LoopRules(Rules):
 
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
         """Keeps the components that replicas wrote; writes their aggregates into the variables."""
-        written: dict[int, Any] = {}
+        written: dict[int, keras.Variable] = {}
         for scope in scopes:
             written.update(scope.written)
         if not sums:
@@ -183,7 +187,7 @@ class LoopRules(Rules):
         self.commit(scopes, sums=True)
         commit_buffers(scopes)
 
-    def _held(self, scope: ReplicaScope, key: int, variable: Any) -> torch.Tensor:
+    def _held(self, scope: ReplicaScope, key: int, variable: keras.Variable) -> torch.Tensor:
         if key in scope.written:
             return scope.state_mapping[key]
         held = self._components.component(variable, scope.rank, scope.device)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
+import keras
 import torch
 
 from kerasdist import keras_compat
@@ -27,7 +27,9 @@ def install() -> None:
     keras_compat.install(variable_made=_make_variable)
 
 
-def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
+def _make_variable(
+    original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
+) -> None:
     _make(original, variable, *args, **kwargs)
     strategy, collectives = context.scoped_strategy(), _collectives()
     if (
@@ -43,7 +45,9 @@ def _make_variable(original: Callable[..., None], variable: Any, *args: Any, **k
             keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)
 
 
-def _make(original: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
+def _make(
+    original: Callable[..., None], variable: keras.Variable, *args: object, **kwargs: object
+) -> None:
     scope = keras_compat.stateless_scope()
     while isinstance(scope, ReadRecorder):
         scope = scope.original_scope

@@ -1,4 +1,4 @@
-"""Divided weights in a step: gathered where layers read them, once more in the backward pass.
+"""Sharded weights in a step: gathered where layers read them, once more in the backward pass.
 
 Weights are gathered and freed by groups (`shards.WeightGroup`). While one group computes, the next
 one is gathered: the one that came next in the last step of this kind. So no more than two groups
@@ -21,14 +21,18 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch.state.shards import Shard, Waitable, WeightGroup, shard_of
+from kerasdist.backends.torch.state.shards import Shard, WeightGroup, shard_of
 from kerasdist.core.ownership import VariableTable
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.process_group import Waitable
 
 # A group that is gathered more often in a step stays gathered in the steps that follow: it is one
 # of several that a recurrent layer reads in turn.
@@ -39,7 +43,7 @@ _MOST_GATHERS = 8
 class Leaf:
     """The leaf of one weight in the graphs of steps, kept from step to step with its gradient."""
 
-    def __init__(self, variable: Any, shard: Shard) -> None:
+    def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Makes a leaf without values."""
         assert shard.together is not None  # it is a weight
         self.group = shard.together
@@ -83,7 +87,7 @@ class _Saved:
 
 @final
 class GatheredWeights:
-    """The divided weights of a process's replica, as its steps see them.
+    """The sharded weights of a process's replica, as its steps see them.
 
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over, after
@@ -106,15 +110,15 @@ class GatheredWeights:
         self._expected: Sequence[WeightGroup | None] = ()
         self._has_gradients = True
 
-    def add(self, variable: Any, shard: Shard) -> None:
+    def add(self, variable: keras.Variable, shard: Shard) -> None:
         """Takes a new weight into the newest group, or into one of its own."""
         if self._newest is not None and self._newest.accepts(variable):
             self._newest.add(variable, shard)
         else:
             self._newest = WeightGroup(variable, shard)
 
-    def leaf(self, variable: Any, shard: Shard) -> Leaf:
-        """Returns the leaf of a divided variable, whether or not it is gathered."""
+    def leaf(self, variable: keras.Variable, shard: Shard) -> Leaf:
+        """Returns the leaf of a sharded variable, whether or not it is gathered."""
         leaf = self._leaves.get(variable)
         if leaf is None or not leaf.serves(keras_compat.stored_value(variable)):
             leaf = Leaf(variable, shard)
@@ -122,8 +126,8 @@ class GatheredWeights:
             self._release(leaf.group)
         return leaf
 
-    def read(self, variable: Any) -> torch.Tensor | None:
-        """Returns a divided variable's value, None if the variable is whole on each worker."""
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        """Returns a sharded variable's value, None if the variable is whole on each worker."""
         shard = shard_of(variable)
         if shard is None:
             return None

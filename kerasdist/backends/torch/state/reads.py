@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import keras
 import torch
@@ -22,7 +22,7 @@ class ReadRecorder(keras.StatelessScope):
     that was read must have a gradient of zeros; one that was not read has None.
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
         super().__init__(initialize_variables=False)
         self._watched = {id(variable) for variable in variables}
         self._read: dict[int, torch.Tensor] = {}
@@ -36,7 +36,7 @@ class ReadRecorder(keras.StatelessScope):
             self.losses = outer.losses
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if self.original_scope is None:
             keras_compat.initialize_waiting_variables()
@@ -55,7 +55,7 @@ class ReadRecorder(keras.StatelessScope):
             outer = outer.original_scope
         return outer if isinstance(outer, ReplicaScope) else None
 
-    def get_current_value(self, variable: Any) -> torch.Tensor:
+    def get_current_value(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the variable's value in the enclosing scope, and records that it was read."""
         key = id(variable)
         if key not in self._watched:
@@ -64,7 +64,7 @@ class ReadRecorder(keras.StatelessScope):
         self._read.setdefault(key, value)
         return value
 
-    def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
+    def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
         """Passes an assignment on to the enclosing scope, or to the variable."""
         variable, value = update
         if self.original_scope is not None:
@@ -73,11 +73,11 @@ class ReadRecorder(keras.StatelessScope):
         with keras_compat.outside_stateless_scopes():
             variable.assign(value)
 
-    def was_read(self, variable: Any) -> bool:
+    def was_read(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was read."""
         return id(variable) in self._read
 
-    def target(self, variable: Any) -> torch.Tensor:
+    def target(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the tensor of a variable to differentiate by: the one that was read."""
         scope = self._replica_scope()
         if scope is not None and shards.shard_of(variable) is not None:
@@ -88,7 +88,7 @@ class ReadRecorder(keras.StatelessScope):
         # torch's own modules read their parameters without this scope, which cannot record that.
         return self._outer_value(variable) if read is None else read
 
-    def _outer_value(self, variable: Any) -> torch.Tensor:
+    def _outer_value(self, variable: keras.Variable) -> torch.Tensor:
         value = None
         if self.original_scope is not None:
             value = self.original_scope.get_current_value(variable)
@@ -98,10 +98,9 @@ class ReadRecorder(keras.StatelessScope):
         known = self._read.get(id(variable))
         if known is not None and shards.shard_of(variable) is not None:
             return known  # each read would gather the weight again
-        stored = keras_compat.stored_value(variable)
-        return shards.whole_value(variable).requires_grad_(stored.requires_grad)
+        return shards.read(variable)
 
-    def _differentiable(self, variable: Any) -> torch.Tensor:
+    def _differentiable(self, variable: keras.Variable) -> torch.Tensor:
         value = self._outer_value(variable)
         if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
             return value
@@ -112,7 +111,7 @@ class ReadRecorder(keras.StatelessScope):
         return value.detach().requires_grad_(True)
 
 
-def require_outside(scope: Any) -> None:
+def require_outside(scope: keras.StatelessScope | None) -> None:
     """Refuses `strategy.run` in a function that `value_and_grad` differentiates."""
     if isinstance(scope, ReadRecorder):
         raise ScopeError(

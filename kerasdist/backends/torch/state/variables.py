@@ -15,7 +15,7 @@ import abc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import keras
 import torch
@@ -37,7 +37,7 @@ class Alias:
 
     def __init__(
         self,
-        variable: Any,
+        variable: keras.Variable,
         source: torch.Tensor,
         forget: Any,
         device: torch.device,
@@ -71,53 +71,38 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
             alias._version = alias._source._version
 
 
-class Reducer(Protocol):
-    """Sums gradients over the workers while the backward pass runs."""
-
-    def begin(self, scope: ReplicaScope) -> None:
-        """Starts a step of the replica with this scope."""
-
-    def sum_up(
-        self,
-        optimizer: Any,
-        gradients: Sequence[torch.Tensor | None],
-        weight: float,
-        variables: Sequence[Any],
-        scope: ReplicaScope,
-    ) -> list[torch.Tensor | None]:
-        """Returns the weighted sum of the workers' gradients; None where no worker has one."""
-        ...
-
-
 class Rules(abc.ABC):
     """The rules by which replicas read and write variables; `fit` and custom loops differ.
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict` (contract C1).
-        reducer: Sums gradients over the workers during the backward pass; None: after it.
         compiled: Calls models compiled; None: they run as they are.
     """
 
     is_fit = False
-    reducer: Reducer | None = None
     compiled: Callable[..., Any] | None = None
 
-    @abc.abstractmethod
-    def begin(self, scopes: Sequence[ReplicaScope]) -> None:
+    def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  loops need none
         """Starts a step of the replicas of this process."""
 
     @abc.abstractmethod
     def own_value(
-        self, scope: ReplicaScope, variable: Any, source: torch.Tensor | None
+        self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns the replica's own value of a variable, None where all replicas share one."""
+        """Returns the replica's own value of a variable, None where all replicas share one.
 
-    @abc.abstractmethod
-    def assign_together(self, scope: ReplicaScope, variable: Any, value: torch.Tensor) -> bool:
-        """Combines the replicas' values at once, for a variable with an aggregation.
+        In `fit` asked for sums only, and for variables without a value.
+        """
+
+    def assign_together(
+        self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
+    ) -> bool:
+        """Combines the replicas' values at once, outside of `fit`, if the variable is mirrored.
 
         Returns whether it did; if not, the replica keeps its value until `commit`.
         """
+        del scope, variable, value
+        return False
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
@@ -149,7 +134,7 @@ class ReplicaScope(keras.StatelessScope):
         weights: GatheredWeights | None = None,
     ) -> None:
         super().__init__(initialize_variables=False)
-        self.weights = weights  # those that workers divide; None: they divide no variable
+        self.weights = weights  # those that are sharded; None: none is
         self.rank = rank
         self.device = device
         self.is_only = is_only  # whether it is the only replica of its process
@@ -163,9 +148,9 @@ class ReplicaScope(keras.StatelessScope):
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
-        self.written: dict[int, Any] = {}
+        self.written: dict[int, keras.Variable] = {}
         # What compiled code has assigned; whether all replicas assigned equal values.
-        self.assigned: list[tuple[Any, bool]] = []
+        self.assigned: list[tuple[keras.Variable, bool]] = []
         # Buffers of torch modules, by id: the module's own one, and this replica's copy.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -185,7 +170,7 @@ class ReplicaScope(keras.StatelessScope):
         self.written_equal.clear()
         self.buffers.clear()
 
-    def get_current_value(self, variable: Any) -> torch.Tensor:
+    def get_current_value(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the replica's value of a variable."""
         if self.weights is not None:
             gathered = self.weights.read(variable)
@@ -194,13 +179,14 @@ class ReplicaScope(keras.StatelessScope):
         value = self.state_mapping.get(id(variable))
         if value is None:
             source = keras_compat.stored_value(variable)
-            value = self.rules.own_value(self, variable, source)
+            if source is None or variable.aggregation == "sum" or not self.rules.is_fit:
+                value = self.rules.own_value(self, variable, source)
             if value is None:
                 value = self.leaf(variable, source)
             self.state_mapping[id(variable)] = value
         return value
 
-    def add_update(self, update: tuple[Any, torch.Tensor]) -> None:
+    def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
         """Keeps what the replica assigns to a variable."""
         variable, value = update
         if self.weights is not None and shard_of(variable) is not None:
@@ -209,11 +195,11 @@ class ReplicaScope(keras.StatelessScope):
                 f"assignment to variable={variable.path!r}. Raise min_size of kerasdist.Sharding, "
                 "so that it stays whole on each worker."
             )
-        if self.rules.assign_together(self, variable, value):
+        if not self.rules.is_fit and self.rules.assign_together(self, variable, value):
             return
         # A copy, as Keras's own assign makes: the caller may change its tensor in place later.
         value = value.detach().clone()
-        if keras_compat.stored_value(variable).requires_grad:
+        if variable.trainable and keras_compat.stored_value(variable).requires_grad:
             value.requires_grad_(True)
         self.state_mapping[id(variable)] = value
         self.written[id(variable)] = variable
@@ -256,7 +242,7 @@ class ReplicaScope(keras.StatelessScope):
         )
         return copy
 
-    def clear_gradients(self, variables: Iterable[Any]) -> None:
+    def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
         """Clears the replica's gradients of these variables."""
         for variable in variables:
             alias = self._aliases.get(id(variable))
@@ -284,7 +270,7 @@ class ReplicaScope(keras.StatelessScope):
         """Updates all copies whose variables have changed, before they are read one by one."""
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
-    def leaf(self, variable: Any, stored: torch.Tensor | None = None) -> torch.Tensor:
+    def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the autograd leaf of a variable, which stores `stored`, in a replica's graphs."""
         source = keras_compat.stored_value(variable) if stored is None else stored
         if self.weights is not None:
@@ -314,18 +300,14 @@ class ReplicaScope(keras.StatelessScope):
 
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
     """Writes the replicas' buffers, combined, into torch's modules; returns those buffers."""
+    total = sum(scope.weight for scope in scopes)
     for key, (buffer, first) in scopes[0].buffers.items():
         if not buffer.is_floating_point():
             buffer.copy_(first)
             continue
-        parts = [scope.buffers.get(key, (buffer, buffer))[1].to(buffer.device) for scope in scopes]
-        buffer.copy_(mean(parts, [scope.weight for scope in scopes]))
+        parts = [
+            scope.buffers.get(key, (buffer, buffer))[1].to(buffer.device) * (scope.weight / total)
+            for scope in scopes
+        ]
+        buffer.copy_(torch.stack(parts).sum(0))
     return [buffer for buffer, _ in scopes[0].buffers.values()]
-
-
-def mean(parts: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Returns a weighted mean."""
-    total = sum(weights)
-    return torch.stack(
-        [part * (weight / total) for part, weight in zip(parts, weights, strict=True)]
-    ).sum(0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
+import keras
 import torch
 import torch.distributed as dist
 
@@ -12,10 +13,14 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.gradients import Gradients
-from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable, Workers
-from kerasdist.backends.torch.workers.group import ALL_WHOLE
+from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard
 
 if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.process_group import (
+        ProcessGroup,
+        ReduceScatter,
+        Waitable,
+    )
     from kerasdist.job.job import Job
 
 # DistributedDataParallel's default: large enough that the latency of a message hardly counts.
@@ -51,7 +56,7 @@ class Bucket:
         self.missing -= 1
         return kept
 
-    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         self.work = group.start_sum(self.numbers, channel)
 
@@ -67,8 +72,8 @@ class Bucket:
 
 
 @final
-class DividedBucket:
-    """Gradients of divided weights, of whose sums each worker gets its parts, in one message."""
+class ShardedBucket:
+    """Gradients of sharded weights, of whose sums each worker gets its shards, in one message."""
 
     def __init__(self, like: Sequence[torch.Tensor], shards: Sequence[Shard]) -> None:
         """Makes a bucket for gradients of this type."""
@@ -81,7 +86,7 @@ class DividedBucket:
         """Empties the bucket."""
         self.missing = len(self._shards)
         self._numbers: torch.Tensor | None = None  # a row for each worker
-        self._sum: SumOfParts | None = None
+        self._sum: ReduceScatter | None = None
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
@@ -100,7 +105,7 @@ class DividedBucket:
         self.missing -= 1
         return None
 
-    def start(self, group: Workers, channel: dist.ProcessGroup | None) -> None:
+    def start(self, group: ProcessGroup, channel: dist.ProcessGroup | None) -> None:
         """Starts the sum."""
         assert self._numbers is not None
         self._sum = group.start_sum_of_parts(self._numbers.view(-1), channel)
@@ -135,27 +140,27 @@ class Buckets:
         self,
         like: Mapping[int, torch.Tensor],
         count: int,
-        group: Workers,
+        group: ProcessGroup,
         channel: dist.ProcessGroup | None = None,
         *,
-        shards: Mapping[int, Shard] = ALL_WHOLE,
+        shards: Mapping[int, Shard] = NONE_SHARDED,
         last_bytes: int | None = None,
     ) -> None:
         """Makes buckets for those of `count` variables whose index is in `like`.
 
-        Those that are in `shards` are divided: their sums are this worker's parts.
+        Those that are in `shards` are sharded: their sums are this worker's shards.
         """
         self._group = group
         self._channel = channel
         summed_whole = {index: one for index, one in like.items() if index not in shards}
         first, *others = _in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
-        divided = _divided_together(like, shards, group.bytes_per_pack)
+        sharded = _sharded_together(like, shards, group.bytes_per_pack)
         self._last = Bucket([like[index] for index in first[::-1]], count, group.device)
-        self._buckets: list[Bucket | DividedBucket] = []
-        self._places: dict[int, tuple[Bucket | DividedBucket, int]] = {}
-        for members in sorted([*others, *divided], reverse=True):
+        self._buckets: list[Bucket | ShardedBucket] = []
+        self._places: dict[int, tuple[Bucket | ShardedBucket, int]] = {}
+        for members in sorted([*others, *sharded], reverse=True):
             self._add(
-                DividedBucket(
+                ShardedBucket(
                     [like[index] for index in members[::-1]], [shards[i] for i in members[::-1]]
                 )
                 if members[0] in shards
@@ -166,7 +171,7 @@ class Buckets:
         self._arrived: set[int] = set()
         self._started = 0
 
-    def _add(self, bucket: Bucket | DividedBucket, indices: Sequence[int]) -> None:
+    def _add(self, bucket: Bucket | ShardedBucket, indices: Sequence[int]) -> None:
         self._buckets.append(bucket)
         for place, index in enumerate(indices):
             self._places[index] = (bucket, place)
@@ -233,7 +238,7 @@ class Buckets:
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:
             for bucket in self._buckets[: self._started]:
-                if isinstance(bucket, DividedBucket):
+                if isinstance(bucket, ShardedBucket):
                     bucket.free()
             self._buckets[self._started].start(self._group, self._channel)
             self._started += 1
@@ -248,18 +253,18 @@ class GradientSum:
     `optimizer.apply`.
     """
 
-    def __init__(self, group: Workers, job: Job) -> None:
-        self._group = group
+    def __init__(self, group: ProcessGroup, job: Job) -> None:
+        self.group = group
         self._job = job
         self._agreed: set[tuple[int, ...]] = set()
 
     @torch.no_grad()
     def __call__(
-        self, gradients: Gradients, variables: Sequence[Any], shards: Mapping[int, Shard]
+        self, gradients: Gradients, variables: Sequence[keras.Variable], shards: Mapping[int, Shard]
     ) -> list[torch.Tensor | None]:
         """Returns the sum of the workers' gradients; None where no worker has one.
 
-        Of those whose index is in `shards` it returns this worker's part.
+        Of those whose index is in `shards` it returns this worker's shard.
         """
         self._agree(variables, len(gradients))
         like = [
@@ -268,16 +273,16 @@ class GradientSum:
         ]
         overwriting = [i for i, one in enumerate(variables) if one.overwrite_with_gradient]
         summed = {index: one for index, one in enumerate(like) if index not in overwriting}
-        buckets = Buckets(summed, len(like), self._group, shards=shards)
+        buckets = Buckets(summed, len(like), self.group, shards=shards)
         totals, somewhere = buckets.finish(gradients)
         for index in overwriting:  # a float8 scale's gradient is its next value
             own = gradients[index]
             own = torch.zeros_like(like[index]) if own is None else own
             if somewhere[index]:
-                totals[index] = self._group.gather_alike(own).amax(0)
+                totals[index] = self.group.gather_alike(own).amax(0)
         return totals
 
-    def _agree(self, variables: Sequence[Any], gradients: int) -> None:
+    def _agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         key = tuple(map(id, variables))
         if key in self._agreed:
             return
@@ -286,7 +291,7 @@ class GradientSum:
         self._agreed.add(key)
 
 
-def _shape_of(variable: Any) -> torch.Tensor:
+def _shape_of(variable: keras.Variable) -> torch.Tensor:
     """Returns a tensor of a variable's shape and type, without memory of its own."""
     stored = keras_compat.stored_value(variable).detach()
     return stored.new_zeros(()).expand(tuple(variable.shape))
@@ -306,10 +311,10 @@ def in_packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield pack
 
 
-def _divided_together(
+def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of divided variables: those of a `WeightGroup`, others by size."""
+    """Groups the indices of sharded variables: those of a `WeightGroup`, others by size."""
     groups: dict[int, list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():

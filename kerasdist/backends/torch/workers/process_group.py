@@ -1,4 +1,7 @@
-"""Collectives between the workers of a job, by a process group of torch.
+"""Collectives between the processes that hold replicas; in a job by a process group of torch.
+
+The replicas of one process are threads, whose values are combined first (`collectives.py`). The
+process's group then combines the result with those of other processes.
 
 Tensors are packed into as few messages as possible, since the latency of a message costs more than
 a few numbers. Tensors to be summed are packed by type; tensors to be copied are packed as bytes.
@@ -8,10 +11,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -19,9 +22,6 @@ import torch.distributed as dist
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
-from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable
-from kerasdist.backends.torch.workers.buckets import GradientSum
-from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import listening
 
@@ -128,6 +128,90 @@ def _let_the_job_name_lost_workers() -> None:
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
+class Group:
+    """The group of a single process: its collectives return the process's own tensors.
+
+    All processes of a group must make the same calls, in the same order.
+
+    Attributes:
+        rank: This process's number.
+        size: How many processes there are.
+        gradients_travel_as: The name of the type in which gradients are sent; None: their own.
+    """
+
+    rank = 0
+    size = 1
+    gradients_travel_as: str | None = None
+
+    def sums(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the processes."""
+        return list(tensors)
+
+    def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns each tensor summed over the processes, after checking shapes and types."""
+        del label
+        return list(tensors)
+
+    def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the chief's tensors."""
+        return list(tensors)
+
+    def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuses tensors that differ in shape or type between the processes."""
+        del label, tensors
+
+    def gather_alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the processes' tensors, stacked along a new axis 0."""
+        return tensor[None]
+
+    def gather(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int
+    ) -> list[list[torch.Tensor]]:
+        """Returns each process's tensors, by rank; their sizes along the axis may differ."""
+        del label, axis
+        return [list(tensors)]
+
+    def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns, to be summed, the chief's tensor, and zeros on others; booleans become uint8."""
+        bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        return torch.zeros_like(bits) if self.rank else bits
+
+
+class Waitable(Protocol):
+    """A collective that has started."""
+
+    def wait(self) -> object:
+        """Waits until the collective is done."""
+
+
+@final
+class ReduceScatter:
+    """A reduce-scatter that has started."""
+
+    def __init__(self, work: Any, sent: torch.Tensor, own: torch.Tensor, dtype: torch.dtype):
+        """Keeps what is sent until it is done."""
+        self._work = work
+        self._sent: torch.Tensor | None = sent
+        self._own = own
+        self._dtype = dtype
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `wait` would block this thread; on a GPU it never does."""
+        return not (self._own.is_cuda or self._work.is_completed())
+
+    def wait(self) -> None:
+        """Waits until it is done, and frees what was sent."""
+        if self._sent is not None:
+            self._work.wait()
+            self._sent = None
+
+    def part(self) -> torch.Tensor:
+        """Returns this worker's part of the sum, once it is done."""
+        self.wait()
+        return self._own.to(self._dtype)
+
+
 @final
 class ProcessGroup(Group):
     """The workers of a job.
@@ -146,18 +230,8 @@ class ProcessGroup(Group):
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None: torch's default group
         self._timeout = job.timeouts.meeting
-        self._gradient_sum = GradientSum(self, job)
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
-
-    def sum_gradients(
-        self,
-        gradients: Sequence[torch.Tensor | None],
-        variables: Sequence[Any],
-        shards: Mapping[int, Shard] = ALL_WHOLE,
-    ) -> list[torch.Tensor | None]:
-        """Returns gradients summed over the workers; None where no worker has one."""
-        return self._gradient_sum(gradients, variables, shards)
 
     def start_sum(self, flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
@@ -169,14 +243,14 @@ class ProcessGroup(Group):
 
     def start_sum_of_parts(
         self, flat: torch.Tensor, group: dist.ProcessGroup | None = None
-    ) -> SumOfParts:
+    ) -> ReduceScatter:
         """Starts a reduce-scatter of a tensor of equal parts, compressed if the user chose so."""
         sent = flat
         if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
             sent = flat.to(self._compressed)
         own = sent.new_empty(len(flat) // self.size)
         work = _scatter_sum(own, sent, group=group or self._group, async_op=True)
-        return SumOfParts(work, sent, own, flat.dtype)
+        return ReduceScatter(work, sent, own, flat.dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it, and the tensor that will hold all."""
@@ -185,7 +259,7 @@ class ProcessGroup(Group):
 
     @cached_property
     def of_buckets(self) -> dist.ProcessGroup:
-        """A separate process group for sums of gradients beside the gathers of divided weights.
+        """A separate process group for sums of gradients beside the gathers of sharded weights.
 
         All workers must create it.
         """

@@ -9,7 +9,7 @@ the last bucket.
 All workers must launch all collectives in one order, or NCCL's would wait for each other for ever.
 A gradient that is missing on some workers makes them start a bucket later. So if the backward pass
 has other collectives, such as those of synchronized BatchNormalization, all buckets wait for its
-end. Only the gathers of divided weights go on beside them, in a process group of their own.
+end. Only the gathers of sharded weights go on beside them, in a process group of their own.
 
 The first step shows which parameters have a gradient on any worker; the buckets are for these.
 """
@@ -18,22 +18,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
-from kerasdist.backends.torch.state import divided_state
-from kerasdist.backends.torch.state.shards import shard_of
+from kerasdist.backends.torch.state import sharded_optimizers
+from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, shard_of
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.backends.torch.workers.buckets import Buckets
-from kerasdist.backends.torch.workers.group import ALL_WHOLE
+from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
 from kerasdist.training import numerics
-
-if TYPE_CHECKING:
-    from kerasdist.backends.torch.state.shards import Shard
 
 # How often to make buckets for a model whose steps keep using different parameters.
 _MOST_BUCKETS = 10
@@ -46,11 +43,11 @@ _LAST_BYTES = 2**20
 class GradientReducer:
     """Sums the gradients of one model's training steps."""
 
-    def __init__(self, model: Any, group: ProcessGroup) -> None:
-        """Starts without buckets."""
+    def __init__(self, model: Any, gradient_sum: GradientSum) -> None:
+        """Starts without buckets; `gradient_sum` sums what has none."""
         self._model = model
-        self._group = group
-        self._optimizer: Any = None  # whose gradients have buckets
+        self._sum = gradient_sum
+        self._optimizer: keras.optimizers.Optimizer | None = None  # whose gradients have buckets
         self._buckets: HookedBuckets | None = None
         self._made = 0
 
@@ -73,37 +70,35 @@ class GradientReducer:
 
     def sum_up(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         gradients: Gradients,
         weight: float,
-        variables: Sequence[Any],
+        variables: Sequence[keras.Variable],
         scope: ReplicaScope,
     ) -> list[torch.Tensor | None]:
         """Returns the weighted sum of the workers' gradients; None where no worker has one.
 
-        Of divided ones it returns this worker's parts of the sums.
+        Of sharded ones it returns this worker's shards of the sums.
         """
-        shards = divided_state.of_gradients(optimizer, variables)
+        shards = sharded_optimizers.of_gradients(optimizer, variables)
         buckets = self._buckets if optimizer is self._optimizer else None
         if buckets is None:
-            totals = self._group.sum_gradients(
-                weighted_sum([gradients], [weight], variables), variables, shards
-            )
+            totals = self._sum(weighted_sum([gradients], [weight], variables), variables, shards)
             if optimizer is self._optimizer:
                 self._buckets = self._new_buckets(totals, variables, scope)
             return totals
         totals, unserved = buckets.sums(gradients)
         if unserved:
             own, theirs = [gradients[i] for i in unserved], [variables[i] for i in unserved]
-            divided = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
-            rest = self._group.sum_gradients(weighted_sum([own], [weight], theirs), theirs, divided)
+            held = {place: shards[i] for place, i in enumerate(unserved) if i in shards}
+            rest = self._sum(weighted_sum([own], [weight], theirs), theirs, held)
             for index, total in zip(unserved, rest, strict=True):
                 totals[index] = total
             self._drop()  # the next step makes new ones
         return totals
 
     def _new_buckets(
-        self, totals: Sequence[Any], variables: Sequence[Any], scope: ReplicaScope
+        self, totals: Gradients, variables: Sequence[keras.Variable], scope: ReplicaScope
     ) -> HookedBuckets | None:
         """Returns buckets for the variables with a sum; None without any, or at the limit."""
         served = [
@@ -115,8 +110,8 @@ class GradientReducer:
         if not any(served) or self._made == _MOST_BUCKETS:
             return None
         self._made += 1
-        shards = divided_state.of_gradients(self._optimizer, variables)
-        return HookedBuckets(variables, served, self._group, scope, shards)
+        shards = sharded_optimizers.of_gradients(self._optimizer, variables)
+        return HookedBuckets(variables, served, self._sum.group, scope, shards)
 
     def _drop(self) -> None:
         if self._buckets is not None:
@@ -130,11 +125,11 @@ class HookedBuckets(Buckets):
 
     def __init__(
         self,
-        variables: Sequence[Any],
+        variables: Sequence[keras.Variable],
         served: Sequence[bool],
         group: ProcessGroup,
         scope: ReplicaScope,
-        shards: Mapping[int, Shard] = ALL_WHOLE,
+        shards: Mapping[int, Shard] = NONE_SHARDED,
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter that is served."""
         self._variables = list(variables)  # `begin` checks whether a parameter was replaced
@@ -193,7 +188,7 @@ class HookedBuckets(Buckets):
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: setattr(weights, "are_differentiated", True)
             )
-        # Frees torch's own gradient; of a divided one nothing is left at the parameter.
+        # Frees torch's own gradient; of a sharded one nothing is left at the parameter.
         parameter.grad = self.put(index, parameter.grad, self._weight)
         if self._scope.sums_in_backward:
             return

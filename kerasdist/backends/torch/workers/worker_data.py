@@ -1,8 +1,13 @@
-"""Data adapters of a worker: it reads only its own rows of arrays, all rows of other sources."""
+"""Data adapters of a worker: it reads only its own rows of arrays, all rows of other sources.
+
+To a GPU the rows travel from page-locked memory (`kerasdist.backends.torch.replica.placing.moved`),
+in a stream of their own, one batch ahead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, final
 
 import keras
@@ -10,9 +15,10 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
-from kerasdist.backends.torch.fit import gpu_input
+from kerasdist.backends.torch.replica.placing import moved
+from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.input.adapter import WrappedAdapter
-from kerasdist.input.worker_shard import OwnNumbers
+from kerasdist.input.worker_shard import OwnNumbers, WorkerShard
 
 
 @final
@@ -34,7 +40,7 @@ class OwnRowsAdapter(WrappedAdapter):
         batches = (own.batch(rows, total) for rows, total in found)
         if self._device.type != "cuda":
             return batches
-        return gpu_input.ahead(_on_host(batches), self._device)
+        return ahead(_on_host(batches), self._device)
 
 
 def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -60,3 +66,36 @@ class WholeBatchesAdapter(WrappedAdapter):
 
     def __iter__(self) -> Iterator[Any]:
         return self._first_batches.recorded(iter(self._inner.get_torch_dataloader()))
+
+
+def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """Yields batches of tensors on the host as batches on a GPU; reads one batch ahead."""
+    stream = torch.cuda.Stream(device)
+    waiting: tuple[Any, torch.Event] | None = None
+    for batch in batches:
+        with torch.cuda.stream(stream):
+            copied = _with_rows(batch, map_leaves(lambda leaf: moved(device, leaf), _rows(batch)))
+            following = copied, stream.record_event()
+        if waiting is not None:
+            yield _arrived(*waiting, device)
+        waiting = following
+    if waiting is not None:
+        yield _arrived(*waiting, device)
+
+
+def _rows(batch: Any) -> Any:
+    return batch.rows if isinstance(batch, WorkerShard) else batch
+
+
+def _with_rows(batch: Any, rows: Any) -> Any:
+    return replace(batch, rows=rows) if isinstance(batch, WorkerShard) else rows
+
+
+def _arrived(batch: Any, event: torch.Event, device: torch.device) -> Any:
+    """Returns a batch that the GPU's next operations find there."""
+    current = torch.cuda.current_stream(device)
+    current.wait_event(event)
+    for leaf in flatten(_rows(batch)):
+        if isinstance(leaf, torch.Tensor):
+            leaf.record_stream(current)  # made in the other stream, used and freed in this one
+    return batch

@@ -1,0 +1,267 @@
+"""The threads of a process's replicas: one each, alive as long as the strategy.
+
+Replica 0 runs in the calling thread, the others in daemon threads that wait for the next step. At a
+meeting each brings a value, the last to arrive combines the values, and all get the result. A
+replica ends the step for all if it raises, ends its step while others wait, makes another call than
+they do, or does not arrive in time. Then every replica that waits, or arrives later, gets a
+`ReplicaError`.
+
+The threads take turns: only one runs at a time, from one meeting to the next, always in the same
+order. So replicas can share the state that Keras's layers and torch keep once per process: a
+layer's cached mask, torch's own generator, a layer that its first call builds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.backends.base import metering
+from kerasdist.errors import ReplicaError
+
+_Value = TypeVar("_Value")
+_Result = TypeVar("_Result")
+
+
+@final
+class Stopped(ReplicaError):  # noqa: N818  an order to stop, not the cause
+    """This replica stops because the step was ended by another one."""
+
+
+@final
+class ThreadPool:
+    """Threads that run a step together. After an error the caller makes a new pool."""
+
+    def __init__(self, size: int, *, timeout: float) -> None:
+        """Starts the threads."""
+        self._timeout = timeout
+        self._closed = False
+        self._work: Callable[[int], Any] | None = None
+        self._results: list[Any] = [None] * size
+        # A replica waits by acquiring its gate; another one lets it go on by releasing it.
+        self._gates = [threading.Lock() for _ in range(size)]
+        for gate in self._gates:
+            gate.acquire()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._arrived: dict[int, tuple[str, Any]] = {}
+        self._finished: set[int] = set()
+        self._ready: deque[int] = deque()  # replicas that may continue, in turn
+        self._result: Any = None
+        self._broken: BaseException | None = None  # the error that ended the step for all
+        for rank in range(1, size):
+            name = f"kerasdist-replica-{rank}"
+            threading.Thread(target=self._serve, args=(rank,), name=name, daemon=True).start()
+
+    def run(self, count: int, work: Callable[[int], _Result]) -> list[_Result]:
+        """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank."""
+        self._count = count
+        self._arrived.clear()
+        self._finished.clear()
+        self._ready.extend(range(1, count))
+        self._work = metering.measure_alike(work)
+        try:
+            self._take_part(0)
+            if self._broken is not None:
+                raise self._broken
+            return self._results[:count]
+        finally:
+            self._work = self._result = None
+            self._results = [None] * len(self._results)
+
+    def close(self) -> None:
+        """Ends the threads, each as soon as its current step has ended."""
+        self._closed = True
+        for gate in self._gates[1:]:
+            if gate.locked():
+                gate.release()
+
+    def meet(
+        self, rank: int, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
+    ) -> _Result:
+        """Waits for all replicas; returns what `combine` makes of their values.
+
+        All replicas get the same object.
+        """
+        is_last = False
+        with self._lock:
+            if self._broken is None:
+                self._arrived[rank] = (label, value)
+                is_last = len(self._arrived) == self._count
+                if self._finished:
+                    self._break(self._left_alone(min(self._finished)), by=rank)
+                elif not is_last:
+                    self._pass_turn()
+        if is_last:
+            self._conclude(rank, combine)
+        elif self._broken is None:
+            self._wait(rank)
+        if self._broken is not None:
+            raise self._stopped()
+        return self._result
+
+    def _serve(self, rank: int) -> None:
+        gate = self._gates[rank]
+        while True:
+            gate.acquire()
+            if self._closed:
+                return
+            self._take_part(rank)
+
+    def _take_part(self, rank: int) -> None:
+        error = None
+        try:
+            if self._broken is not None:
+                raise self._stopped()
+            self._results[rank] = self._work(rank)  # type: ignore[misc]
+        except Stopped as stop:
+            error = stop
+        except BaseException as raised:  # noqa: BLE001  `run` raises it in the calling thread
+            raised.add_note(f"Raised in replica {rank}.")
+            error = raised
+        self._finish(rank, error)
+
+    def _finish(self, rank: int, error: BaseException | None) -> None:
+        """Ends the step of one replica; replica 0 waits until all have ended theirs."""
+        with self._lock:
+            self._finished.add(rank)
+            if error is not None:
+                self._break(error, by=rank)
+            elif self._arrived and self._broken is None:
+                self._break(self._left_alone(rank), by=rank)
+            self._pass_turn()
+            all_done = len(self._finished) == self._count
+            if all_done and rank:
+                self._gates[0].release()
+        if rank == 0 and not all_done:
+            try:
+                self._wait(0)
+            except KeyboardInterrupt as interrupt:
+                with self._lock:
+                    self._break(interrupt, by=rank)
+                self._wait(0)  # until the others have stopped, at their next meeting
+
+    def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
+        """Combines the values, in the last replica to arrive; the others wait meanwhile."""
+        labels, values = zip(*map(self._arrived.__getitem__, range(self._count)), strict=True)
+        if len(set(labels)) > 1:
+            held = ", ".join(f"replica {r}: {label}" for r, label in enumerate(labels))
+            raise ReplicaError(
+                f"Expected all replicas to do the same at the same time. Received: {held}. "
+                "Replicas differ in their batch only: a branch that depends on the data must not "
+                "decide whether they call the optimizer, a metric or a collective."
+            )
+        result = combine(values)
+        with self._lock:
+            if self._broken is None:
+                self._result = result
+                self._arrived.clear()
+                self._ready.extend(range(self._count))
+                self._ready.remove(rank)
+
+    def _pass_turn(self) -> None:
+        if self._ready:
+            self._gates[self._ready.popleft()].release()
+
+    def _wait(self, rank: int) -> None:
+        if self._gates[rank].acquire(timeout=self._timeout):
+            return
+        with self._lock:
+            missing = [
+                f"replica {other}"
+                for other in range(self._count)
+                if other not in self._arrived and other not in self._finished
+            ]
+            error = ReplicaError(
+                f"Expected every replica within {self._timeout:g} s. Received: no sign of "
+                f"{', '.join(missing)} ({self._waiting() or 'the others have ended their step'}). "
+                "Look for what it is waiting for; raise KERASDIST_MEETING_TIMEOUT if a step needs "
+                "longer."
+            )
+            self._break(error, by=rank)
+        raise error
+
+    def _break(self, error: BaseException, *, by: int) -> None:
+        """Ends the step for all replicas: keeps the first error, and wakes those that wait."""
+        if self._broken is not None:
+            return
+        self._broken = error
+        self._ready.extend(rank for rank in self._arrived if rank != by)
+        while self._ready:
+            self._pass_turn()
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"The step was ended by: {self._broken!r}")
+
+    def _waiting(self) -> str:
+        return "; ".join(
+            f"replica {r} waits at: {label}" for r, (label, _) in self._arrived.items()
+        )
+
+    def _left_alone(self, finished: int) -> ReplicaError:
+        return ReplicaError(
+            "Expected all replicas to do the same number of collectives and optimizer steps. "
+            f"Received: replica {finished} ended its step while others wait ({self._waiting()}). "
+            "Replicas differ in their batch only: a branch that depends on the data must not "
+            "decide about them."
+        )
+
+
+@final
+@dataclass(frozen=True)
+class ThreadSettings:
+    """The thread-local settings of torch and Keras of the thread that runs a step.
+
+    Attributes:
+        keras_state: Keras's scopes and policies.
+        trial: The trial that the thread takes part in.
+        gradients: Whether torch records operations for the backward pass.
+        inference: Whether torch is in inference mode.
+        autocast: The kinds of device for which autocast is on, each with the type it casts to.
+        threads: How many threads torch computes with on the CPU.
+    """
+
+    keras_state: dict[str, Any]
+    trial: Any
+    gradients: bool
+    inference: bool
+    autocast: dict[str, torch.dtype]
+    threads: int
+
+    @classmethod
+    def of_this_thread(cls) -> ThreadSettings:
+        """Returns the settings of the calling thread."""
+        return cls(
+            keras_state=keras_compat.copy_thread_state(),
+            trial=keras_compat.trial(),
+            gradients=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast={
+                kind: torch.get_autocast_dtype(kind)
+                for kind in ("cpu", "cuda")
+                if torch.is_autocast_enabled(kind)
+            },
+            threads=torch.get_num_threads(),
+        )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Applies the settings to the current thread, which belongs to a replica."""
+        keras_compat.paste_thread_state(self.keras_state)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        with ExitStack() as stack:
+            stack.enter_context(keras_compat.in_trial(self.trial))
+            stack.enter_context(torch.set_grad_enabled(self.gradients))
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            for kind, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype))
+            yield

@@ -1,0 +1,292 @@
+"""Optimizers whose state is sharded over the workers: each updates its shards of the weights.
+
+The workers' gradients of such a weight arrive as this worker's shard of their sum. For the time of
+the update the optimizer sees shards in the place of weights and slots, so that Keras's own code
+updates them. Weights of which workers hold more than a shard are then gathered.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
+
+import keras
+import torch
+
+from kerasdist import keras_compat
+from kerasdist.agreement.results import unnumbered
+from kerasdist.backends.base import metering
+from kerasdist.backends.torch.state import shards
+from kerasdist.backends.torch.state.gathered import GatheredWeights
+from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, padded
+from kerasdist.core import context, ownership
+from kerasdist.core.user_warnings import warn_user
+
+if TYPE_CHECKING:
+    from kerasdist.backends.torch.workers.process_group import ProcessGroup
+    from kerasdist.core.protocols import StrategyLike
+    from kerasdist.core.sharding import Sharding
+    from kerasdist.job.job import Job
+
+_sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@final
+class ShardedOptimizer:
+    """What is sharded of one optimizer's state, and of the weights that it updates."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
+        """Starts without slots."""
+        self.group = group
+        self._is_elementwise = keras_compat.is_elementwise(optimizer)
+        self._slots: list[tuple[keras.Variable, Shard]] = []
+        self._weights: dict[int, Shard] = {}  # those with sharded slots
+        # Which gradients of the running update are shards.
+        self._are_shards: list[bool] = []
+
+    def add(self, weight: keras.Variable, slot: keras.Variable) -> None:
+        """Shards a slot of a weight."""
+        shard = shards.shard(slot, self.group)
+        self._slots.append((slot, shard))
+        self._weights.setdefault(id(weight), Shard(shard.shape, self.group))
+
+    def updated(self, weight: keras.Variable) -> Shard | None:
+        """Returns the shard of a weight that this worker updates; None: it updates the whole."""
+        held = shards.shard_of(weight)
+        if held is None:
+            return self._weights.get(id(weight))
+        return held if self._is_elementwise else None
+
+    def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
+        """Returns the shards of gradients, by their index; those of whole updates have none."""
+        found = {index: self.updated(one) for index, one in enumerate(variables)}
+        return {index: shard for index, shard in found.items() if shard is not None}
+
+    def cut(
+        self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
+    ) -> list[torch.Tensor]:
+        """Returns the gradients, with this worker's shards of those that are still whole."""
+        held = self.of_gradients(variables)
+        self._are_shards = [index in held for index in range(len(gradients))]
+        return [
+            held[index].cut(one) if index in held and one.numel() == held[index].size else one
+            for index, one in enumerate(gradients)
+        ]
+
+    @contextmanager
+    def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
+        """Lets the optimizer see the shards that this worker updates; gathers whole weights."""
+        seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
+        whole: list[keras.Variable] = []
+        gathered: list[tuple[torch.Tensor, Shard]] = []
+        for weight in weights:
+            shard, value = self.updated(weight), keras_compat.stored_value(weight)
+            if shard is None:
+                whole.append(weight)
+            elif shards.shard_of(weight) is not None:
+                seen.append((weight, shard, value))
+            else:
+                gathered.append((value.detach(), shard))
+                seen.append((weight, shard, shard.cut(value)))
+        with shards.held_whole(whole), shards.seen_as_shards(seen):
+            yield
+        self._gather(gathered)
+
+    @torch.no_grad()
+    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard]]) -> None:
+        """Fills in the shards of weights that other workers have updated."""
+        started = [
+            self.group.start_gather_of_parts(padded(shard.cut(whole), shard.length))
+            for whole, shard in weights
+        ]
+        for (whole, shard), (work, gathered) in zip(weights, started, strict=True):
+            with metering.waiting_for_workers():
+                work.wait()
+            whole.view(-1).copy_(gathered[: shard.size])
+
+    def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns the sum of the squares of each gradient, over all shards."""
+        own = torch.stack([one.square().sum() for one in gradients])
+        are_shards = torch.tensor(self._are_shards, device=own.device)
+        [total] = self.group.sums([torch.where(are_shards, own, 0)])
+        return torch.where(are_shards, total, own)
+
+
+def _state_of(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
+) -> ShardedOptimizer | None:
+    """Returns what is sharded of an optimizer, or of the one that it wraps; None: nothing."""
+    if keras_compat.trial() is not None:  # in a trial all state is whole
+        return None
+    updating = keras_compat.updating(optimizer)
+    state = _sharded.get(updating)
+    if state is None:
+        held = next(filter(None, map(shards.shard_of, weights)), None)
+        if held is not None:
+            state = _sharded[updating] = ShardedOptimizer(updating, held.group)
+    return state
+
+
+def of_gradients(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> Mapping[int, Shard]:
+    """Returns the shards of the gradients that an optimizer applies, by their index."""
+    state = _state_of(optimizer, variables)
+    return NONE_SHARDED if state is None else state.of_gradients(variables)
+
+
+@cache
+def install() -> None:
+    """Changes how Keras's optimizers make slots and use gradients, once per process."""
+    shards.install()
+    keras_compat.install(
+        initialize=_initialize,
+        slot=_make_slot,
+        update=_update,
+        clip=_clip,
+        check_finite=_check_finite,
+    )
+
+
+def _initialize(original: Callable[..., None], variable: keras.Variable, initializer: Any) -> None:
+    """Shards a new weight at once, so that a worker never holds more than one whole."""
+    original(variable, initializer)
+    strategy = ownership.strategy_of(variable) or context.scoped_strategy()
+    rules = _rules_of(strategy)
+    if rules is not None and rules.shards_weights and rules.serves(variable):
+        rules.shard_weight(variable)
+
+
+def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:
+    replicas: Any = None if strategy is None else strategy.replica_set
+    return None if replicas is None else replicas.shard_rules
+
+
+def _make_slot(
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
+    *args: object,
+    **kwargs: object,
+) -> Any:
+    slot = original(optimizer, reference_variable, *args, **kwargs)
+    strategy = ownership.strategy_of(reference_variable)
+    rules = _rules_of(strategy)
+    if rules is not None and rules.shards_update(optimizer, reference_variable):
+        if optimizer not in _sharded:
+            _sharded[optimizer] = ShardedOptimizer(optimizer, rules.group)
+        _sharded[optimizer].add(reference_variable, slot)
+    return slot
+
+
+def _update(
+    original: Callable[..., None],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[torch.Tensor],
+    trainable_variables: Sequence[keras.Variable],
+) -> None:
+    weights = keras_compat.optimized_variables(optimizer)
+    state = _state_of(optimizer, weights)
+    if state is None:
+        original(optimizer, grads, trainable_variables)
+        return
+    cut = state.cut(grads, trainable_variables)
+    with state.updating(weights):
+        original(optimizer, cut, trainable_variables)
+
+
+def _clip(
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[torch.Tensor],
+) -> Any:
+    """Clips by norms over all shards, as Keras does by norms of whole gradients."""
+    state = _state_of(optimizer, ())
+    if state is None or not grads:
+        return original(optimizer, grads)
+    if optimizer.clipnorm and optimizer.clipnorm > 0:
+        norms = state.squares(grads).sqrt().unbind()
+        limit = optimizer.clipnorm
+        return [one * limit / norm.clamp(min=limit) for one, norm in zip(grads, norms, strict=True)]
+    if optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
+        norm, limit = state.squares(grads).sum().sqrt(), optimizer.global_clipnorm
+        # As in Keras, a norm that is not finite makes all gradients NaN.
+        scale = limit * torch.minimum(1.0 / norm, norm.new_tensor(1.0 / limit)) + (norm - norm)
+        return [one * scale for one in grads]
+    return original(optimizer, grads)
+
+
+def _check_finite(
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Collection[torch.Tensor],
+) -> Any:
+    """Looks for infinite gradients in the shards of all workers."""
+    finite = original(optimizer, grads)
+    state = _state_of(optimizer, ())
+    if state is None:
+        return finite
+    [missing] = state.group.sums([(~finite).to(torch.int32)])
+    return missing == 0
+
+
+@final
+class ShardRules:
+    """Which variables of a strategy are sharded.
+
+    Attributes:
+        group: The workers.
+        shards_weights: Whether weights are sharded too, not the optimizer's slots alone.
+        weights: The sharded weights, as steps see them.
+    """
+
+    def __init__(self, sharding: Sharding, group: ProcessGroup, job: Job) -> None:
+        """Takes what the user has asked for."""
+        install()
+        self.group = group
+        self.shards_weights = sharding.state == "full"
+        self.weights = GatheredWeights(in_layers=self.shards_weights)
+        self._job = job
+        self._min_size = sharding.min_size
+        self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
+
+    def serves(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable is a weight that is large enough."""
+        stored = keras_compat.stored_value(variable)
+        return (
+            stored is not None
+            and stored.is_floating_point()
+            and math.prod(variable.shape) >= self._min_size
+            and variable.trainable
+            and not variable.overwrite_with_gradient
+        )
+
+    def shard_weight(self, variable: keras.Variable) -> None:
+        """Gives each worker its shard of the chief's initial value. All workers must call it."""
+        made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
+        self._job.assert_equal("divided variables", {"new variable": made})
+        stored = keras_compat.stored_value(variable).detach()
+        stored.copy_(self.group.from_chief([stored])[0])
+        self.weights.add(variable, shards.shard(variable, self.group))
+
+    def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
+        """Returns whether an optimizer updates shards of a weight."""
+        if not self.serves(weight):
+            return False
+        if keras_compat.is_elementwise(optimizer):
+            return True
+        if optimizer not in self._warned:
+            self._warned.add(optimizer)
+            kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
+            warn_user(
+                f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
+                "sharding: on PyTorch an optimizer is divided that updates each element of a "
+                f"weight by itself ({kinds}). Received: {type(optimizer).__name__}."
+            )
+        return False
