@@ -55,8 +55,10 @@ from kerasdist.keras_compat.models import (
     is_functional,
     is_in_layer,
     is_layout_map,
+    is_orbax_checkpoint,
     is_symbolic,
     is_wired,
+    metrics_here,
     model_of,
     ops,
     overrides,
@@ -83,7 +85,7 @@ from kerasdist.keras_compat.optimizers import (
     referenced_variables,
     updating,
 )
-from kerasdist.keras_compat.patches import install
+from kerasdist.keras_compat.patches import HAS_DDP, install
 from kerasdist.keras_compat.settings import (
     global_seed,
     global_seed_generator,

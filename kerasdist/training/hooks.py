@@ -135,6 +135,7 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
         outside.warn(model, "fit")
         outside.take_on(model)
         return _plain(original, model, args, kwargs)
+    outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
     facts = worker_agreement.given(binding, given)
@@ -186,6 +187,7 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     if binding is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
+    outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
     facts = worker_agreement.given(binding, call.arguments)
     if binding.replicas.job is not None:
@@ -195,7 +197,9 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
-    if binding_of(model) is not None:
+    binding = binding_of(model)
+    if binding is not None:
+        outside.require_one_distribution(binding.strategy)
         return original(model, *args, **kwargs)
     outside.warn(model, original.__name__)
     return _plain(original, model, args, kwargs)
