@@ -91,7 +91,7 @@ def quantized_float8(lab):
 )
 def nnx_mode(lab):
     """`KERAS_NNX_ENABLED`: Keras's variables are Flax's."""
-    with mock.patch.object(keras.config, "is_nnx_enabled", lambda: True):
+    with mock.patch.object(keras.config, "is_nnx_enabled", return_value=True):
         lab.strategy()
 
 

@@ -43,7 +43,7 @@ class Batches(keras.utils.PyDataset):
         self.rows = ROWS // 2 if TOOL == "keras" else ROWS
 
     def __len__(self):
-        return -(-len(self.x) // self.rows)
+        return (len(self.x) + self.rows - 1) // self.rows
 
     def __getitem__(self, index):
         chosen = slice(index * self.rows, (index + 1) * self.rows)
