@@ -19,7 +19,7 @@ from tests.fresh import ROOT
 SCRIPT = Path(__file__).with_name("two_processes.py")
 TOOLS = ("alone", "keras", "kerasdist")
 CASES = (
-    *("steps", "ragged", "uneven", "own_step", "batch_norm"),
+    *("even", "ragged", "uneven", "own_step", "batch_norm"),
     *("metric", "predict", "arrays", "batch_size", "killed", "speed"),
 )
 # What ends by itself does so in a quarter of this.
