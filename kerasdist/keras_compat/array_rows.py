@@ -8,7 +8,7 @@ would yield the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     taken = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
-    for numbers in _numbers(adapter).get_jax_iterator():
+    for numbers in _Numbers(adapter).get_jax_iterator():
         yield taken(chosen(numbers)), len(numbers)
 
 
@@ -51,7 +51,7 @@ def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
-    loader = _numbers(adapter).get_torch_dataloader()
+    loader = _Numbers(adapter).get_torch_dataloader()
     # Here, not with the first batch: a loader draws a random number when an iteration starts, and
     # Keras starts iterations from which it reads nothing.
     iter(loader)
@@ -69,7 +69,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
     options.experimental_optimization.apply_default_optimizations = False
     if adapter._shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        batches, numbers_of = _numbers(adapter).get_tf_dataset(), _same
+        batches, numbers_of = _Numbers(adapter).get_tf_dataset(), _same
     else:
         batches, numbers_of = _in_order(adapter)
 
@@ -110,10 +110,26 @@ def _same(numbers: Any) -> Any:
     return numbers
 
 
-def _numbers(adapter: Any) -> Any:
-    return ArrayDataAdapter(
-        np.arange(adapter._num_samples), batch_size=adapter._batch_size, shuffle=adapter._shuffle
-    )
+@final
+class _Numbers(ArrayDataAdapter):  # type: ignore[misc]
+    """An adapter of the row numbers, in the order of another adapter's rows."""
+
+    def __init__(self, adapter: Any) -> None:
+        super().__init__(
+            np.arange(adapter._num_samples),
+            batch_size=adapter._batch_size,
+            shuffle=adapter._shuffle,
+        )
+        self._adapter = adapter
+
+    @property
+    def _epoch(self) -> int:
+        """The order depends on it from Keras 3.16 on, and the other adapter counts."""
+        return self._adapter._epoch
+
+    @_epoch.setter
+    def _epoch(self, value: int) -> None:
+        """Drops Keras's own count, which begins at zero."""
 
 
 def _taker(
