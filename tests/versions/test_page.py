@@ -1,11 +1,10 @@
-"""docs/versions.md is what `make versions` has written; the package and its extras agree."""
+"""docs/versions.md is what `make versions` has written; the package knows its versions."""
 
 import pytest
-from packaging.version import Version
 
 from kerasdist.core.backend_choice import TESTED
 from tests.fresh import run_fresh
-from tests.versions.__main__ import GOOD, PAGE, floors, page, rows
+from tests.versions.__main__ import GOOD, PAGE, page, rows
 from tests.versions.selection import BACKENDS
 
 
@@ -25,16 +24,6 @@ def test_the_package_knows_the_versions_that_passed():
             found["keras"].add(row.keras)
             found[row.backend].add(row.framework.partition("+")[0])
     assert found == {name: set(versions) for name, versions in TESTED.items()}
-
-
-def test_the_extras_begin_with_the_oldest_rows():
-    """Where this Python has what pyproject.toml declares, as 3.11 has."""
-    oldest = [row for row in of_releases() if (row.set, row.python) == ("oldest", "3.11")]
-    assert oldest
-    for row in oldest:
-        assert row.result == GOOD
-        assert Version(row.framework).release[:2] == floors()[row.backend].release[:2]
-        assert Version(row.keras).release[:2] == floors()["keras"].release[:2]
 
 
 SCRIPT = """
