@@ -1,14 +1,17 @@
 """Runs Python in a fresh interpreter: a framework fixes its devices, and Keras its framework.
 
-What is imported there is what the code imports.
+What is imported there is what the code imports; or that and Keras, in a process that is forked.
 """
 
+import atexit
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.environment import QUIET, values
+from tests.multiprocess.forks import Nursery
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 900
@@ -32,3 +35,29 @@ def run_python(*arguments: str | Path, seconds: float = SECONDS, **environment: 
     )
     assert child.returncode == 0, f"exit status {child.returncode}\n{child.stdout}{child.stderr}"
     return child.stdout
+
+
+BECOMES = """
+import sys
+import keras
+from tests.multiprocess.forks import wait_to_be_one
+
+wait_to_be_one()
+exec(sys.argv[1])
+"""
+_open = contextlib.ExitStack()
+_waiting: dict[str, Nursery] = {}
+atexit.register(_open.close)
+
+
+def run_forked(code: str, backend: str, **environment: str) -> str:
+    """Return what `code` prints, errors too, in a fork of a process that has imported Keras alone.
+
+    Not for code that settles something before a framework is imported.
+    """
+    if backend not in _waiting:
+        nursery = Nursery("-c", BECOMES, KERAS_BACKEND=backend, **values(QUIET))
+        _waiting[backend] = _open.enter_context(nursery)
+    [ended] = _waiting[backend].begin([code], [environment]).join(SECONDS)
+    assert ended.code == 0, f"exit status {ended.code}\n{ended.output}"
+    return ended.output

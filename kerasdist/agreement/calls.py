@@ -46,7 +46,9 @@ def facts_of(
             facts[name] = _of_data(arguments[name], job)
     if "callbacks" in arguments:
         facts["callbacks"] = [
-            _of_callback(one) for one in _listed(arguments["callbacks"]) if isinstance(one, kinds)
+            _of_callback(one)
+            for one in callbacks_of(arguments["callbacks"])
+            if isinstance(one, kinds)
         ]
     return facts
 
@@ -87,7 +89,8 @@ def _of_rows(data: Any) -> Any:
         return facts
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def callbacks_of(callbacks: Any) -> list[Any]:
+    """Returns the callbacks in an argument of `fit`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []

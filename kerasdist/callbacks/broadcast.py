@@ -41,7 +41,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
                 f"root_rank={root_rank!r}. Load the variables on worker 0."
             )
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Sends the variables. All workers must call it.
 
         Raises:
@@ -59,7 +59,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         broadcast(self.model)
 
 
-def broadcast(model: Any, others: Sequence[Any] = ()) -> None:
+def broadcast(model: Any, others: Sequence[keras.Variable] = ()) -> None:
     """Gives every worker the chief's values of a model's variables, its optimizer's, and others.
 
     All workers must call it.

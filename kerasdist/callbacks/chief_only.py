@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import keras
 
@@ -24,29 +23,19 @@ class DelegatingCallback(keras.callbacks.Callback):
                 # Set on the instance: Keras skips methods that are the empty default.
                 setattr(self, name, getattr(inner, name))
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: object) -> None:
         """Passes the parameters on to the inner callback."""
         super().set_params(params)
         self.inner.set_params(params)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: object) -> None:
         """Passes the model on to the inner callback."""
         super().set_model(model)
         self.inner.set_model(self.model_for(model))
 
-    def model_for(self, model: Any) -> Any:
+    def model_for(self, model: object) -> object:
         """Returns the model that the inner callback sees."""
         return model
-
-    def after(self, event: str, then: Callable[..., None]) -> None:
-        """Calls a function after an event of the inner callback."""
-        first = getattr(self, event)
-
-        def both(*args: Any, **kwargs: Any) -> None:
-            first(*args, **kwargs)
-            then(*args, **kwargs)
-
-        setattr(self, event, both)
 
 
 @final

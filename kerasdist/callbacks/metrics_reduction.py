@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import keras
 
@@ -52,7 +52,7 @@ class MetricsReduction(keras.callbacks.Callback):
                 f"reductions={unknown!r}."
             )
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reduces the logs in place. All workers must call it, with logs of the same names."""
         job = current()
         if job is None or not logs:

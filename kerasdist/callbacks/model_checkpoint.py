@@ -76,32 +76,32 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._file = BackgroundFile()
         self._newest: str | None = None
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Takes the model."""
         saves = functools.partial(self._begin, model)
         super().set_model(SavingModel(model, saves) if self.is_async else model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the files of an earlier call of `fit`."""
         super().on_train_begin(logs)
         self._newest = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Raises the error of the thread, if writing has failed."""
         self._file.check()
         super().on_epoch_begin(epoch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Saves, if it is time."""
         self._file.check()
         super().on_train_batch_end(batch, logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Saves, if it is time."""
         self._file.check()
         super().on_epoch_end(epoch, logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Waits until the last file is written. In a job, all workers do."""
         super().on_train_end(logs)
         replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)
@@ -144,7 +144,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 snapshot.discard()
 
 
-def _replicas(model: Any) -> ReplicaSet | None:
+def _replicas(model: object) -> ReplicaSet | None:
     binding = binding_of(model)
     return None if binding is None else binding.replicas
 
@@ -219,11 +219,11 @@ class SavingModel:
         self.saved = model
         self._save = save
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: object, *args: object, **kwargs: object) -> None:
         """Saves the model."""
         self._save(self.saved.save, filepath, *args, **kwargs)
 
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
         """Saves the weights."""
         self._save(self.saved.save_weights, filepath, *args, **kwargs)
 

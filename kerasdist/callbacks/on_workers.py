@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, final
 
 import keras
+from keras.callbacks import Callback
 
 from kerasdist import keras_compat
+from kerasdist.agreement.calls import callbacks_of
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call
@@ -52,7 +54,7 @@ _WRITERS = (
 
 def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None) -> Any:
     """Returns the callbacks of a call of `fit`, wrapped for this worker."""
-    listed = _ordered(_of_call(given), replicas)
+    listed = _ordered(callbacks_of(given["callbacks"]), replicas)
     channel = launcher.channel()
     if meter is not None and channel is not None:
         listed.insert(0, Progress(meter, channel, replicas))
@@ -70,16 +72,9 @@ def prepared(given: Mapping[str, Any], replicas: ReplicaSet, meter: Meter | None
     return listed
 
 
-def _of_call(given: Mapping[str, Any]) -> list[Any]:
-    callbacks = given["callbacks"]
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    return keras.tree.flatten(callbacks) if callbacks else []
-
-
 def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
     """Returns the meter of a call of `fit`, None if nothing reads its figures."""
-    listeners = [one for one in _of_call(given) if isinstance(one, Telemetry)]
+    listeners = [one for one in callbacks_of(given["callbacks"]) if isinstance(one, Telemetry)]
     others = launcher.channel(), launcher.wanted()
     if not listeners and not launcher.is_benchmark() and others == (None, None):
         return None
@@ -96,7 +91,7 @@ def meter_of(given: Mapping[str, Any], replicas: ReplicaSet) -> Meter | None:
 
 def position_of(given: Mapping[str, Any]) -> Position | None:
     """Returns the position in the data that a backup keeps, None if there is no backup."""
-    backups = [one for one in _of_call(given) if isinstance(one, BackupAndRestore)]
+    backups = [one for one in callbacks_of(given["callbacks"]) if isinstance(one, BackupAndRestore)]
     if not backups:
         return None
     position = Position(given["x"], given["steps_per_epoch"])
@@ -112,7 +107,7 @@ def files_written(given: Mapping[str, Any]) -> Generator[None]:
     try:
         yield
     except BaseException:
-        for one in _of_call(given):
+        for one in callbacks_of(given["callbacks"]):
             if isinstance(one, ModelCheckpoint):
                 one.settle()
             elif isinstance(one, BackupAndRestore):
@@ -120,7 +115,7 @@ def files_written(given: Mapping[str, Any]) -> Generator[None]:
         raise
 
 
-def _ordered(given: Sequence[Any], replicas: ReplicaSet) -> list[Any]:
+def _ordered(given: Sequence[Callback], replicas: ReplicaSet) -> list[Callback]:
     job = replicas.job
     backups = [one for one in given if isinstance(one, BackupAndRestore)]
     others = [one for one in given if not isinstance(one, BackupAndRestore)]
@@ -135,7 +130,7 @@ def _ordered(given: Sequence[Any], replicas: ReplicaSet) -> list[Any]:
     return [*listed, InSync(), *backups, Vote(job, others, backups)]
 
 
-def _on_worker(callback: Any, replicas: ReplicaSet, job: Job) -> Any:
+def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:
     if replicas.divides_state:
         _require_no_read_by_chief_alone(callback)
     if isinstance(callback, _WRITERS):
@@ -155,7 +150,7 @@ def _on_worker(callback: Any, replicas: ReplicaSet, job: Job) -> Any:
     return callback
 
 
-def _require_no_read_by_chief_alone(callback: Any) -> None:
+def _require_no_read_by_chief_alone(callback: Callback) -> None:
     """Refuses a callback that reads weights on the chief alone, if it holds only parts of them."""
     instead = None
     if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -175,28 +170,28 @@ def _require_no_read_by_chief_alone(callback: Any) -> None:
 class _SavesOnChief(DelegatingCallback):
     """Lets ModelCheckpoint decide on every worker, and write on the chief alone."""
 
-    def __init__(self, inner: Any, replicas: ReplicaSet) -> None:
+    def __init__(self, inner: Callback, replicas: ReplicaSet) -> None:
         super().__init__(inner)
         self._replicas = replicas
 
-    def model_for(self, model: Any) -> Any:
+    def model_for(self, model: object) -> object:
         if self._replicas.job is None or self._replicas.job.is_chief:
             return SavingModel(model, _replacing)
         return SavingModel(model, _aside if self._replicas.reads_need_all_workers else _not)
 
 
-def _replacing(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+def _replacing(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
     with whole_files.replacing(filepath) as unfinished:
         save(unfinished, *args, **kwargs)
 
 
-def _aside(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
     """Takes part in the collectives of the chief's reads of a model, and drops the values."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 
 
-def _not(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) -> None:
+def _not(save: Callable[..., None], filepath: object, *args: object, **kwargs: object) -> None:
     del save, filepath, args, kwargs
 
 
@@ -204,14 +199,14 @@ def _not(save: Callable[..., None], filepath: Any, *args: Any, **kwargs: Any) ->
 class _RestoresAll(DelegatingCallback):
     """Lets Keras's BackupAndRestore act on the chief, and sends what it restores to all."""
 
-    def __init__(self, inner: Any, job: Job) -> None:
+    def __init__(self, inner: Callback, job: Job) -> None:
         super().__init__(inner, heard=job.is_chief)
-        self._job = job
-        self.after("on_train_begin", self._send)
+        restore = self.on_train_begin
 
-    def _send(self, logs: Any = None) -> None:
-        del logs
-        own = keras_compat.initial_epoch(self.model)
-        epoch = self._job.broadcast_object("restored epoch", own)
-        keras_compat.set_initial_epoch(self.model, epoch)
-        broadcast(self.model)
+        def restore_all(logs: dict[str, object] | None = None) -> None:
+            restore(logs)
+            epoch = job.broadcast_object("restored epoch", keras_compat.initial_epoch(self.model))
+            keras_compat.set_initial_epoch(self.model, epoch)
+            broadcast(self.model)
+
+        self.on_train_begin = restore_all

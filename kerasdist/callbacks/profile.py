@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, final
+from typing import final
 
 import keras
 
@@ -52,12 +52,12 @@ class Profile(keras.callbacks.Callback):
         self._is_done = False
         meter.watch(self._watch)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Compares the clocks. All workers must call it."""
         del logs
         self._offset = offset_of_clock(self._replicas.job)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Ends a profile whose last step did not come."""
         del logs
         if self._folder is not None:

@@ -60,17 +60,17 @@ class Clock(keras.callbacks.Callback):
         super().__init__()
         self._meter = meter
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Starts the clock."""
         del epoch, logs
         self._meter.begin_epoch()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Stops the clock: what follows is validation."""
         del logs
         self._meter.pause()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Stops the clock."""
         del epoch, logs
         self._meter.pause()
@@ -151,7 +151,7 @@ class Telemetry(keras.callbacks.Callback):
         self._window = meter.window(self._every, self._write_window)
         self._of_epoch = meter.window(math.inf, self._write_window)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Opens the files."""
         del logs
         if self._meter is None or self._replicas is None:
@@ -179,12 +179,12 @@ class Telemetry(keras.callbacks.Callback):
         }
         self._write("start", start)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the number of the epoch."""
         del logs
         self._epoch = epoch
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Writes the epoch's line. All workers must call it."""
         del logs
         assert self._meter is not None
@@ -192,7 +192,7 @@ class Telemetry(keras.callbacks.Callback):
         self._meter.pause()
         self._write_window(self._window)
         figures = self._of_epoch.take()
-        told: dict[str, Any] = _described(figures)
+        told: dict[str, object] = _described(figures)
         job = self._replicas.job
         if job is not None:
             own = _times_of_worker(figures)
@@ -201,7 +201,7 @@ class Telemetry(keras.callbacks.Callback):
                 told |= {"by_worker": workers, "slowest": comparison.slowest(workers)}
         self._write("epoch", {**self._place(), **told})
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Closes the files."""
         del logs
         for file in (self._lines, self._events):
@@ -235,7 +235,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._events is not None:
             self._events.scalars(self._meter.steps, _curves(told))
 
-    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+    def _write(self, kind: str, fields: dict[str, object]) -> None:
         if self._lines is None:  # after `fit` has failed
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._rank}
@@ -266,7 +266,7 @@ def _described(figures: Figures) -> dict[str, Any]:
 
 
 def _times_of_worker(figures: Figures) -> dict[str, float | None]:
-    """Returns a worker's times per step, in milliseconds, as `stragglers.slowest` takes them."""
+    """Returns a worker's times per step, in milliseconds, as `comparison.slowest` takes them."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
     return {name: None if one is None else 1000 * one / steps for name, one in times.items()}
@@ -329,10 +329,10 @@ class Progress(keras.callbacks.Callback):
         self._channel = channel
         self._window = meter.window(_SECONDS, lambda _: self._report("training"))
         job = replicas.job
-        self._report_of_fit: dict[str, Any] = {"workers": 1 if job is None else job.num_workers}
+        self._report_of_fit: dict[str, object] = {"workers": 1 if job is None else job.num_workers}
         self._steps_before = 0
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch."""
         del logs
         given = self.params or {}
@@ -344,21 +344,21 @@ class Progress(keras.callbacks.Callback):
         }
         self._report("training")
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reports that validation begins."""
         del logs
         self._report("validation")
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch's logs."""
         del epoch
         self._report("training", logs)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Reports that `fit` is over."""
         self._report("after fit", logs)
 
-    def _report(self, phase: str, logs: Any = None) -> None:
+    def _report(self, phase: str, logs: dict[str, object] | None = None) -> None:
         figures = self._window.take()
         if figures.steps:
             samples = figures.samples
@@ -394,12 +394,12 @@ class Bench(keras.callbacks.Callback):
         self._window = meter.window(math.inf, Window.take)
         self._epochs: list[Figures] = []
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Keeps the epoch's figures; the logs, which Keras has read, have waited for its steps."""
         del epoch, logs
         self._epochs.append(self._window.take())
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Prints what was measured, on the chief. All workers must call it."""
         del logs
         model = keras_compat.model_of(self)
@@ -434,13 +434,13 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     All workers must call it.
     """
 
-    def total(value: Any) -> Any:
+    def total(value: object) -> object:
         here = get_replica_context()
         assert isinstance(here, ReplicaContext)
         return here.all_reduce("SUM", value)
 
     @function
-    def step(value: Any) -> Any:
+    def step(value: object) -> object:
         return strategy.run(total, args=(value,))
 
     ones = np.ones(count, "float32")
@@ -465,7 +465,7 @@ def memory_of_host() -> dict[str, int | None]:
     return {"bytes": now, "peak_bytes": peak}
 
 
-def memory_of_gpus() -> list[dict[str, Any]]:
+def memory_of_gpus() -> list[dict[str, object]]:
     """Returns the memory in bytes, and the utilization, of the NVIDIA GPUs that this process sees.
 
     Empty without such a GPU.

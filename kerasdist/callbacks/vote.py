@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import keras
 
@@ -29,7 +29,10 @@ class Vote(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, job: Job, others: Sequence[Any], backups: Sequence[BackupAndRestore]
+        self,
+        job: Job,
+        others: Sequence[keras.callbacks.Callback],
+        backups: Sequence[BackupAndRestore],
     ) -> None:
         """Makes the callback. All workers must call it."""
         super().__init__()
@@ -39,7 +42,7 @@ class Vote(keras.callbacks.Callback):
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
-        self._variables: list[Any] = []
+        self._variables: list[keras.Variable] = []
         own = [
             bool(self._backups) or any(map(_acts_on_batches, others)),
             any(_acts_on(one, ("on_train_begin", "on_epoch_begin")) for one in others),
@@ -53,7 +56,7 @@ class Vote(keras.callbacks.Callback):
         if before:
             self.on_train_batch_begin = self._before_batch
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, and what is trainable."""
         del logs
         self._epoch = epoch
@@ -61,16 +64,16 @@ class Vote(keras.callbacks.Callback):
         if self._compares_first:
             self._gather(f"beginning of epoch {epoch + 1}", [])
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call it."""
         del logs
         self._vote(f"end of epoch {epoch + 1}", epoch + 1, 0)
 
-    def _before_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def _before_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
         self._gather(f"beginning of batch {batch + 1} of epoch {self._epoch + 1}", [])
 
-    def _after_batch(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def _after_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         del logs
         self._vote(f"end of batch {batch + 1} of epoch {self._epoch + 1}", self._epoch, batch + 1)
 
@@ -102,12 +105,12 @@ class Vote(keras.callbacks.Callback):
         return [votes for _, *votes in everyone]
 
 
-def _acts_on(callback: Any, events: tuple[str, ...]) -> bool:
+def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
     own = keras_compat.is_builtin(type(callback)) and type(callback).__name__ != "LambdaCallback"
     return not own and keras_compat.overrides(callback, events)
 
 
-def _acts_on_batches(callback: Any) -> bool:
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     own = keras_compat.is_builtin(type(callback)) or isinstance(callback, ModelCheckpoint)
     return not own and keras_compat.overrides(callback, keras_compat.TRAIN_BATCH_EVENTS)
 
@@ -120,7 +123,7 @@ class InSync(keras.callbacks.Callback):
     and before those that back them up.
     """
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Forgets the batches before this call."""
         del logs
         binding = binding_of(keras_compat.model_of(self))
@@ -129,7 +132,7 @@ class InSync(keras.callbacks.Callback):
             history.clear()
             binding.replicas.job.report_batches(history.report)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Compares batches and weights. All workers must call it."""
         del logs
         binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"

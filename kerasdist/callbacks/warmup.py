@@ -57,7 +57,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._rates = (0.0, 0.0)
         self._warm_up_steps = 0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Reads the learning rate that training begins with."""
         del logs
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
@@ -75,12 +75,12 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._steps_per_epoch = steps
         self._warm_up_steps = math.ceil(self._epochs * steps)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Remembers the number of the epoch, on which the learning rate depends."""
         del logs
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Sets the learning rate of a batch."""
         del logs
         assert self._steps_per_epoch is not None  # `on_train_begin` has set it

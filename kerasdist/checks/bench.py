@@ -16,7 +16,7 @@ from kerasdist.checks import jobs
 from kerasdist.checks.machine import gpu_links
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice
-from kerasdist.errors import BackendError, KerasdistError
+from kerasdist.errors import BackendError
 from kerasdist.job.launcher import BENCH, AllReduce
 from kerasdist.launch import supervisor
 from kerasdist.launch.placement import place, with_workers
@@ -24,10 +24,9 @@ from kerasdist.launch.spec import python_command
 from kerasdist.plan.hardware import CHIPS, Chip
 from kerasdist.plan.report import annotate, figure, milliseconds, require_matplotlib, size, table
 
-_MODEL, _PINNED = "kerasdist.checks.bench_worker", "kerasdist.checks.pinned"
+_WORKER = "kerasdist.checks.bench_worker"
 _MOST_ON_CPU = 8
 _NO_FIT = "there was no fit of a model that was made in the scope of a strategy"
-_BATCH = 256
 
 
 @final
@@ -41,8 +40,6 @@ class BenchOptions:
         backend: The backend; None: Keras's choice.
         workers: Numbers of workers; none: 1, 2, 4, ... up to what there is.
         hosts: As in `JobSpec`.
-        batch_per_replica: Examples of a replica, for kerasdist's own model.
-        steps: Steps of an epoch, likewise.
         seconds: After how long a job is ended.
         as_json: Whether to print JSON.
         plot: Where to draw the scaling.
@@ -53,8 +50,6 @@ class BenchOptions:
     backend: str | None = None
     workers: Sequence[int] = ()
     hosts: Sequence[str] = ()
-    batch_per_replica: int | None = None
-    steps: int = 20
     seconds: float = 900.0
     as_json: bool = False
     plot: Path | None = None
@@ -153,11 +148,6 @@ def run(options: BenchOptions) -> bool:
     """
     if options.plot is not None:
         require_matplotlib()
-    if options.script is not None and options.batch_per_replica is not None:
-        raise KerasdistError(
-            "Expected --batch-per-replica without a script, whose batches are its own. Received: "
-            f"--batch-per-replica {options.batch_per_replica} and {options.script}. Leave one out."
-        )
     backend = options.backend or backend_choice().name
     problem = backend_choice({**os.environ, "KERAS_BACKEND": backend}).problem
     if problem is not None:
@@ -196,13 +186,12 @@ def _measure(options: BenchOptions, backend: str, count: int, most: int) -> Row:
     """Measures training with so many workers, of which there are `most` at another time."""
     where = jobs.Place(hosts=options.hosts, seconds=options.seconds)
     if options.script is None:
-        batch = options.batch_per_replica or _BATCH
-        command = python_command(_MODEL, [str(batch), str(options.steps)], module=True)
+        command = python_command(_WORKER, module=True)
     else:
         command = python_command(options.script, options.arguments)
     if where.is_on_cpu and sys.platform == "linux":
         cores = max(1, supervisor.cores() // most)
-        command = python_command(_PINNED, [str(cores), *command], module=True)
+        command = python_command(_WORKER, [str(cores), *command], module=True)
     spec = replace(where.spec(command, {BENCH: "1", **_first_gpus(count)}), workers=count)
     ran = jobs.run(with_workers(spec, count), backend, options.seconds, _NO_FIT)
     if ran.failure is not None:

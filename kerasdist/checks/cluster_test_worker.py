@@ -21,6 +21,8 @@ from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
 from kerasdist.strategies.auto import auto
 
+Array = np.ndarray[Any, Any]
+
 STEPS = 20
 _STEPS_AN_EPOCH = 5
 _FEATURES, _OUTPUTS = 8, 4
@@ -49,7 +51,7 @@ def main() -> None:
         launcher.tell(as_dicts(findings))
 
 
-def everyone(strategy: Strategy, label: str, value: Any) -> list[Any]:
+def everyone(strategy: Strategy, label: str, value: object) -> list[Any]:
     """Returns the values of all workers, by rank. All workers must call it."""
     job = None if strategy.replica_set is None else strategy.replica_set.job
     return [value] if job is None else job.all_gather_object(label, value)
@@ -87,7 +89,7 @@ def collectives(strategy: Strategy) -> list[Finding]:
     ]
 
 
-def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Any]:
+def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Array]:
     """Calls a collective with an array of each replica's number, counted from `first`."""
 
     def replica(x: Any) -> Any:
@@ -101,11 +103,11 @@ def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> l
     return _local(strategy, strategy.run(replica, args=(value,)))
 
 
-def _local(strategy: Strategy, value: Any) -> list[Any]:
+def _local(strategy: Strategy, value: object) -> list[Array]:
     return [ops.convert_to_numpy(part) for part in strategy.experimental_local_results(value)]
 
 
-def _judged(strategy: Strategy, name: str, parts: list[Any], expected: Any) -> Finding:
+def _judged(strategy: Strategy, name: str, parts: list[Array], expected: Array) -> Finding:
     own = [
         f"{part.tolist()!r:.80}"
         for part in parts
@@ -163,7 +165,7 @@ def equality(strategy: Strategy) -> list[Finding]:
     return findings
 
 
-def _data(examples: int) -> tuple[Any, Any]:
+def _data(examples: int) -> tuple[Array, Array]:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(examples, _FEATURES)).astype("float32")
     y = np.tanh(x @ generator.normal(size=(_FEATURES, _OUTPUTS))).astype("float32")
@@ -186,7 +188,7 @@ def _model() -> Any:
     return model
 
 
-def _difference(ours: Any, theirs: Any) -> float:
+def _difference(ours: Array, theirs: Array) -> float:
     # NaN is a difference too, and no number is larger.
     return float(np.nan_to_num(np.max(np.abs(ours - theirs)), nan=np.inf))
 

@@ -49,7 +49,7 @@ def is_failed(findings: Iterable[Finding]) -> bool:
     return any(finding.verdict == "problem" for finding in findings)
 
 
-def as_dicts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """Returns the findings for JSON."""
     return [asdict(finding) for finding in findings]
 

@@ -1,8 +1,8 @@
 """``kerasdist doctor``: this machine, or several hosts and what they find of each other.
 
-On each of several hosts an agent answers questions: ``python -m kerasdist.checks.hosts``. The first
-line of its input has variables for the environment, as JSON. Each other one is a question, a line
-of its output the answer. It ends with its input.
+On each of several hosts an agent looks: ``python -m kerasdist.checks.hosts``. The first line of its
+input has variables for the environment, as JSON, and the first of its output what it has found
+there. The second line of its input has the other hosts, and that of its output which it reaches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO, final
 
@@ -41,7 +41,7 @@ class AgentError(Exception):
 
 @final
 class Agent:
-    """A process on a host that answers questions.
+    """A process on a host that looks at it.
 
     Attributes:
         name: The host, as ssh and the other hosts take it.
@@ -64,33 +64,29 @@ class Agent:
             text=True,
             start_new_session=True,  # Ctrl-C is for this process
         )
-        with contextlib.suppress(OSError):  # the first question finds out why
-            self._send({} if host is None else start.for_another_machine(os.environ))
+        self.send({} if host is None else start.for_another_machine(os.environ))
 
-    def ask(self, do: str, **arguments: Any) -> Any:
-        """Asks a question, and returns the answer.
+    def send(self, line: object) -> None:
+        """Sends a line; where it has ended, `answer` tells why."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Waits for the answer to a line, and returns it.
 
         Raises:
             AgentError: If there is none.
         """
         assert self._process.stdout is not None
-        line, limit = "", threading.Timer(_SECONDS, self._process.kill)
+        limit = threading.Timer(_SECONDS, self._process.kill)
         limit.start()
-        try:
-            self._send({"do": do, **arguments})
-            line = self._process.stdout.readline()
-        except OSError:
-            pass
-        finally:
-            limit.cancel()
+        line = self._process.stdout.readline()
+        limit.cancel()
         if not line:
             raise AgentError(self._why())
         return json.loads(line)
-
-    def _send(self, line: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(line) + "\n")
-        self._process.stdin.flush()
 
     def close(self) -> None:
         """Ends the agent."""
@@ -124,13 +120,13 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     """
     names = dict.fromkeys(slot.host for slot in place(None, hosts))
     found: list[Finding] = []
-    there: list[Agent] = []
+    there: dict[Agent, Any] = {}
     with contextlib.ExitStack() as stack:
         agents = [stack.enter_context(contextlib.closing(Agent(name))) for name in names]
         for agent in agents:
             try:
-                found += findings.of_dicts(agent.ask("look"), agent.name)
-                there.append(agent)
+                there[agent] = agent.answer()
+                found += findings.of_dicts(there[agent]["findings"], agent.name)
             except AgentError as error:
                 said = (
                     f"No worker can be started there: `ssh {agent.name} true` must work without a "
@@ -146,26 +142,20 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     return found
 
 
-def between(agents: Sequence[Agent]) -> list[Finding]:
+def between(told: Mapping[Agent, Mapping[str, Any]]) -> list[Finding]:
     """Compares versions, names and ports of several hosts; returns findings.
 
     Raises:
         AgentError: If an agent has ended.
     """
-    by_name = {agent.name: agent for agent in agents}
-    facts = {name: agent.ask("facts") for name, agent in by_name.items()}
-    known = {name: agent.ask("listen") for name, agent in by_name.items()}
-
-    def reach(agent: Agent) -> list[Mapping[str, Any]]:
-        others = [{"host": name, **each} for name, each in known.items() if name != agent.name]
-        return agent.ask("reach", targets=others)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(reach, by_name.values()))
-    pairs = itertools.permutations(known, 2)
+    known = [{"host": agent.name, **facts["listens"]} for agent, facts in told.items()]
+    for agent in told:
+        agent.send([each for each in known if each["host"] != agent.name])
+    reached = [one for agent in told for one in agent.answer()]
+    pairs = itertools.permutations([agent.name for agent in told], 2)
     return [
-        of_versions(facts),
-        *of_reached(dict(zip(pairs, itertools.chain(*answers), strict=True))),
+        of_versions({agent.name: facts["versions"] for agent, facts in told.items()}),
+        *of_reached(dict(zip(pairs, reached, strict=True))),
     ]
 
 
@@ -215,38 +205,35 @@ def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Fin
 
 
 def main() -> None:
-    """Answers questions until the input ends."""
+    """Tells what this host is, and then whom it reaches."""
     os.environ.update(json.loads(sys.stdin.readline() or "{}"))
     # Keeps what libraries print apart from the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)
 
 
-def serve(questions: TextIO, answers: TextIO) -> None:
-    """Answers the questions of a stream."""
-    name = secrets.token_hex(8)
-    known: dict[str, Callable[..., Any]] = {
-        "look": lambda: findings.as_dicts(machine.look()),
-        "facts": _facts,
-        "listen": lambda: _listen(name),
-        "reach": _reach,
+def serve(others: TextIO, answers: TextIO) -> None:
+    """Writes what is here, and an answer to each line of other hosts."""
+    versions = info.gather().versions
+    facts = {
+        "findings": findings.as_dicts(machine.look()),
+        "versions": {
+            "Python": platform.python_version(),
+            **{k: v for k, v in versions.items() if v},
+        },
+        "listens": _listen(),
     }
-    for line in questions:
-        question = json.loads(line)
-        answer = known[question.pop("do")](**question)
-        answers.write(json.dumps(answer) + "\n")
+    answers.write(json.dumps(facts) + "\n")
+    answers.flush()
+    for line in others:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            answers.write(json.dumps(list(pool.map(_reached, json.loads(line)))) + "\n")
         answers.flush()
 
 
-def _facts() -> dict[str, Any]:
-    """Returns what must be equal on all hosts."""
-    versions = info.gather().versions
-    return {"Python": platform.python_version(), **{k: v for k, v in versions.items() if v}}
-
-
-def _listen(name: str) -> dict[str, Any]:
-    """Listens on a port that jobs use, and sends this agent's name to whatever connects."""
-    server = listening("")
+def _listen() -> dict[str, object]:
+    """Listens on a port that jobs use, and sends a name of its own to whatever connects."""
+    server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()
     return {"port": server.getsockname()[1], "name": name}
 
@@ -258,13 +245,8 @@ def _greet(server: socket.socket, name: str) -> None:
             connection.sendall(name.encode())
 
 
-def _reach(targets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each target, its addresses and what keeps this host from it, if anything."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(_reached, targets))
-
-
-def _reached(target: Mapping[str, Any]) -> dict[str, Any]:
+def _reached(target: Mapping[str, Any]) -> dict[str, object]:
+    """Returns another host's addresses, and what keeps this one from it, if anything."""
     try:
         addresses = machine.resolved(target["host"])
     except OSError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -128,13 +127,18 @@ def run(
     folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
     environment = {VARIABLE: backend, **spec.environment}
     launcher = Launcher(replace(spec, logs=folder, environment=environment))
-    with _limited(launcher, seconds) as is_over:
+    limit, began = threading.Timer(seconds, launcher.stop), time.monotonic()
+    limit.daemon = True
+    limit.start()
+    try:
         attempt = launcher.run().attempts[-1]
-    if attempt.signal is not None and not is_over.is_set():
+    finally:
+        limit.cancel()
+    if attempt.signal is not None and time.monotonic() - began >= seconds:
+        return Ran(failure=f"it was ended after {seconds:g} s", logs=folder)
+    if attempt.signal is not None:
         shutil.rmtree(folder)
         raise KeyboardInterrupt
-    if is_over.is_set():
-        return Ran(failure=f"it was ended after {seconds:g} s", logs=folder)
     if attempt.cause is not None:
         last = next((line for line in reversed(attempt.cause.last_lines) if line.strip()), "")
         why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
@@ -145,24 +149,6 @@ def run(
         return Ran(failure=without, logs=folder)
     shutil.rmtree(folder)
     return Ran(results)
-
-
-@contextlib.contextmanager
-def _limited(launcher: Launcher, seconds: float) -> Generator[threading.Event]:
-    """Ends a job after some time; sets the event that it yields if it has."""
-    is_over = threading.Event()
-
-    def end() -> None:
-        is_over.set()
-        launcher.stop()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield is_over
-    finally:
-        timer.cancel()
 
 
 def test(names: Sequence[str], place: Place, *, as_json: bool) -> bool:

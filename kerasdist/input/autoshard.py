@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.loaders import EveryNthBatch, every_nth_of_loader, tell_epoch
 from kerasdist.input.options import AutoShardPolicy
 from kerasdist.input.sharding import examples, piece_bounds, rows
-from kerasdist.input.sources import batches_of
+from kerasdist.input.sources import (
+    EveryNth,
+    EveryNthBatch,
+    batches_of,
+    every_nth_of_loader,
+    length_of,
+    tell_epoch,
+)
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -65,12 +70,12 @@ def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     if policy is AutoShardPolicy.OFF:
         epochs = _Epochs(dataset, dataset)
-        length = _length(dataset)
+        length = length_of(dataset)
         return OwnSource(dataset, epochs.start, length, 1, everything, once, epochs.pass_over)
     workers = job.num_workers
     shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
     own = shard(dataset, job)
-    epochs, length = _Epochs(own, dataset), _length(own)
+    epochs, length = _Epochs(own, dataset), length_of(own)
 
     def steps() -> Iterator[Any]:
         for batch in epochs.start():
@@ -91,7 +96,7 @@ def _by_batch(dataset: Any, job: Job) -> Any:
         own = every_nth_of_loader(dataset, step, first)
         if own is not None:
             return own
-    return _EveryNth(dataset, step, first)
+    return EveryNth(batches_of(dataset), lambda: length_of(dataset), step, first)
 
 
 def _by_file(dataset: Any, job: Job) -> Any:
@@ -109,24 +114,6 @@ def _by_file(dataset: Any, job: Job) -> Any:
             "AutoShardPolicy.AUTO or DATA."
         )
     return own
-
-
-@final
-class _EveryNth:
-    """Every n-th batch of a source that can only be read one after another."""
-
-    def __init__(self, dataset: Any, step: int, first: int) -> None:
-        self._dataset = dataset
-        self._step, self._first = step, first
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(batches_of(self._dataset)(), self._first, None, self._step)
-
-    def __len__(self) -> int:
-        length = _length(self._dataset)
-        if length is None:
-            raise TypeError(f"the length of {self._dataset!r:.100} is not known")
-        return len(range(self._first, length, self._step))
 
 
 @final
@@ -150,12 +137,3 @@ class _Epochs:
         if keras_compat.is_tf_dataset(self._own):
             for _ in range(epochs):
                 iter(self._own)  # an iterator draws the seeds of its shuffles when it begins
-
-
-def _length(dataset: Any) -> int | None:
-    if keras_compat.is_dataset(dataset):
-        return keras_compat.get_data_adapter(dataset).num_batches
-    try:
-        return len(dataset)
-    except TypeError:
-        return None

@@ -15,7 +15,7 @@ from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.autoshard import own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
-from kerasdist.input.sharding import has_rows, split_batch
+from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
 from kerasdist.input.worker_batches import WorkerBatches
 
@@ -161,7 +161,7 @@ class GatheredDataset(DistributedDataset):
                 return
             if there:
                 # A replica whose data have ended gets an empty batch.
-                empty = map_leaves(_without_rows, there[0])
+                empty = rows(there[0], 0, 0)
             elif empty is _NONE:
                 raise InputError(
                     "Expected at least one batch on every worker. Received: a dataset without any, "
@@ -267,7 +267,3 @@ def _is_ours(dataset: Any) -> bool:
 
 
 _NONE = object()
-
-
-def _without_rows(leaf: Any) -> Any:
-    return leaf[:0] if has_rows(leaf) else leaf

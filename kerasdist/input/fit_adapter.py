@@ -19,6 +19,7 @@ from kerasdist.input.distributed import (
     equivalent,
     job_of,
 )
+from kerasdist.input.sources import length_of
 from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
 
 
@@ -39,7 +40,7 @@ def whole(dataset: Any, **beside: Any) -> Any:
         job = job_of(ours.strategy)
         if job is not None:
             _refuse(beside)
-            own = OwnSource(ours, lambda: iter(source), source.length, 1, lambda: iter(source))
+            own = OwnSource(ours, lambda: iter(source), length_of(source), 1, lambda: iter(source))
             return ShardedAdapter(WorkerBatches(own, job))
     elif isinstance(ours, DividedDataset):
         source = ours.source
@@ -85,10 +86,7 @@ class _BatchesAdapter(keras_compat.GeneratorDataAdapter):
     @property
     def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The number of batches, None where the source does not know it."""
-        try:
-            return len(self._source)
-        except TypeError:
-            return None
+        return length_of(self._source)
 
 
 @final
@@ -97,13 +95,6 @@ class _Rounds:
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
-
-    @property
-    def length(self) -> int | None:
-        try:
-            return len(self._dataset)
-        except TypeError:
-            return None
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -1,9 +1,12 @@
-"""Reads batches from any dataset, list or iterable, repeatedly."""
+"""Sources of batches: how any of them is read, again and again, or every n-th batch of it alone."""
 
 from __future__ import annotations
 
+import copy
+import itertools
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Protocol, cast, final, runtime_checkable
 
 from kerasdist import keras_compat
 from kerasdist.core.structures import map_leaves
@@ -28,6 +31,16 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
             "or pass a list of batches."
         )
     return lambda: iter(source)
+
+
+def length_of(source: Any) -> int | None:
+    """Returns the number of batches of a source, None if it is not known."""
+    if keras_compat.is_dataset(source):
+        return keras_compat.get_data_adapter(source).num_batches
+    try:
+        return len(source)
+    except TypeError:
+        return None
 
 
 def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
@@ -66,3 +79,90 @@ def _is_iterable(source: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+@runtime_checkable
+class KnowsEpoch(Protocol):
+    """A sampler whose order depends on the epoch, such as `DistributedSampler`."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch."""
+
+
+@final
+class EveryNth:
+    """Every n-th element of what can only be read one after another, such as a torch sampler."""
+
+    def __init__(
+        self,
+        start: Callable[[], Iterator[Any]],
+        length: Callable[[], int | None],
+        step: int,
+        first: int,
+    ) -> None:
+        self._start, self._length = start, length
+        self._step, self._first = step, first
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._start(), self._first, None, self._step)
+
+    def __len__(self) -> int:
+        length = self._length()
+        if length is None:
+            raise TypeError("the length of the source is not known")
+        return len(range(self._first, length, self._step))
+
+
+@final
+class EveryNthBatch(keras_compat.PyDataset):
+    """Every n-th batch of a `PyDataset`."""
+
+    def __init__(self, dataset: Any, step: int, first: int) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self._dataset = dataset
+        self._step, self._first = step, first
+
+    @property
+    def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The number of these batches, None if they do not end."""
+        count = self._dataset.num_batches
+        return None if count is None else len(range(self._first, count, self._step))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[self._first + index * self._step]
+
+    def on_epoch_begin(self) -> None:
+        """Passes the event on to the dataset."""
+        self._dataset.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Passes the event on to the dataset."""
+        self._dataset.on_epoch_end()
+
+
+def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
+    """Returns a torch ``DataLoader`` of every n-th batch; None for an ``IterableDataset``."""
+    if isinstance(loader.dataset, sys.modules["torch.utils.data"].IterableDataset):
+        return None
+    own = copy.copy(loader)
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    # torch refuses to set this attribute, since a running loader would ignore it; this one is new.
+    every = getattr(loader, name)
+    own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
+    object.__setattr__(own, name, own_part)
+    object.__setattr__(own, "_iterator", None)  # the other loader's, if its workers persist
+    return own
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Returns the samplers of a ``DataLoader``, each once."""
+    batches = loader.batch_sampler
+    listed = loader.sampler, batches, getattr(batches, "sampler", None)
+    return list({id(one): one for one in listed if one is not None}.values())
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Sets the epoch of a ``DataLoader``'s samplers that know one."""
+    for sampler in samplers_of(loader):
+        if isinstance(sampler, KnowsEpoch):
+            sampler.set_epoch(epoch)

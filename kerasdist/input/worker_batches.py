@@ -7,9 +7,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
-from kerasdist.core.structures import map_leaves
 from kerasdist.errors import InputError
-from kerasdist.input.sharding import arrays, examples, has_rows
+from kerasdist.input.sharding import arrays, examples, rows
 from kerasdist.input.worker_shard import WorkerShard
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class WorkerBatches:
                 return
             self._require_form(everyone)
             if not batches:
-                own, batches = iter(()), [map_leaves(_without_rows, like)] * count
+                own, batches = iter(()), [rows(like, 0, 0)] * count
             alike = all(form == forms[0] for form in forms)
             for step, batch in enumerate(batches):
                 sizes = tuple([one["rows"][step] if one["rows"] else 0 for one in everyone])
@@ -70,7 +69,7 @@ class WorkerBatches:
             like = self._any_batch()
         if like is _NONE:
             raise self._without_any(self._job.rank)
-        return map_leaves(_without_rows, like)
+        return rows(like, 0, 0)
 
     def _any_batch(self) -> Any:
         return next(self.source.everything(), _NONE)
@@ -145,7 +144,3 @@ def _described(batches: Sequence[Any], like: Any) -> dict[str, Any]:
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
     return {"rows": list(map(examples, batches)), "form": form}
-
-
-def _without_rows(leaf: Any) -> Any:
-    return leaf[:0] if has_rows(leaf) else leaf

@@ -7,12 +7,13 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from kerasdist.errors import DisagreementError, JobError, WorkerLostError
-from kerasdist.job import handshake, protocol, saves
-from kerasdist.job.comparison import MAX_CHANGES
+from kerasdist.job import handshake, protocol
+from kerasdist.job.comparison import MAX_CHANGES, Report
 from kerasdist.job.listening import address_in
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
@@ -38,6 +39,10 @@ class Client:
 
     Attributes:
         facts: What this worker told of itself when it joined.
+        who: The name of this worker in messages: ``[worker 0/2]``.
+        roster: What the coordinator says of all workers, once they have come.
+        closed: Whether this worker has left the job.
+        failure: The error that ended the job, None while it goes on.
         address: Its ``host:port`` for the framework's own connections.
         step: How many steps that need the others this worker has begun.
         place: The call that needs the others; empty outside of one.
@@ -51,7 +56,7 @@ class Client:
         self,
         host: str,
         port: int,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         timeouts: Timeouts,
         credentials: Credentials,
     ) -> None:
@@ -62,16 +67,17 @@ class Client:
         self.entered = 0
         self.interrupted = False
         self.left_early = False
-        self.report: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self.report: Callable[[], Report | None] = lambda: None
         self._timeouts = timeouts
-        self._who = f"[worker {facts['rank']}/{facts['num_workers']}]"
+        self.who = f"[worker {facts['rank']}/{facts['num_workers']}]"
         self._changed = threading.Condition()
-        self._failure: JobError | None = None
+        self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
-        self._closed = False
+        self._saves: Counter[tuple[int, str]] = Counter()  # by step and path
+        self.closed = False
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
-        self._roster = self._admitted()
+        self.roster = self._admitted()
         self.address = address_in(self.facts)
         # Signs of life of this worker, and how many there were when the chief last gave one. This
         # counts no time in which this process was suspended.
@@ -79,73 +85,59 @@ class Client:
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
 
-    @property
-    def roster(self) -> Mapping[str, Any]:
-        """What the coordinator says of all workers, once they have come."""
-        return self._roster
-
-    @property
-    def who(self) -> str:
-        """The name of this worker in messages: ``[worker 0/2]``."""
-        return self._who
-
-    @property
-    def closed(self) -> bool:
-        """Whether this worker has left the job."""
-        return self._closed
-
-    @property
-    def failure(self) -> JobError | None:
-        """The error that ended the job, None while it goes on."""
-        return self._failure
-
     def failure_within(self, seconds: float) -> JobError | None:
         """Waits until the job has failed; returns None if it has not within `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None, seconds)
-            return self._failure
+            self._changed.wait_for(lambda: self.failure is not None, seconds)
+            return self.failure
 
     def meet(
-        self, channel: str, number: int, label: str, value: Any, wanted: str = protocol.ALL
+        self, channel: str, number: int, label: str, value: object, wanted: str = protocol.ALL
     ) -> list[Any]:
         """Sends a value to a meeting, and returns the values of all workers, or what is wanted."""
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value, "wanted": wanted})
         return self._result(channel, number)
 
-    def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
+    def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
         """Tells the coordinator that the chief has written a file."""
         self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
 
-    def written_by_chief(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    def written_by_chief(self, path: str) -> Mapping[str, Any]:
         """Asks the coordinator whether the chief has written a file, and waits for the answer."""
-        self._send({"type": "save", **question})
-        [outcome] = self._result(saves.CHANNEL, question["number"])
+        with self._changed:
+            step, number = self.step, self._saves.total() + 1
+            occurrence = self._saves[step, path]
+            index = sum(count for (at, _), count in self._saves.items() if at == step)
+            self._saves[step, path] += 1
+        asked = {"number": number, "step": step, "path": path}
+        self._send({"type": "save", **asked, "occurrence": occurrence, "index": index})
+        [outcome] = self._result(protocol.SAVES, number)
         return outcome
 
     def _result(self, channel: str, number: int) -> list[Any]:
         key = channel, number
         with self._changed:
             # The coordinator ends this wait by a time-out; `_beat` does if the coordinator is lost.
-            self._changed.wait_for(lambda: key in self._results or self._failure is not None)
+            self._changed.wait_for(lambda: key in self._results or self.failure is not None)
             if key in self._results:
                 return self._results.pop(key)
-            assert self._failure is not None
-            raise self._failure
+            assert self.failure is not None
+            raise self.failure
 
     def close(self, error: str | None = None) -> None:
         """Leaves the job."""
-        if not self._closed:
+        if not self.closed:
             self._send({"type": "bye", "error": error})
-            self._closed = True
+            self.closed = True
 
     def fail(self, kind: str, why: str) -> None:
         """Stores the error that ended the job."""
         with self._changed:
-            if self._failure is None and not self._closed:
+            if self.failure is None and not self.closed:
                 self.interrupted = kind == _INTERRUPTED
                 self.left_early = kind == _LEFT_EARLY
-                self._failure = _FAILURES[kind](f"{self._who} {why}.")
+                self.failure = _FAILURES[kind](f"{self.who} {why}.")
             self._changed.notify_all()
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
@@ -158,7 +150,7 @@ class Client:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise JobError(
-                        f"{self._who} Expected the chief at {host}:{port} within "
+                        f"{self.who} Expected the chief at {host}:{port} within "
                         f"{self._timeouts.join:g} s. Received: {error}. Look for an error in the "
                         "chief's log, or whether the port is open in the firewall; give it more "
                         "time with KERASDIST_JOIN_TIMEOUT."
@@ -166,7 +158,7 @@ class Client:
                 wait = min(2 * wait, _LONGEST_WAIT) if isinstance(error, TimeoutError) else wait
                 time.sleep(0.1)
             except JobError as error:
-                raise JobError(f"{self._who} {error}") from error
+                raise JobError(f"{self.who} {error}") from error
 
     def _introduced(
         self, host: str, port: int, credentials: Credentials, wait: float
@@ -198,7 +190,7 @@ class Client:
                 message = protocol.receive(self._socket)
             except OSError as error:
                 raise JobError(
-                    f"{self._who} Expected the chief to let this worker in. Received: {error}. "
+                    f"{self.who} Expected the chief to let this worker in. Received: {error}. "
                     "Look for an error in the chief's log, or for another service on that port."
                 ) from error
             match message["type"]:
@@ -206,15 +198,14 @@ class Client:
                     self._socket.settimeout(None)
                     return message
                 case "refused":
-                    raise JobError(f"{self._who} {message['why']}.")
+                    raise JobError(f"{self.who} {message['why']}.")
                 case "failure":
-                    raise _FAILURES[message["kind"]](f"{self._who} {message['why']}.")
-                case _:  # a beat
-                    pass
+                    raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
+                # else a beat
 
     def _listen(self) -> None:
         try:
-            while not self._closed:
+            while not self.closed:
                 message = protocol.receive(self._socket)
                 self._heard = self._beats
                 match message["type"]:
@@ -227,8 +218,7 @@ class Client:
                             self._changed.notify_all()
                     case "failure":
                         self.fail(message["kind"], message["why"])
-                    case _:  # a beat
-                        pass
+                    # else a beat
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:
@@ -236,7 +226,7 @@ class Client:
 
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat
-        while not self._closed and self._failure is None:
+        while not self.closed and self.failure is None:
             doing = [self.step, self.place, self.entered]
             self._send({"type": "beat", "doing": doing, "batches": self._batches()})
             if (self._beats - self._heard) * self._timeouts.beat > limit:
@@ -248,12 +238,12 @@ class Client:
             time.sleep(self._timeouts.beat)
             self._beats += 1
 
-    def _batches(self) -> Mapping[str, Any] | None:
+    def _batches(self) -> Report | None:
         report = self.report()
         return report if report is not None and len(report["changes"]) <= MAX_CHANGES else None
 
-    def _send(self, message: Any) -> None:
-        if self._closed:
+    def _send(self, message: object) -> None:
+        if self.closed:
             return
         try:
             with self._sending:

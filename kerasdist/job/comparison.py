@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+Value = TypeVar("Value", bound=Hashable)
 
 # How much of a value a message shows.
 _SHOWN = 200
@@ -25,21 +27,21 @@ NAMED = 8
 _NOTHING = "nothing"
 
 
-def groups(values: Iterable[tuple[int, Any]]) -> dict[Any, list[int]]:
+def groups(values: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
     """Returns which workers have each value, from ranks and values."""
-    ranks: dict[Any, list[int]] = {}
+    ranks: dict[Value, list[int]] = {}
     for rank, value in values:
         ranks.setdefault(value, []).append(rank)
     return ranks
 
 
-def digest(facts: Any) -> str:
+def digest(facts: object) -> str:
     """Returns a digest that is equal for equal facts, whatever the order of their names."""
     return hashlib.sha256(_text(facts).encode()).hexdigest()
 
 
 def described_difference(
-    everyone: Sequence[Any], workers: Sequence[Sequence[int]] | None = None
+    everyone: Sequence[object], workers: Sequence[Sequence[int]] | None = None
 ) -> str:
     """Returns in words where the facts of workers differ first, and who has what there.
 
@@ -87,11 +89,11 @@ def named_places(places: Mapping[int, str]) -> str:
     return "; ".join(said[:NAMED]) + (f"; {hidden} others are elsewhere" if hidden else "")
 
 
-def _text(facts: Any) -> str:
+def _text(facts: object) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
-def _leaves(facts: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(facts: object, path: str = "") -> Iterator[tuple[str, str]]:
     """The path and the JSON text of each value."""
     if isinstance(facts, Mapping) and facts:
         for name, inner in cast("Mapping[str, Any]", facts).items():
@@ -107,6 +109,9 @@ def _shown(text: str) -> str:
     value = text if text == _NOTHING else repr(json.loads(text))
     return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
 
+
+Report = Mapping[str, Any]
+"""What a worker says of its batches, as JSON has it; `check_report` says what must be in it."""
 
 # How many steps after the first difference the job ends. Before that, the comparison at the end of
 # the epoch may report it, after which the script can go on; it cannot if workers wait for each
@@ -124,7 +129,7 @@ ADVICE = (
 )
 
 
-def check_report(report: Any) -> None:
+def check_report(report: Report) -> None:
     """Raises TypeError or ValueError if a report is not of the form that `came_apart` reads."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
     numbers = [report["stretch"], report["steps"], _begun(report), *steps]
@@ -134,7 +139,7 @@ def check_report(report: Any) -> None:
         raise ValueError(f"batches={report!r}")
 
 
-def came_apart(reports: Sequence[Mapping[str, Any] | None], *, idle: bool = False) -> str | None:
+def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str | None:
     """Describes the first batch that differs between workers; None if none does.
 
     `idle`: whether no worker goes on, so that no further steps will come.
@@ -159,13 +164,13 @@ def came_apart(reports: Sequence[Mapping[str, Any] | None], *, idle: bool = Fals
     return described_difference([{f"batch {first + 1}": form} for form in forms])
 
 
-def _place(report: Mapping[str, Any], ended: int) -> str:
+def _place(report: Report, ended: int) -> str:
     if _begun(report) > ended:
         return f"trains on batch {_begun(report)}"
     return "none, at the end of its data" if report.get("ended") else "not read yet"
 
 
-def _begun(report: Mapping[str, Any]) -> int:
+def _begun(report: Report) -> int:
     """Returns how many batches steps have read, where these are not counted before a step."""
     return report.get("begun", report["steps"])
 

@@ -14,16 +14,23 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, final
 
 from kerasdist.job import listening, protocol
-from kerasdist.job.comparison import ADVICE, came_apart, check_report, named_places, named_workers
+from kerasdist.job.comparison import (
+    ADVICE,
+    Report,
+    came_apart,
+    check_report,
+    named_places,
+    named_workers,
+)
 from kerasdist.job.handshake import Gate, read
 from kerasdist.job.interruption import CTRL_C
-from kerasdist.job.saves import CHANNEL, Save, Saves
 from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 
@@ -63,14 +70,14 @@ class Member:
     rank: int
     name: str
     writer: asyncio.StreamWriter
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
     heard: float
     step: int = 0
     place: str = ""
     entered: int = 0
     moved: float = 0.0
     left: bool = False
-    batches: Mapping[str, Any] | None = None
+    batches: Report | None = None
 
     def send(self, packed: bytes) -> None:
         """Sends a packed message; does not wait until the worker reads it."""
@@ -103,7 +110,7 @@ class Meeting:
         """Where the workers are that have made the call."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
-    def add(self, rank: int, value: Any) -> None:
+    def add(self, rank: int, value: object) -> None:
         """Adds the value of a worker."""
         text = json.dumps(value)
         if text not in self.texts:
@@ -122,6 +129,83 @@ class Meeting:
         values = list(index.values() if numbers else map(json.loads, index))
         kept = {"channel": channel, "number": number, "values": values, "runs": runs}
         return protocol.packed({"type": "met", **kept})
+
+
+_KEPT_SAVES = 1000
+
+
+@final
+@dataclass(frozen=True)
+class Save:
+    """A worker that is about to save, and asks whether the chief has written the file.
+
+    It cannot know whether the chief saves too: a script may let one worker save alone.
+
+    Attributes:
+        rank: The worker.
+        number: The number of its question.
+        step: How many steps it had begun.
+        path: The path of the file.
+        occurrence: How often it has saved to that path in that step before.
+        index: How often it has saved to any path in that step before.
+        since: When it began to wait.
+    """
+
+    rank: int
+    number: int
+    step: int
+    path: str
+    occurrence: int
+    index: int
+    since: float
+
+
+@final
+class Saves:
+    """The files that the chief has written, and the workers that wait for one."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[int, str, int], Mapping[str, object]] = {}
+        self._of_step: Counter[int] = Counter()
+        self._of_path: Counter[tuple[int, str]] = Counter()
+        self._waiting: list[Save] = []
+
+    def wrote(self, step: int, path: str, outcome: Mapping[str, object]) -> None:
+        """Adds a file that the chief has written, or could not write."""
+        self._written[step, path, self._of_path[step, path]] = outcome
+        self._of_step[step] += 1
+        self._of_path[step, path] += 1
+        if len(self._written) > _KEPT_SAVES:
+            del self._written[next(iter(self._written))]
+
+    def take_waiting(self) -> list[Save]:
+        """Returns the workers that wait, to be asked about again."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def answers(
+        self, asking: Iterable[Save], chief_step: int, chief_waits_for: Callable[[int], bool]
+    ) -> Iterator[tuple[Save, Mapping[str, object]]]:
+        """Yields the answers that are known; after an empty one the worker writes the file.
+
+        The other workers wait.
+        """
+        for save in asking:
+            outcome = self._written.get((save.step, save.path, save.occurrence))
+            if outcome is not None:
+                yield save, outcome
+            elif (
+                self._of_step[save.step] > save.index  # the chief has saved something else instead
+                or chief_step > save.step
+                or chief_waits_for(save.rank)
+            ):
+                yield save, {}
+            else:
+                self._waiting.append(save)
+
+    def overdue(self, before: float) -> Save | None:
+        """Returns a worker that has waited for too long."""
+        return next((save for save in self._waiting if save.since < before), None)
 
 
 @final
@@ -219,7 +303,7 @@ class Coordinator:
             self._tell_all(self._roster())
         return member
 
-    def _roster(self) -> dict[str, Any]:
+    def _roster(self) -> dict[str, object]:
         """Returns what each worker needs to know of the others; not the address of each."""
         facts = [self._members[rank].facts for rank in range(self._workers)]
         addresses = list(map(listening.address_in, facts))
@@ -271,7 +355,7 @@ class Coordinator:
         """Answers workers that ask for a file of the chief, now or once the answer is known."""
         step = self._members[CHIEF].step
         for save, outcome in self._saves.answers(asking, step, self._chief_waits_for):
-            kept = {"channel": CHANNEL, "number": save.number, "values": [outcome]}
+            kept = {"channel": protocol.SAVES, "number": save.number, "values": [outcome]}
             met = protocol.packed({"type": "met", **kept, "runs": [[0, 1]]})
             self._members[save.rank].send(met)
 
@@ -465,7 +549,7 @@ class Coordinator:
             self._tell_all({"type": "failure", "kind": kind, "rank": rank, "why": why})
             self._told.set()
 
-    def _tell_all(self, message: Any) -> None:
+    def _tell_all(self, message: object) -> None:
         packed = protocol.packed(message)
         for member in self._members.values():
             member.send(packed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from kerasdist.cluster.source import Membership
 from kerasdist.errors import JobError
@@ -19,7 +18,7 @@ _current: list[Job] = []
 _ALONE = nullcontext()
 
 
-def join(membership: Membership, facts: Mapping[str, Any]) -> tuple[Job, bool]:
+def join(membership: Membership, facts: Mapping[str, object]) -> tuple[Job, bool]:
     """Returns the job of this process, and whether it was joined just now.
 
     All workers must call it. A second strategy gets the job that the first one joined.

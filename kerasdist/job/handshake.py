@@ -26,6 +26,9 @@ MAX_BYTES = 4096
 SECONDS = 10.0
 """How long a peer may take to prove its membership."""
 
+Message = dict[str, Any]
+"""A message, as JSON has it."""
+
 _NONCE_BYTES = 32
 _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
@@ -42,7 +45,7 @@ class RefusedError(Exception):
         self.peer_speaks = peer_speaks
 
 
-def challenge(mine: Credentials) -> dict[str, Any]:
+def challenge(mine: Credentials) -> Message:
     """Returns the chief's first message on a connection."""
     return {
         "type": "challenge",
@@ -53,7 +56,7 @@ def challenge(mine: Credentials) -> dict[str, Any]:
     }
 
 
-def answer(asked: Any, mine: Credentials) -> dict[str, Any]:
+def answer(asked: Any, mine: Credentials) -> Message:
     """Returns the worker's answer to a challenge."""
     asked = _checked(asked, "challenge", {"job": str, "secret": bool, "nonce": str})
     if asked.get("protocol") != protocol.VERSION:
@@ -77,7 +80,7 @@ def answer(asked: Any, mine: Credentials) -> dict[str, Any]:
     }
 
 
-def reply(asked: dict[str, Any], answered: Any, mine: Credentials) -> dict[str, Any]:
+def reply(asked: Message, answered: Any, mine: Credentials) -> Message:
     """Returns the chief's reply to a worker's answer."""
     if isinstance(answered, dict) and answered.get("type") == "hello":
         raise RefusedError(f"it runs another kerasdist, not protocol {protocol.VERSION}")
@@ -91,9 +94,7 @@ def reply(asked: dict[str, Any], answered: Any, mine: Credentials) -> dict[str, 
     return {"type": "proof", "digest": _digest(mine, _CHIEF, asked["nonce"], answered["nonce"])}
 
 
-def check_proof(
-    asked: dict[str, Any], answered: dict[str, Any], proof: Any, mine: Credentials
-) -> None:
+def check_proof(asked: Message, answered: Message, proof: Any, mine: Credentials) -> None:
     """Checks the chief's reply, on the worker."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
@@ -115,7 +116,7 @@ def _equal(received: str, expected: str) -> bool:
     return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
 
-def _checked(message: Any, kind: str, fields: dict[str, type]) -> dict[str, Any]:
+def _checked(message: Any, kind: str, fields: dict[str, type]) -> Message:
     """Returns a message that has a type and fields; raises for any other."""
     if not isinstance(message, dict) or message.get("type") != kind:
         raise ConnectionError("not a kerasdist worker: its first message is of another kind")

@@ -17,7 +17,7 @@ from kerasdist.cluster.addresses import split
 from kerasdist.cluster.source import Membership
 from kerasdist.core import whole_files
 from kerasdist.errors import DisagreementError, JobError, KerasdistError, WorkerLostError
-from kerasdist.job import comparison, launcher, protocol, saves
+from kerasdist.job import comparison, launcher, protocol
 from kerasdist.job.client import Client
 from kerasdist.job.coordinator import LEAVING, Coordinator
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
@@ -45,7 +45,7 @@ class Job:
     """
 
     def __init__(
-        self, membership: Membership, facts: Mapping[str, Any], timeouts: Timeouts
+        self, membership: Membership, facts: Mapping[str, object], timeouts: Timeouts
     ) -> None:
         """Joins the job; waits until all workers have joined. All workers must call it."""
         self.membership = membership
@@ -54,7 +54,6 @@ class Job:
         self._addresses = membership.addresses
         self._numbers: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._saves = saves.OwnSaves()
         self._at_leave: list[Callable[[], None]] = []
         self._failing_exit: tuple[str, int] | None = None
         host, port = _address_of_coordinator(membership)
@@ -112,7 +111,7 @@ class Job:
         """Whether this worker writes the files."""
         return self.membership.is_chief
 
-    def all_gather_object(self, label: str, value: Any, channel: str = "main") -> list[Any]:
+    def all_gather_object(self, label: str, value: object, channel: str = "main") -> list[Any]:
         """Returns the values of all workers, by rank.
 
         All workers must call it with the same label, and on one channel in the same order. Equal
@@ -121,30 +120,32 @@ class Job:
         """
         return self._meet(channel, label, value)
 
-    def compare_objects(self, label: str, value: Any) -> list[int]:
+    def compare_objects(self, label: str, value: object) -> list[int]:
         """Returns a number for each worker, by rank: the same for those whose values are equal.
 
         The chief's is 0. All workers must call it.
         """
         return self._meet("main", label, value, protocol.NUMBERS)
 
-    def all_have_one(self, label: str, value: Any) -> bool:
+    def all_have_one(self, label: str, value: object) -> bool:
         """Returns whether the values of all workers are equal. All workers must call it."""
         return len(set(self.compare_objects(label, value))) == 1
 
-    def gather_object(self, label: str, value: Any) -> list[Any]:
+    def gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers on the chief, an empty list on the others.
 
         All workers must call it.
         """
         return self._meet("main", label, value, protocol.FOR_CHIEF)
 
-    def broadcast_object(self, label: str, value: Any, channel: str = "main") -> Any:
+    def broadcast_object(self, label: str, value: object, channel: str = "main") -> Any:
         """Returns the chief's value. All workers must call it."""
         own = value if self.is_chief else None
         return self._meet(channel, label, own)[0]
 
-    def _meet(self, channel: str, label: str, value: Any, wanted: str = protocol.ALL) -> list[Any]:
+    def _meet(
+        self, channel: str, label: str, value: object, wanted: str = protocol.ALL
+    ) -> list[Any]:
         self.check()
         with self._lock:
             number = self._numbers[channel] = self._numbers.get(channel, 0) + 1
@@ -171,7 +172,7 @@ class Job:
             raise
         self.broadcast_object(label, None)
 
-    def assert_equal(self, label: str, facts: Mapping[str, Any], advice: str = _ADVICE) -> None:
+    def assert_equal(self, label: str, facts: Mapping[str, object], advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ by worker. All workers must call it.
 
         Workers send a digest. Only if the digests differ, one worker of each group that agrees
@@ -190,7 +191,7 @@ class Job:
             f"{label}. Received: {said}. {advice}"
         )
 
-    def wrote(self, path: str, outcome: Mapping[str, Any]) -> None:
+    def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
         """Tells the other workers that the chief has written a file. Only the chief calls it."""
         self._client.wrote(path, outcome)
 
@@ -200,9 +201,7 @@ class Job:
         Returns the outcome that the chief passed to `wrote`; empty if it did something else.
         """
         with self.translating_failures(f"save to {path}"):
-            with self._lock:
-                question = self._saves.question(self._client.step, path)
-            return self._client.written_by_chief(question)
+            return self._client.written_by_chief(path)
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
@@ -223,7 +222,7 @@ class Job:
         self._interrupts.raise_again()
         self._client.step += 1
 
-    def report_batches(self, report: Callable[[], Mapping[str, Any] | None]) -> None:
+    def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
         """Sends the batches of this worker to the chief, with each sign of life."""
         self._client.report = report
 
@@ -331,8 +330,8 @@ def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:
 
 def _own_facts(
     membership: Membership, coordinator_host: str, port: HeldPort | None
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+) -> dict[str, object]:
+    facts: dict[str, object] = {
         "rank": membership.rank,
         "num_workers": membership.num_workers,
         "pid": os.getpid(),

@@ -30,7 +30,7 @@ class Channel:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
-    def tell(self, report: Mapping[str, Any]) -> None:
+    def tell(self, report: Mapping[str, object]) -> None:
         """Sends a report, unless the launcher is gone or does not read."""
         line = f"{json.dumps(report)}\n".encode()
         if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
@@ -75,7 +75,7 @@ def is_benchmark() -> bool:
     return bool(os.environ.get(BENCH))
 
 
-def tell(result: Any) -> None:
+def tell(result: object) -> None:
     """Prints a result for the command that has started this worker."""
     sys.stdout.write(f"\n{_MARK}{json.dumps(result)}\n")
     sys.stdout.flush()

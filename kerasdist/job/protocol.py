@@ -18,6 +18,9 @@ MAX_BYTES = 64 * 1024 * 1024
 # value, which says who sent the same.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
+# The channel of the answers to workers that wait for a file of the chief.
+SAVES = "saves"
+
 # What else is in the largest message: some bytes for each worker.
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
@@ -26,7 +29,7 @@ class MalformedError(ConnectionError):
     """A message is not of the form that workers send."""
 
 
-def packed(message: Any) -> bytes:
+def packed(message: object) -> bytes:
     """Returns the bytes of a message."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > _FRAME_BYTES:

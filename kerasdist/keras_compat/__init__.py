@@ -88,6 +88,13 @@ from kerasdist.keras_compat.optimizers import (
     updating,
 )
 from kerasdist.keras_compat.patches import HAS_DDP, install
+from kerasdist.keras_compat.pipelines import (
+    begun_at,
+    facts_of,
+    follow_source,
+    place_of,
+    source_of,
+)
 from kerasdist.keras_compat.settings import (
     global_seed,
     global_seed_generator,
@@ -103,13 +110,6 @@ from kerasdist.keras_compat.tf_data import (
     is_tf_dataset,
     leave_accelerators,
     own_batches,
-)
-from kerasdist.keras_compat.tf_pipelines import (
-    FollowedDataset,
-    FollowedIterations,
-    dataset_of,
-    facts_of,
-    replace_dataset,
 )
 from kerasdist.keras_compat.trees import register_tree_node
 from kerasdist.keras_compat.trials import (

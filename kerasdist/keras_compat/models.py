@@ -222,23 +222,24 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def skip_batches(model: Any, count: int, logs: Any, then: Callable[[], None]) -> None:
+def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
     """Lets a model's next training steps read their batches and do nothing with them.
 
     Keras's loop looks up `train_function` for each step. It calls it with the batches on PyTorch,
-    with their iterator on TensorFlow, and with its state and the iterator on JAX.
+    with their iterator on TensorFlow, and with its state and the iterator on JAX. The first
+    ``unread`` batches are not in an iterator.
     """
     train = model.train_function
-    left = count
+    done = 0
 
     def skip(*arguments: Any) -> Any:
-        nonlocal left
+        nonlocal done
         *state, batches = arguments
+        begin, done = done, done + model.steps_per_execution
         if not isinstance(batches, list):
-            for _ in range(model.steps_per_execution):
+            for _ in range(max(begin, unread), done):
                 next(batches, None)
-        left -= model.steps_per_execution
-        if left <= 0:
+        if done >= count:
             model.train_function = train
             then()
         return (logs, *state) if state else logs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -59,6 +60,7 @@ def _row(functions: str, owners: Any, names: str, reason: str) -> Patch:
 _OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
 _MEANS = metrics.Mean, metrics.Sum
 _NORMALIZATION = keras.layers.BatchNormalization
+_TRAINER = sys.modules[BackendTrainer.__module__]
 
 # Keras's random functions; the last two take a tensor and change it.
 DRAWING = (
@@ -107,6 +109,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("read_whole read", keras.Variable, "value", "JAX, torch: shards; JAX, TensorFlow: reads"),
     _row("scope_read", keras.StatelessScope, "get_current_value", "JAX: a custom loop's scopes"),
     _row("track", Layer, "_track_variables _post_track_variable", "torch: shards are parameters"),
+    _row("keep_placed", _TRAINER, "_distribute_data", "JAX workers: JAX refuses to place it again"),
     _row("to_numpy", backend, "convert_to_numpy", "JAX workers: a Ctrl-C ends the wait"),
     # Losses and normalization.
     _row("reduce_loss", loss_module, "reduce_weighted_values", "a share of the global loss"),

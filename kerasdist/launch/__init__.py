@@ -13,7 +13,7 @@ from typing import Any, final
 class _Package(ModuleType):
     """Lets ``kerasdist.launch``, the name of this package, be called as the function it has."""
 
-    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> object:
         """Runs a function in several workers; see `kerasdist.launch.function.launch`."""
         from kerasdist.launch.function import launch  # the command needs none of it
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -245,6 +244,12 @@ def plan(
             min=0.0,
         ),
     ] = None,
+    network_efficiency: Annotated[
+        float,
+        _option(
+            "PART", "Of the known rate between machines, or slices, what is reached.", min=0.01
+        ),
+    ] = 1.0,
     largest_batch: Annotated[
         bool, _option(None, "Whether to look for the largest batch that fits.")
     ] = True,
@@ -266,6 +271,7 @@ def plan(
             batch_per_device=batch_per_device,
             sharding=sharding,
             step_time=step_time,
+            network_efficiency=network_efficiency,
             largest_batch=largest_batch,
             as_json=json,
             plot=plot,
@@ -346,10 +352,6 @@ def bench(
         ),
     ] = None,
     hosts: Hosts = None,
-    batch_per_replica: Annotated[
-        int | None, _option("N", "Of the model of kerasdist's own (default: 256).", min=1)
-    ] = None,
-    steps: Annotated[int, _option("N", "Steps an epoch of kerasdist's own model.", min=2)] = 20,
     timeout: Seconds = 900.0,
     json: AsJson = False,
     plot: Plot = None,
@@ -369,8 +371,6 @@ def bench(
             backend=backend,
             workers=_numbers(workers),
             hosts=_listed(hosts),
-            batch_per_replica=batch_per_replica,
-            steps=steps,
             seconds=timeout,
             as_json=json,
             plot=plot,
@@ -443,12 +443,4 @@ def _variable(text: str) -> tuple[str, str]:
 
 def main() -> None:
     """Runs the command line."""
-    try:
-        app()
-    finally:
-        # Where the reader has gone away (`| head`), Python's own last flush would turn the exit
-        # code into 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app()

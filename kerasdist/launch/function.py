@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from kerasdist.cluster import detection
@@ -31,7 +32,7 @@ from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 CALL, RESULT = "call", "result"
 
 
-def pickler() -> Any:
+def pickler() -> ModuleType:
     """Returns the module that pickles: cloudpickle, which can do functions of a notebook."""
     found = importlib.util.find_spec("cloudpickle") is not None
     return importlib.import_module("cloudpickle") if found else pickle
@@ -57,8 +58,8 @@ def _main(folder: Path, rank: int) -> None:
 
 
 def launch(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
     *,
     workers: int | Literal["gpu"] = "gpu",
     env: Mapping[str, str] | None = None,
@@ -158,7 +159,7 @@ def _of_this_process() -> dict[str, str]:
     return variables
 
 
-def _pickled(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+def _pickled(fn: Callable[..., object], args: Sequence[object]) -> bytes:
     chosen = pickler()
     if chosen is pickle and fn.__module__ == "__main__":
         raise UnsupportedError(

@@ -21,7 +21,7 @@ from collections.abc import Generator, Iterable
 from typing import Protocol, final
 
 from kerasdist.job.interruption import ExitCode
-from kerasdist.launch import report, traces
+from kerasdist.launch import live, report, traces
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
@@ -269,19 +269,18 @@ class Launcher:
         if board is not None:
             for each in result.endings:
                 board.ended(each.rank, each.exit_code)
-            board.write(at_last=True)
         return result
 
     @contextlib.contextmanager
     def _view(self) -> Generator[None]:
-        """Shows the live view, if it is wanted, below what else is on the terminal."""
-        if self._board is None or not self._spec.live:
-            yield
-            return
-        from kerasdist.launch import live
-
-        console = live.console()
-        with self._screen.above(console), live.shown(self._board, console):
+        """Keeps the board's file, and shows the live view below what else is on the terminal."""
+        with contextlib.ExitStack() as stack:
+            if self._board is not None:
+                stack.enter_context(self._board.in_file())
+            if self._board is not None and self._spec.live:
+                console = live.console()
+                stack.enter_context(self._screen.above(console))
+                stack.enter_context(live.shown(self._board, console))
             yield
 
     def stop(self, number: int = signal.SIGTERM) -> None:

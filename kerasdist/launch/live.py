@@ -45,16 +45,13 @@ class Board:
 
     Args:
         slots: Where the workers run.
-        folder: Where the state is written as JSON, every second at most; None: nowhere.
+        folder: Where `in_file` writes the state as JSON; None: nowhere.
     """
 
     def __init__(self, slots: Sequence[Slot], folder: Path | None = None) -> None:
         self._slots = slots
         self._path = None if folder is None else folder / STATUS_FILE
         self._lock = threading.Lock()
-        self._writing = threading.Lock()
-        self._written = -_SECONDS_BETWEEN_FILES
-        self._later: threading.Timer | None = None
         self._began = time.time()
         self._attempt = -1
         self._workers: list[State] = []
@@ -81,13 +78,11 @@ class Board:
             if self._workers[rank]["phase"] == "ended":  # the report was late
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
-        self.write()
 
     def ended(self, rank: int, exit_code: int) -> None:
         """Records that a worker has ended."""
         with self._lock:
             self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
-        self.write()
 
     def state(self) -> State:
         """Returns the state of the job."""
@@ -110,33 +105,34 @@ class Board:
             "workers": workers,
         }
 
-    def write(self, *, at_last: bool = False) -> None:
-        """Writes the state: now, or when a second has gone by since it was written."""
+    @contextlib.contextmanager
+    def in_file(self) -> Generator[None]:
+        """Writes the state once a second as long as the context is open, and at its end."""
+        is_over = threading.Event()
+
+        def write() -> None:
+            self.write()
+            while not is_over.wait(_SECONDS_BETWEEN_FILES):
+                self.write()
+
+        writing = threading.Thread(target=write, name="kerasdist-board", daemon=True)
+        writing.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            writing.join()
+            self.write()
+
+    def write(self) -> None:
+        """Writes the state."""
         if self._path is None:
             return
-        with self._writing:
-            left = self._written + _SECONDS_BETWEEN_FILES - time.monotonic()
-            if left > 0 and not at_last:
-                if self._later is None:
-                    self._later = threading.Timer(left, self._write_later)
-                    self._later.daemon = True
-                    self._later.start()
-                return
-            if self._later is not None:
-                self._later.cancel()
-                self._later = None
-            self._written = time.monotonic()
-            with contextlib.suppress(OSError):  # a full disk: what comes later may find room
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_files.replacing(self._path, survives=False) as unfinished:
-                    text = json.dumps(self.state(), indent=2)
-                    Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
-
-    def _write_later(self) -> None:
-        with self._writing:
-            was_overtaken, self._later = self._later is None, None
-        if not was_overtaken:
-            self.write()
+        with contextlib.suppress(OSError):  # a full disk: what comes later may find room
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_files.replacing(self._path, survives=False) as unfinished:
+                text = json.dumps(self.state(), indent=2)
+                Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
 
 
 def is_possible() -> bool:

@@ -104,20 +104,19 @@ def of_dry_run(spec: JobSpec) -> str:
     spec = counted(spec)
     slots = place(spec.workers, spec.hosts)
     parts = [of_start(spec, slots)]
-    here = sum(slot.host is None for slot in slots)
     given = start.variables_of(spec, slots, f"{host_of_chief(slots)}:<port>", 0)
     for slot, own in zip(slots, given, strict=True):
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
         lines.append(f"cd {shlex.quote(str(spec.directory or Path.cwd()))}")
-        lines += [f"{name}={text}" for name, text in _variables(slot, here, own)]
+        lines += [f"{name}={text}" for name, text in _variables(slot, own)]
         parts.append("\n  ".join([*lines, shlex.join(spec.command)]))
     return "\n\n".join(parts)
 
 
-def _variables(slot: Slot, workers: int, own: dict[str, str]) -> list[tuple[str, str]]:
+def _variables(slot: Slot, own: dict[str, str]) -> list[tuple[str, str]]:
     """Returns what a worker has in its environment beyond this process's own, or that of ssh."""
-    more = start.thread_variables(workers) if slot.host is None else {}
     before = {} if slot.host is None else start.for_another_machine(os.environ)
-    hidden = {name: "<hidden>" for name in _HIDDEN if name in own}
-    return sorted({**before, **more, **own, **hidden}.items())
+    shown = {**before, **own}
+    hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}
+    return sorted({**shown, **hidden}.items())

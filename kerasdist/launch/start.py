@@ -21,6 +21,7 @@ from kerasdist.launch import supervisor
 from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
+from kerasdist.launch.supervisor import Orders
 from kerasdist.launch.worker import Event, Screen, Start, Worker
 
 # Variables that configure the frameworks on any machine. Another machine has its own PATH, HOME
@@ -74,7 +75,7 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_PREFIXES) or name in _NAMES) and name != SECRET
+        if name.startswith(_PREFIXES) or name in _NAMES
     }
 
 
@@ -86,48 +87,18 @@ _SSH = (
 )
 
 
-def command_here(
-    spec: JobSpec,
-    slot: Slot,
-    inherited: Sequence[int] = (),
-    *,
-    reports: bool = False,
-    must_join: bool = False,
-) -> list[str]:
-    """Returns the command for a worker on this machine.
+# By path, isolated and without site packages, it starts in 20 ms.
+SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
-    Args:
-        spec: The job.
-        slot: The worker's place.
-        inherited: The files that the worker inherits.
-        reports: Whether its output carries the worker's reports.
-        must_join: Whether it is a failure if the worker ends well, but has not joined the job.
+
+def supervisor_there(spec: JobSpec, host: str, path: str | None) -> list[str]:
+    """Returns the ssh command for a worker's supervisor on another machine.
+
+    That machine has the same interpreter and the same folders, as with ``mpirun``; `path` is
+    ``PYTHONPATH`` there, by which Python finds the supervisor.
     """
-    options = [word for number in inherited for word in ("--pass-fd", str(number))]
-    options += [*(["--relay-status"] if reports else []), *(["--must-join"] if must_join else [])]
-    # By path, isolated and without site packages, it starts in 20 ms.
-    return [sys.executable, "-I", "-S", supervisor.__file__, *options, *_rest(spec, slot)]
-
-
-def command_there(
-    spec: JobSpec, slot: Slot, path: str | None, *, reports: bool = False
-) -> list[str]:
-    """Returns the ssh command for a worker on another machine.
-
-    That machine has the same interpreter and the same folders, as with ``mpirun``. Its variables
-    come by standard input: every user of a machine sees the arguments of all processes.
-
-    Args:
-        spec: The job.
-        slot: The worker's place.
-        path: ``PYTHONPATH`` there, by which Python finds the supervisor; None: it needs none.
-        reports: Whether its output carries the worker's reports.
-    """
-    assert slot.host is not None
     # -P: a script's folder that has a module `signal` must not stop the supervisor.
-    words = [spec.command[0], "-P", "-m", supervisor.__name__, "--variables-on-input"]
-    words += [*(["--relay-status"] if reports else []), *_rest(spec, slot)]
-    return by_ssh(slot.host, words, path, spec.directory)
+    return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path, spec.directory)
 
 
 def by_ssh(
@@ -139,11 +110,18 @@ def by_ssh(
     return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
 
 
-def _rest(spec: JobSpec, slot: Slot) -> list[str]:
-    """Returns the supervisor's options, and the worker's command."""
-    options = ["--grace", str(spec.stop_seconds)]
-    options += ["--share", str(slot.local_workers), "--slot", str(slot.local_rank)]
-    return [*options, "--", *spec.command]
+def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
+    """Returns what a worker's supervisor is told."""
+    return {
+        "command": list(spec.command),
+        "variables": variables,
+        "seconds_to_stop": spec.stop_seconds,
+        "local_workers": slot.local_workers,
+        "gpus_of": None,
+        "inherited": [],
+        "sends_reports": False,
+        "must_join": False,
+    }
 
 
 def variables_of(
@@ -154,8 +132,9 @@ def variables_of(
     here = sum(slot.host is None for slot in slots)
     of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
-        own = of_gpus[slot.local_rank] if slot.host is None else {}
-        yield worker_variables(spec, slot, len(slots), coordinator, attempt) | job | own
+        own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
+        is_here = slot.host is None
+        yield thread_variables(here) | own | of_gpus[slot.local_rank] if is_here else own
 
 
 def begin(
@@ -172,35 +151,26 @@ def begin(
     given = variables_of(spec, slots, coordinator, number)
     with listener or contextlib.nullcontext():
         for slot, variables in zip(slots, given, strict=True):
-            inherited: list[int] = []
-            carried, reports = None, board is not None
-            if slot.rank == 0 and listener is not None:
+            orders = orders_of(spec, slot, variables)
+            orders["sends_reports"] = board is not None
+            command: Sequence[str] = SUPERVISOR_HERE
+            if slot.host is not None:
+                orders["variables"] = for_another_machine(os.environ) | variables
+                orders["gpus_of"] = slot.local_rank
+                command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
+            elif slot.rank == 0 and listener is not None:
                 variables[COORDINATOR_FD] = str(listener.fileno())
-                inherited.append(listener.fileno())
-            if slot.host is None:
-                command = command_here(spec, slot, inherited, reports=reports)
-            else:
-                carried = for_another_machine(os.environ) | variables
-                if secret := {**os.environ, **carried}.get(SECRET):  # else it is in a file
-                    carried[SECRET] = secret
-                path = carried.get("PYTHONPATH")
-                command = command_there(spec, slot, path, reports=reports)
+                orders["inherited"].append(listener.fileno())
             begun = Start(
                 rank=slot.rank,
                 name=f"worker {slot.rank}/{len(slots)}",
                 command=command,
-                variables=variables,
+                orders=orders,
                 directory=spec.directory,
                 log=spec.logs and log_file(spec.logs, number, slot.rank),
-                carried=carried,
-                inherited=inherited,
                 told=None if board is None else partial(board.heard, slot.rank),
             )
-            worker = Worker(begun, screen, events)
-            # The worker has its own copy.
-            if slot.rank == 0 and listener is not None:
-                listener.close()
-            yield worker
+            yield Worker(begun, screen, events)
 
 
 def begin_others(
@@ -216,8 +186,9 @@ def begin_others(
     of_all = job_variables(spec, 0) | thread_variables(count)
     own, *others = (worker_variables(spec, each, count, coordinator, 0) | of_all for each in slots)
     for slot, variables in zip(slots[1:], others, strict=True):
-        command = command_here(spec, slot, must_join=True)  # this process waits for it
-        begun = Start(slot.rank, f"worker {slot.rank}/{count}", command, variables)
+        orders = orders_of(spec, slot, variables)
+        orders["must_join"] = True  # this process waits for it
+        begun = Start(slot.rank, f"worker {slot.rank}/{count}", SUPERVISOR_HERE, orders)
         yield Worker(begun, screen, events)
     os.environ.update(own)
     os.environ[COORDINATOR_FD] = str(listener.detach())

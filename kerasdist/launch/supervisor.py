@@ -1,9 +1,10 @@
 """A worker's supervisor: the process between it and the launcher, on the worker's machine.
 
 It leaves no orphans. The launcher holds the other end of its standard input, through ssh where the
-worker is on another machine. It passes a line ``signal 15`` on to the worker. The end of the input
-means that the launcher is gone, whatever ended it (SIGKILL, a lost connection): it ends the worker
-too.
+worker is on another machine. The first line has its `Orders`, as JSON: every user of a machine sees
+the arguments of all processes. It passes a line ``signal 15`` on to the worker. The end of the
+input means that the launcher is gone, whatever ended it (SIGKILL, a lost connection): it ends the
+worker too.
 
 The worker leads a process group, and what it leaves behind there is ended with it. Signals go to
 the worker alone: a data loader's processes that got SIGTERM would take the worker down before it
@@ -15,7 +16,6 @@ run as a module.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import json
@@ -26,7 +26,7 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TypedDict
 
 _PR_SET_PDEATHSIG = 1
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.launcher
@@ -44,6 +44,30 @@ TOO_EARLY = (
     "differs between processes may come before it"
 )
 """A supervisor's last line, where it was told that such a worker is a failure."""
+
+
+class Orders(TypedDict):
+    """What a supervisor is to do.
+
+    Attributes:
+        command: The worker's command.
+        variables: What its environment has beyond the supervisor's.
+        seconds_to_stop: How long it has from SIGTERM to SIGKILL.
+        local_workers: How many workers this machine has.
+        gpus_of: Which of them it is, where the GPUs are divided here; None: they are not.
+        inherited: The files that it inherits.
+        sends_reports: Whether its reports are passed on by the output.
+        must_join: Whether it is a failure to end well without joining the job.
+    """
+
+    command: list[str]
+    variables: dict[str, str]
+    seconds_to_stop: float
+    local_workers: int
+    gpus_of: int | None
+    inherited: list[int]
+    sends_reports: bool
+    must_join: bool
 
 
 def follow_into_death() -> None:
@@ -95,35 +119,22 @@ def cores() -> int:
 
 def main() -> int:
     """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grace", type=float, default=10.0)  # seconds from SIGTERM to SIGKILL
-    parser.add_argument("--share", type=int, default=1)  # workers on this machine
-    parser.add_argument("--slot", type=int, default=0)  # the worker's number among them
-    parser.add_argument("--pass-fd", type=int, action="append", default=[])  # files it inherits
-    # Its reports are passed on by the output; the first line of the input has its variables, as
-    # JSON; and to end without joining the job is a failure.
-    for flag in ("--relay-status", "--variables-on-input", "--must-join"):
-        parser.add_argument(flag, action="store_true")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    arguments = parser.parse_args()
-    command = arguments.command[1:]  # the first is "--"
-    if arguments.variables_on_input:
-        os.environ.update(json.loads(sys.stdin.buffer.readline() or b"{}"))
-        # This is not the launcher's machine, where the launcher has counted the GPUs.
-        from kerasdist.core.gpus import divide
-
-        slot: int = arguments.slot
-        os.environ.update(divide(os.environ, arguments.share)[slot])
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // arguments.share)))
     # These signals are meant for the launcher, which decides. A function
     # and not SIG_IGN, which the worker would inherit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_over)
+    orders: Orders = json.loads(sys.stdin.buffer.readline())
+    command, inherited = orders["command"], orders["inherited"]
+    os.environ.update(orders["variables"])
+    if orders["gpus_of"] is not None:
+        from kerasdist.core.gpus import divide
+
+        os.environ.update(divide(os.environ, orders["local_workers"])[orders["gpus_of"]])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // orders["local_workers"])))
     temporary = os.environ.get("TMPDIR") or "/tmp"
     joined = Path(temporary, f"kerasdist-joined-{os.getpid()}-{os.urandom(8).hex()}")
-    inherited: list[int] = arguments.pass_fd
     reports = None
-    if arguments.relay_status:
+    if orders["sends_reports"]:
         reports, to_worker = os.pipe()
         os.environ[_STATUS_FD] = str(to_worker)
         inherited.append(to_worker)
@@ -141,9 +152,8 @@ def main() -> int:
         return 127
     for number in inherited:  # the worker's alone: the port must not stay open without it
         os.close(number)
-    threading.Thread(
-        target=listen, args=(sys.stdin.buffer, worker, arguments.grace), daemon=True
-    ).start()
+    seconds = orders["seconds_to_stop"]
+    threading.Thread(target=listen, args=(sys.stdin.buffer, worker, seconds), daemon=True).start()
     relaying = threading.Thread(target=relay, args=(reports,), daemon=True)
     if reports is not None:
         relaying.start()
@@ -157,8 +167,8 @@ def main() -> int:
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:
-        sys.stderr.write(f"{TOO_EARLY if arguments.must_join else APART}\n")
-        return int(arguments.must_join)
+        sys.stderr.write(f"{TOO_EARLY if orders['must_join'] else APART}\n")
+        return int(orders["must_join"])
     return 128 - code if code < 0 else code
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO, final
@@ -218,23 +218,18 @@ class Start:
         rank: The worker's number.
         name: The prefix of the lines that it prints.
         command: The command that starts its supervisor.
-        variables: What its environment has beyond this process's own.
+        orders: What the supervisor is told.
         directory: Where it runs; None: where this process does.
         log: The file for its output; None: the screen.
-        carried: The variables that the supervisor on another machine reads from its standard
-            input; None: it has them from its environment.
-        inherited: The files that the worker inherits.
         told: Is called with each report that its output carries; None: it sends none.
     """
 
     rank: int
     name: str
     command: Sequence[str]
-    variables: Mapping[str, str]
+    orders: supervisor.Orders = field(repr=False)
     directory: Path | None = None
     log: Path | None = None
-    carried: Mapping[str, str] | None = field(default=None, repr=False)
-    inherited: Sequence[int] = ()
     told: Callable[[bytes], None] | None = None
 
 
@@ -254,14 +249,12 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
-            env={**os.environ, **start.variables},
             cwd=start.directory,
             # Ctrl-C is for the launcher, which passes it on.
             start_new_session=True,
-            pass_fds=start.inherited,
+            pass_fds=start.orders["inherited"],
         )
-        if start.carried is not None:
-            self._order(json.dumps(dict(start.carried)))
+        self._order(json.dumps(start.orders))
         outputs = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
         for source, stream in outputs:
             if source is not None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.sharding import Divided, Sharding
@@ -33,6 +33,7 @@ class PlanOptions:
         sharding: ``"optimizer"`` or ``"full"`` in place of the script's own; None: as the script
             has it.
         step_time: The measured time of a step on one device, in milliseconds.
+        network_efficiency: The part of the network's rate that collectives reach.
         largest_batch: Whether to look for the largest batch that fits.
         as_json: Whether to print JSON.
         plot: Where to draw the scaling.
@@ -44,6 +45,7 @@ class PlanOptions:
     batch_per_device: int | None = None
     sharding: Divided | None = None
     step_time: float | None = None
+    network_efficiency: float = 1.0
     largest_batch: bool = True
     as_json: bool = False
     plot: Path | None = None
@@ -56,7 +58,7 @@ def run(options: PlanOptions) -> bool:
         KerasdistError: If the target is unknown, a package is missing, or the script takes no
             training step.
     """
-    target = parse_target(options.devices)
+    target = parse_target(options.devices).with_network(options.network_efficiency)
     _require_compiler(target.chip)
     named = os.environ.get(VARIABLE)
     _prepare_environment()
@@ -106,7 +108,7 @@ def run(options: PlanOptions) -> bool:
     return plan.fits
 
 
-def _name_of(sharding: Any) -> str | None:
+def _name_of(sharding: object) -> str | None:
     """Returns a text for a strategy's argument `sharding`."""
     if sharding is None:
         return None

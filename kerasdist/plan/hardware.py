@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from kerasdist.errors import DeviceError
@@ -68,19 +68,35 @@ _JAX_MEMORY = "JAX takes 75 % of a GPU's memory: docs.jax.dev/en/latest/gpu_memo
 _ICI = "1 us a hop: jax-ml.github.io/scaling-book/sharding"
 _DCN = "latency between slices: 5 us, an assumption"
 
-# By name: memory in bytes, its rate in GB/s; TFLOP/s of half precision, of TF32, of float64; rate
-# of the links in GB/s, of the network in Gbit/s. XLA multiplies float32 in TF32 on NVIDIA GPUs.
+_KINDS = ("bfloat16", "float16", "float32", "float64")
+_HOPPER_FLOPS = (989.4, 989.4, 494.7, 66.9)
+# By name: memory in bytes, its rate in GB/s; TFLOP/s by kind; rate of the links in GB/s, of the
+# network in Gbit/s. XLA multiplies float32 in TF32 on GPUs from A100 on; those before it have no
+# bfloat16.
 _GPUS = {
-    "a100": ("A100 SXM 80 GB", 85_100_068_864, 2039, (312, 156, 19.5), 235, 200),
-    "h100": ("H100 SXM 80 GB", 84_942_979_072, 3352, (989.4, 494.7, 66.9), 370, 400),
-    "h200": ("H200 SXM 141 GB", 151_397_597_184, 4800, (989.4, 494.7, 66.9), 370, 400),
+    "p100": ("P100 SXM2 16 GB", 17_071_734_784, 732, (10.6, 21.2, 10.6, 5.3), 72, 50),
+    "v100": ("V100 SXM2 32 GB", 34_089_730_048, 900, (15.7, 125, 15.7, 7.8), 120, 50),
+    "a100": ("A100 SXM 80 GB", 85_100_068_864, 2039, (312, 312, 156, 19.5), 235, 200),
+    "h100": ("H100 SXM 80 GB", 84_942_979_072, 3352, _HOPPER_FLOPS, 370, 400),
+    "h200": ("H200 SXM 141 GB", 151_397_597_184, 4800, _HOPPER_FLOPS, 370, 400),
 }
 _HOPPER_SOURCES = (
     "NVLink: 450 GB/s a direction by its maker, of which an all-reduce of 8 reaches 370, "
     "measured: jax-ml.github.io/scaling-book/gpus",
     "network: 400 Gbit/s a GPU, as in a DGX H100: docs.nvidia.com/dgx/dgxh100-user-guide",
 )
+_DGX_1 = "network: 50 Gbit/s a GPU, as in a DGX-1 with 4 cards of 100 Gbit/s for 8 GPUs"
 _GPU_SOURCES = {
+    "p100": (
+        "compute, memory: NVIDIA's data sheet of the Tesla P100 (SXM2)",
+        "NVLink: 80 GB/s a direction by its maker, of which NCCL counts on 72 (topo.h)",
+        _DGX_1,
+    ),
+    "v100": (
+        "compute, memory: NVIDIA's data sheet of the Tesla V100 (SXM2)",
+        "NVLink: 150 GB/s a direction by its maker, of which NCCL counts on 120 (topo.h)",
+        _DGX_1,
+    ),
     "a100": (
         "compute, memory: www.nvidia.com/en-us/data-center/a100 (dense)",
         "NVLink: 300 GB/s a direction by its maker, of which NCCL counts on 235 (tuning.cc)",
@@ -105,15 +121,14 @@ _TPUS = {
 
 
 def _gpu(name: str) -> Chip:
-    title, memory, rate, (half, tf32, double), links, network = _GPUS[name]
-    flops = {"bfloat16": half, "float16": half, "float32": tf32, "float64": double}
+    title, memory, rate, flops, links, network = _GPUS[name]
     return Chip(
         name=name,
         title=f"NVIDIA {title}",
         platform="cuda",
         memory=memory,
         memory_rate=rate * _GB,
-        flops={kind: value * _TERA for kind, value in flops.items()},
+        flops={kind: value * _TERA for kind, value in zip(_KINDS, flops, strict=True)},
         link_rate=links * _GB,
         network_rate=network * _GBIT,
         link_latency=0.52 * _MICROSECOND,
@@ -159,6 +174,9 @@ _REGISTERS = """
 # What differs: multiprocessors, their units, clock, caches, version of the architecture.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
+    # CUDA 13 assembles for nothing before 7.5, so their kernels are those of an A100.
+    "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
+    "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),
     "h100": _HOPPER,
     "h200": _HOPPER,
@@ -212,6 +230,15 @@ class Target:
         if self.chip.platform == "tpu":
             return f"{self.chip.name}:{sizes}" if self.slices == 1 else f"{self.slices} x {sizes}"
         return f"{sizes.removeprefix('1x')}x{self.chip.name}"
+
+    def with_network(self, part: float) -> Target:
+        """Returns the same with a part of the rate between machines, or between slices."""
+        if part == 1.0:
+            return self
+        said = f"network: {part:.0%} of its rate, as --network-efficiency says"
+        sources = (*self.chip.sources, said)
+        chip = replace(self.chip, network_rate=part * self.chip.network_rate, sources=sources)
+        return replace(self, chip=chip)
 
     @property
     def devices(self) -> int:

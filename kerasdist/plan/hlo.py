@@ -59,29 +59,6 @@ class Collective:
 
 @final
 @dataclass(frozen=True)
-class DeviceWork:
-    """What a program makes one device do, besides collectives; loops count as often as they run.
-
-    Attributes:
-        memory_bytes: Bytes that go between the chip and its memory: each kernel reads its operands
-            and writes its results once, those in on-chip memory excepted.
-        cycles: XLA's own estimate of the clock cycles of all instructions; 0: it gives none.
-    """
-
-    memory_bytes: float = 0.0
-    cycles: float = 0.0
-
-    def __add__(self, other: DeviceWork) -> DeviceWork:
-        """Returns the work of both."""
-        return DeviceWork(self.memory_bytes + other.memory_bytes, self.cycles + other.cycles)
-
-    def times(self, count: int) -> DeviceWork:
-        """Returns the work of running the program `count` times."""
-        return DeviceWork(self.memory_bytes * count, self.cycles * count)
-
-
-@final
-@dataclass(frozen=True)
 class _Instruction:
     name: str
     shape: str
@@ -187,8 +164,12 @@ def _weight(each: _Instruction, fused: Collective | None) -> int:
     return each.cycles or size_of(each.shape)
 
 
-def device_work(text: str) -> DeviceWork:
-    """Returns what a compiled program makes one device do.
+def device_work(text: str) -> tuple[float, float]:
+    """Returns what a compiled program makes one device do, besides collectives.
+
+    Bytes that go between the chip and its memory: each kernel reads its operands and writes its
+    results once, those in on-chip memory excepted. And the clock cycles of all instructions, by
+    XLA's own estimate; 0: it gives none. Loops count as often as they run.
 
     Args:
         text: As for `collectives`.
@@ -197,23 +178,27 @@ def device_work(text: str) -> DeviceWork:
     return _work_of(entry, computations, trips=1)
 
 
-def _work_of(instructions: Sequence[_Instruction], known: _Program, trips: int) -> DeviceWork:
+def _work_of(
+    instructions: Sequence[_Instruction], known: _Program, trips: int
+) -> tuple[float, float]:
     shapes = {each.name: each.shape for each in instructions}
-    total = DeviceWork()
+    memory_bytes = cycles = 0.0
     for each in instructions:
         if each.operation == "while":
             body = known[_named("body", each)]
             count = _trips(each, known)
-            total += _work_of(body, known, count).times(count)
+            in_body = _work_of(body, known, count)
+            memory_bytes, cycles = memory_bytes + count * in_body[0], cycles + count * in_body[1]
         elif each.operation in ("call", "conditional"):
             names = _CALLED.findall(each.rest) or _NAME.findall(
                 match[1] if (match := _BRANCHES.search(each.rest)) else ""
             )
-            parts = [_work_of(known[name], known, trips) for name in names]
-            total += max(parts, key=lambda one: one.memory_bytes, default=DeviceWork())
+            called = max((_work_of(known[name], known, trips) for name in names), default=(0, 0))
+            memory_bytes, cycles = memory_bytes + called[0], cycles + called[1]
         else:
-            total += DeviceWork(_traffic(each, shapes, trips), each.cycles)
-    return total
+            memory_bytes += _traffic(each, shapes, trips)
+            cycles += each.cycles
+    return memory_bytes, cycles
 
 
 def _named(role: str, each: _Instruction) -> str:

@@ -125,13 +125,10 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 def as_json(plan: Plan) -> str:
     """Returns a plan as JSON; sizes in bytes, times in seconds."""
     compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
-    facts: dict[str, Any] = {
-        "script": plan.subject.script,
+    facts: dict[str, object] = {
+        **asdict(plan.subject),
         "backend": "jax",
-        "strategy": plan.subject.strategy,
-        "sharding": plan.subject.sharding,
         "target": {"name": str(target), "chip": target.chip.title, "devices": target.devices},
-        "parameters": plan.subject.parameters,
         "batch_per_device": compiled.batch,
         "global_batch": compiled.batch * target.devices,
         "fits": plan.fits,
@@ -153,7 +150,7 @@ def as_json(plan: Plan) -> str:
     return json.dumps(facts, indent=2)
 
 
-def _step(step: StepTime, plan: Plan) -> dict[str, Any]:
+def _step(step: StepTime, plan: Plan) -> dict[str, object]:
     return {
         **asdict(step),
         "total": step.total,

@@ -238,12 +238,11 @@ def _facts(
     }
     flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
     found = [_named(each, program, target) for each in collectives(compiled.text)]
-    done = device_work(compiled.text)
     needed = _NEEDED.search(compiled.refused or "")
     return Compilation(
         batch=examples,
         memory=memory,
-        work=Work(flops, done.memory_bytes, done.cycles),
+        work=Work(flops, *device_work(compiled.text)),
         collectives=found,
         refused=compiled.refused,
         refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,

@@ -242,7 +242,7 @@ def _adapted(binding: Binding, x: Any, position: Position | None = None, **argum
     adapter = keras_compat.get_data_adapter(x, **arguments)
     if position is None:
         return binding.replicas.data_adapter(adapter)
-    position.follow(adapter, reads_ahead=binding.replicas.reads_ahead)
+    position.follow(adapter)
     return PositionedAdapter(binding.replicas.data_adapter(adapter), position)
 
 

@@ -124,7 +124,7 @@ class ReplicatedTrainer:
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether a step is Keras's own."""
-        return keras_compat.is_builtin(_defined_by_model(type(self), step))
+        return keras_compat.is_builtin(defined_by_model(type(self), step))
 
     @property
     def runs_builtin_steps(self) -> bool:
@@ -152,12 +152,12 @@ def _runs_builtin_steps(model_class: type) -> bool:
     known = _builtin.get(model_class)
     if known is None:
         names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-        steps = [_defined_by_model(model_class, name) for name in names]
+        steps = [defined_by_model(model_class, name) for name in names]
         known = _builtin[model_class] = all(map(keras_compat.is_builtin, steps))
     return known
 
 
-def _defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
+def defined_by_model(model_class: type, name: str) -> Callable[..., Any]:
     """Returns the function of this name from the model's own classes, not from kerasdist's."""
     return next(
         vars(parent)[name]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kerasdist.core import gpus
 from kerasdist.launch import info, report, start
-from kerasdist.launch.placement import place
+from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML
 from tests.fresh import SECONDS
@@ -80,7 +80,7 @@ def test_each_worker_is_started_with_its_own(machine_with, monkeypatch, tmp_path
     machine_with("2")
     started = []
     monkeypatch.setattr(
-        start, "Worker", lambda begun, screen, events: started.append(begun.variables)
+        start, "Worker", lambda begun, *_: started.append(begun.orders["variables"])
     )
     spec = JobSpec(("true",), workers=2)
     list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue()))
@@ -142,18 +142,18 @@ def test_info_says_that_the_driver_does_not_work(machine_with):
 def test_another_machine_counts_its_own_gpus():
     others = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     path = os.pathsep.join([str(FAKE_NVML), *sys.path])
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    spec = JobSpec((sys.executable, "-c", code))
+    orders = start.orders_of(spec, Slot("far", 3, 1, 2), {})
+    orders["gpus_of"] = 1
     with subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "kerasdist.launch.supervisor", "--variables-on-input"),
-            *("--share", "2", "--slot", "1", "--", sys.executable, "-c"),
-            "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
-        ],
+        (sys.executable, "-P", "-m", "kerasdist.launch.supervisor"),
         env={**others, "PYTHONPATH": path, "FAKE_NVML": "4"},
         stdin=subprocess.PIPE,  # open for as long as the launcher is there
         stdout=subprocess.PIPE,
         text=True,
     ) as supervisor:
-        supervisor.stdin.write("{}\n")
+        supervisor.stdin.write(f"{json.dumps(orders)}\n")
         supervisor.stdin.flush()
         assert supervisor.stdout.read() == "2,3\n"
         assert supervisor.wait(SECONDS) == 0

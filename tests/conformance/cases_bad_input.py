@@ -14,9 +14,9 @@ N, BATCH = 11, 4
 
 @case("bad input")
 def unknown_device(lab):
-    """A device that is not there, a name that is none."""
+    """A device that is not there, a name that is none (DEFECTS 10)."""
     for names in (["gpu:7"], ["cpux:0"], [3], ["cpu:0", "cpu:63"], ["cpu:99"]):
-        # DEFECTS 10: which one is not there, and on CPUs what there is.
+        # Which one is not there, and on CPUs what there is.
         there = "'cpu:0', 'cpu:1'.*" if "cpu:" in str(names[-1]) else ""
         message = f"expected.*{there}received.*{names[-1]}"
         with lab.raises(kd.errors.DeviceError, message):
@@ -64,28 +64,6 @@ def two_scopes(lab):
     lab.still_usable(two)
 
 
-@case("bad input")
-def layers_made_outside(lab):
-    """Layers made and built outside, put into a model inside."""
-    x, y = regression(N)
-
-    def build():
-        model = keras.Sequential([keras.Input((4,)), shared.pop(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    def layer():
-        constant = keras.initializers.Constant(0.1)
-        made = keras.layers.Dense(3, kernel_initializer=constant, name="from_outside")
-        made.build((None, 4))
-        return made
-
-    shared = [layer(), layer()]
-    strategy = lab.strategy()
-    works_or_says(lab, lambda: lab.same(build, fit(x, y, batch_size=BATCH), strategy=strategy))
-    lab.still_usable(strategy)
-
-
 def works_or_says(lab, action):
     """It gives the numbers of one device, or an error of ours that says what to do."""
     try:
@@ -93,29 +71,6 @@ def works_or_says(lab, action):
     except kd.errors.KerasdistError as error:
         text = str(error).lower()
         lab.check("expected" in text and "received" in text, f"an unclear message: {error}")
-
-
-@case("bad input")
-def model_made_outside(lab):
-    """A model made outside, trained as part of one made inside."""
-    x, y = regression(N)
-    strategy = lab.strategy()
-
-    def base():
-        # A name of its own: plain Keras on torch confuses variables of one path.
-        layer = keras.layers.Dense(3, kernel_initializer="ones", name="outside")
-        return keras.Sequential([keras.Input((4,)), layer], name="base")
-
-    bases = [base(), base()]
-
-    def build():
-        inner = bases.pop()
-        model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    works_or_says(lab, lambda: lab.same(build, fit(x, y, batch_size=BATCH), strategy=strategy))
-    lab.still_usable(strategy)
 
 
 @case("bad input")
@@ -239,36 +194,6 @@ def from_another_thread(lab):
     other = lab.run(in_a_thread(build_inside), [train])[1]
     lab.equal(expected.parts(True), other.parts(True))
     lab.check(not kd.has_strategy(), "a scope belongs to its thread")
-
-
-@case("bad input")
-def two_models_at_once(lab):
-    """Two threads train two models of one strategy at once: both right, or a clear error."""
-    x, y = regression(N)
-    strategy = lab.strategy()
-    train = quiet_fit(x, y, batch_size=BATCH, shuffle=False, epochs=3)
-    expected = lab.run(dense, [train])[1]
-    models = [lab.run(dense, [], strategy)[0] for _ in range(2)]
-    errors = []
-
-    def run(model):
-        try:
-            train(model)
-        except Exception as error:  # noqa: BLE001 (looked at below)
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for error in errors:
-        text = str(error).lower()
-        lab.check("expected" in text and "received" in text, f"an unclear message: {error!r}")
-    if not errors:
-        for model in models:
-            lab.equal(expected.weights, model.get_weights())
-    lab.still_usable(strategy)
 
 
 def trained_beside(lab, act):
@@ -430,7 +355,7 @@ def classifier(classes):
 
 @case("bad input", backends=("tensorflow", "torch"), replicas=(2,))
 def a_fixed_batch_size(lab):
-    """A layer that makes arrays of the author's batch size: the error says why it fails (12b)."""
+    """A layer that makes arrays of the author's batch size: the error says why (DEFECTS 12b)."""
 
     class Noisy(keras.layers.Layer):
         def call(self, x):

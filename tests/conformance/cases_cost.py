@@ -50,6 +50,29 @@ def no_trace_after_the_first_epoch(lab):
         lab.check(again <= allowed, f"traced again: {again} times, plain Keras {allowed}")
 
 
+@case("cost of a step", backends=("tensorflow",), replicas=(2,))
+def a_layer_is_traced_few_times(lab):
+    """The first `fit` traces a layer for shapes, once a replica, and again for the check.
+
+    DEFECTS 12d.
+    """
+    calls = []
+
+    class Own(keras.layers.Layer):
+        def call(self, x):
+            calls.append(x.shape)
+            return x * 2.0
+
+    x, y = regression(N)
+    for check, times in (("off", 1), ("warn", 2)):
+        with lab.strategy(check=check).scope():
+            model = keras.Sequential([keras.Input((4,)), Own(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        calls.clear()
+        model.fit(x[:28], y[:28], batch_size=BATCH, verbose=0)
+        lab.equal(times * (1 + lab.replicas), len(calls))
+
+
 def reads_per_step(lab, strategy):
     """By ``fit``, by ``evaluate``, and by ``fit`` with a callback that reads a value each step."""
     x, y = regression(N)

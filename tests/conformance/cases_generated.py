@@ -6,8 +6,9 @@ from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import keras
 from tests.conformance.models import STEPS_IN_TIME, dense, regression, tagger, tokens
 from tests.conformance.registry import case
+from tests.environment import everything
 
-EXAMPLES = {"tensorflow": 12, "jax": 12, "torch": 40}
+EXAMPLES = {"tensorflow": 12 if everything() else 6, "jax": 12, "torch": 40}
 
 
 def source_of(kind, x, y, weights, batch):

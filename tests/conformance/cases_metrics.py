@@ -12,6 +12,7 @@ from tests.conformance.models import (
     classification,
     classifier,
     dense,
+    largest_error,
     regression,
     tagger,
     tokens,
@@ -130,24 +131,6 @@ def of_regression(lab):
         return model
 
     check(lab, build, x, y)
-
-
-def largest_error():
-    class LargestError(keras.metrics.Metric):
-        """Its state is a maximum: adding it up over replicas is wrong."""
-
-        def __init__(self, name="largest", **options):
-            super().__init__(name=name, **options)
-            self.largest = self.add_variable((), "zeros", name="largest")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            found = keras.ops.max(keras.ops.abs(y_true - y_pred))
-            self.largest.assign(keras.ops.maximum(self.largest, found))
-
-        def result(self):
-            return keras.ops.convert_to_tensor(self.largest)
-
-    return LargestError()
 
 
 @case("metrics of the user", replicas=REPLICAS)
@@ -314,7 +297,8 @@ def function_that_squeezes(lab):
 
         return dense(metrics=[squeezed])
 
-    check(lab, build, x, y, batch_size=lab.replicas + 1)
+    options = {"batch_size": lab.replicas + 1}
+    lab.same(build, fit(x, y, **options), evaluate(x, y, **options), share_plain=False)
 
 
 @case("metrics")

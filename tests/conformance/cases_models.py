@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import classification, dense, regression
+from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
 
 N, BATCH = 11, 6
@@ -252,46 +252,6 @@ def sublayer_that_is_never_called(lab):
 
 
 @case("models")
-def convolution(lab):
-    """A small convolutional classifier."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(N, 6, 6, 1)).astype("float32")
-    y = classification(N)[1]
-
-    def build():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((6, 6, 1)),
-                layers.Conv2D(3, 3, activation="relu"),
-                layers.GlobalMaxPooling2D(),
-                layers.Dense(3),
-            ]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
-        return model
-
-    lab.same(build, fit(x, y, batch_size=BATCH), evaluate(x, y, batch_size=BATCH))
-
-
-@case("models")
-def attention(lab):
-    """Multi-head attention and layer normalisation."""
-    x = np.random.default_rng(0).normal(size=(N, 5, 4)).astype("float32")
-    y = regression(N)[1]
-
-    def build():
-        inputs = keras.Input((5, 4))
-        attended = keras.layers.MultiHeadAttention(2, 3)(inputs, inputs)
-        hidden = keras.layers.LayerNormalization()(inputs + attended)
-        pooled = keras.layers.GlobalAveragePooling1D()(hidden)
-        return compiled(keras.Model(inputs, keras.layers.Dense(1)(pooled)))
-
-    lab.same(build, fit(x, y, batch_size=BATCH))
-
-
-@case("models")
 def state_that_layers_write(lab):
     """A layer that counts examples in a variable of its own (`aggregation="sum"`)."""
     x, y = regression(N)
@@ -362,24 +322,6 @@ def one_device_strategy(lab):
             strategy=strategy,
         )
     lab.equal(1, kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync)
-
-
-@case("models")
-def contexts(lab):
-    """`get_strategy`, `has_strategy`, `in_cross_replica_context`, `get_replica_context`."""
-    strategy = lab.strategy()
-    lab.equal(lab.replicas, strategy.num_replicas_in_sync)
-    lab.check(not kd.has_strategy(), "no strategy outside of a scope")
-    lab.equal(1, kd.get_strategy().num_replicas_in_sync)
-    lab.check(not kd.in_cross_replica_context(), "the default strategy is in a replica context")
-    lab.check(kd.get_replica_context() is not None, "the default strategy has a replica context")
-    with strategy.scope():
-        lab.check(kd.has_strategy(), "a strategy in its scope")
-        lab.check(kd.get_strategy() is strategy, "get_strategy() is the one whose scope it is")
-        lab.check(kd.in_cross_replica_context(), "a scope is a cross-replica context")
-        lab.check(kd.get_replica_context() is None, "no replica context in a scope")
-    lab.check(not kd.has_strategy(), "no strategy after the scope")
-    lab.still_usable(strategy)
 
 
 @case("models")

@@ -233,29 +233,6 @@ def per_replica_twice(lab):
     lab.equal([np.array([0.25], "float32")], [variance])
 
 
-@case("other normalisations")
-def without_a_batch(lab):
-    """Layer, group and unit normalisation need no exchange."""
-    x, y = regression(N)
-
-    def build():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                keras.Input((4,)),
-                layers.Dense(6),
-                layers.LayerNormalization(),
-                layers.GroupNormalization(groups=3),
-                layers.UnitNormalization(),
-                layers.Dense(1),
-            ]
-        )
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
-    lab.same(build, fit(x, y, batch_size=BATCH), tolerance=NORMAL)
-
-
 @case("batch normalisation")
 def keras_own_option(lab):
     """`BatchNormalization(synchronized=True)`, Keras's own option, gives the same numbers."""

@@ -84,7 +84,7 @@ def optimizer_and_variables_from_outside(lab):
 
 @case("outside replicas")
 def gradients_by_hand(lab):
-    """A loop with a tape or `kd.value_and_grad` in the scope, outside of `strategy.run` (12b)."""
+    """A loop with a tape or `kd.value_and_grad` in the scope, out of `run` (DEFECTS 12b)."""
     x, y = regression(N)
 
     def losses(model):

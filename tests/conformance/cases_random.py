@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.actions import fit, quiet_fit
+from tests.conformance.actions import fit
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import REPLICAS, case
@@ -40,19 +40,21 @@ def always_dropping(width=32):
     return keras.Sequential([keras.Input((width,)), Drop()])
 
 
+def as_one_device_or_by_the_seed(lab, build, *actions):
+    """On JAX one device's draws; on the others the same again, bit by bit but for sums' order."""
+    if lab.backend == "jax":
+        lab.same(build, *actions)
+        return
+    first, second = (lab.run(build, actions, lab.strategy())[1] for _ in range(2))
+    lab.equal(first.parts(True), second.parts(True))
+    lab.check(np.isfinite(first.results[0]["history"]["history"]["loss"]).all(), "a finite loss")
+
+
 @case("random draws", limitation=BY_REPLICA)
 def dropout(lab):
     """Dropout and noise: equal to one device on JAX, repeatable by the seed everywhere."""
     x, y = regression(N)
-    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
-    if lab.backend == "jax":
-        lab.same(with_dropout, *actions)
-        return
-    first = lab.run(with_dropout, actions, lab.strategy())[1]
-    second = lab.run(with_dropout, actions, lab.strategy())[1]
-    # Bit by bit, but for the order in which threads may add up.
-    lab.equal(first.parts(True), second.parts(True))
-    lab.check(np.isfinite(first.results[0]["history"]["history"]["loss"]).all(), "a finite loss")
+    as_one_device_or_by_the_seed(lab, with_dropout, fit(x, y, batch_size=BATCH, epochs=2))
 
 
 @case("random draws", backends=("torch",), replicas=(2,), limitation=BY_REPLICA)
@@ -87,12 +89,9 @@ def wide_dropout(lab):
         model.compile(keras.optimizers.SGD(0.01), "mse")
         return model
 
-    actions = [fit(x, np.repeat(y, 256, axis=1), batch_size=64, epochs=3)]
-    if lab.backend == "jax":
-        lab.same(build, *actions)
-        return
-    first = lab.run(build, actions, lab.strategy())[1]
-    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+    as_one_device_or_by_the_seed(
+        lab, build, fit(x, np.repeat(y, 256, axis=1), batch_size=64, epochs=3)
+    )
 
 
 @case("random draws", limitation=BY_REPLICA)
@@ -107,12 +106,7 @@ def dropout_in_a_cell(lab):
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
-    if lab.backend == "jax":
-        lab.same(build, *actions)
-        return
-    first = lab.run(build, actions, lab.strategy())[1]
-    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+    as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
 
 
 @case("random draws", replicas=REPLICAS, limitation=BY_REPLICA)
@@ -156,12 +150,7 @@ def draws_of_the_user(lab):
         return model
 
     x, y = regression(N)
-    actions = [fit(x, y, batch_size=BATCH, epochs=2)]
-    if lab.backend == "jax":
-        lab.same(build, *actions)
-        return
-    first = lab.run(build, actions, lab.strategy())[1]
-    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+    as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH, epochs=2))
 
 
 @case("random draws")
@@ -224,9 +213,4 @@ def image_augmentation(lab):
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    actions = [quiet_fit(x, y, batch_size=BATCH)]
-    if lab.backend == "jax":
-        lab.same(build, *actions)
-        return
-    first = lab.run(build, actions, lab.strategy())[1]
-    lab.equal(first.parts(True), lab.run(build, actions, lab.strategy())[1].parts(True))
+    as_one_device_or_by_the_seed(lab, build, fit(x, y, batch_size=BATCH))

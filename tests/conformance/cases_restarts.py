@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tests.conformance.double import FLOAT64, double_precision
 from tests.conformance.interruptions import (
     BATCH,
     BATCHES,
+    EPOCHS,
     ROWS,
     InterruptionError,
     arrays,
@@ -178,6 +180,112 @@ def shuffling():
             self.generator.shuffle(self.order)
 
     return {"x": Shuffling(), "shuffle": False}
+
+
+class Rows:
+    """Rows to read by number, which reports what is read, and may add noise."""
+
+    generator = None
+
+    def __init__(self, report):
+        self.x, self.y = regression(ROWS)
+        self.report = report
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        self.report(int(index))
+        noise = 0 if self.generator is None else self.generator.normal()
+        return (self.x[index] + noise).astype("float32"), self.y[index]
+
+    def __repr__(self):  # which Grain compares
+        return "Rows()"
+
+
+def grain_map(rows):
+    """Grain's own shuffle; rows are read in the order of the batches, none ahead."""
+    import grain
+
+    shuffled = grain.MapDataset.source(rows).shuffle(seed=3)
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return shuffled.to_iter_dataset(options).batch(BATCH)
+
+
+def grain_loader(rows):
+    import grain
+
+    sampler = grain.samplers.IndexSampler(ROWS, shuffle=True, seed=3, num_epochs=1)
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    batch = grain.transforms.Batch(BATCH)
+    return grain.DataLoader(
+        data_source=rows, sampler=sampler, operations=[batch], read_options=options
+    )
+
+
+def stateful_loader(rows):
+    """A `DataLoader` with the methods of torchdata's StatefulDataLoader, which is not here."""
+    import torch
+
+    class Stateful(torch.utils.data.DataLoader):
+        def __iter__(self):
+            to = vars(self).pop("to", None)
+            self.state = to or {"order": self.generator.get_state(), "passed": 0}
+            self.generator.set_state(self.state["order"])
+            order = torch.randperm(ROWS, generator=self.generator).tolist()
+            if to is None:  # else its own generator is where the loader's state is not
+                torch.rand(1, generator=self.generator)
+            return self.batches(order)
+
+        def batches(self, order):
+            for at in range(self.state["passed"] * BATCH, ROWS, BATCH):
+                self.state = {**self.state, "passed": at // BATCH + 1}
+                yield self.collate_fn([self.dataset[row] for row in order[at : at + BATCH]])
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            self.to = state
+
+    rows.generator = np.random.default_rng(2)
+    return Stateful(rows, batch_size=BATCH, generator=torch.Generator().manual_seed(8))
+
+
+LOADERS = (grain_map, grain_loader, stateful_loader)
+
+
+@case("restarts", replicas=(2,))
+def entry_30_loaders_with_places(lab):
+    """Grain and stateful loaders are exact in mid-epoch, and read nothing again (issue 30.8)."""
+    for made in LOADERS:
+        read = []  # by each run
+
+        def data(made=made, read=read):
+            read.append([])
+            return {"x": made(Rows(read[-1].append))}
+
+        exact(lab, data, at=(13,))
+        whole, *_, last = read
+        # The last run goes on from the backup after the third batch of the second epoch.
+        passed = (BATCHES + 3) * BATCH
+        left = EPOCHS * ROWS - passed
+        lab.equal(len(whole) - passed, len(last))
+        lab.equal(whole[-left:], last[-left:])
+
+
+@case("restarts", replicas=(2,), backends=("jax",))
+def entry_30_read_ahead(lab):
+    """The same where Keras reads a batch ahead, as on JAX's accelerators (issue 30.8)."""
+    from keras.src.backend.jax.trainer import JAXEpochIterator
+
+    def read_ahead(self):
+        return self._one_batch_ahead_iterator(self.data_adapter.get_jax_iterator())
+
+    repeated = tf_data(lambda rows: rows.shuffle(16).repeat().batch(BATCH), ROWS - 2)
+    with mock.patch.object(JAXEpochIterator, "_get_iterator", read_ahead):
+        exact(lab, repeated, steps_per_epoch=BATCHES)
+        exact(lab, lambda: {"x": grain_map(Rows([].append))}, at=(7,))
 
 
 @case("restarts", replicas=(2,))
@@ -441,6 +549,47 @@ def defect_29_of_another_script(lab):
 
 
 @case("restarts", replicas=(2,))
+def entry_32_weights_alone(lab):
+    """`resume="weights"` begins another call anew, with the weights of the backup (issue 32.6)."""
+
+    class Noting(keras.callbacks.Callback):
+        """Notes the weights and the number of updates, once."""
+
+        def __init__(self, batch):
+            super().__init__()
+            self.batch, self.seen = batch, None
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == self.batch and self.seen is None:
+                self.seen = values([*self.model.weights, self.model.optimizer.iterations])
+
+    def script(folder, batch, at=None, **options):
+        note, history = Noting(batch), {}
+        with contextlib.suppress(InterruptionError):
+            history, *_ = small(lab, folder, at=at, listed=[note], resume="weights", **options)
+        lab.everyone("ended")
+        return note.seen, history
+
+    changes = {"batch size": "batch_size is", "optimizer": "optimizer.class is"}
+    for change, said in changes.items():
+        with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            [*kept, updates], _ = script(folder, 6, at=7)  # the backup is after batch 6
+            lab.equal(updates, 6)
+            # This one ends after a backup of its own, from which the next one goes on as ever.
+            [*taken, updates], _ = script(folder, 0, at=4, change=change)
+            lab.check(same(taken, kept) and updates == 0, f"{change}: {taken} instead of {kept}")
+            _, history = script(folder, 0, change=change)
+            lab.equal(len(history["loss"]), 2)
+            messages = [str(one.message) for one in told if "begins anew" in str(one.message)]
+            messages = lab.everyone(messages)[0]
+        lab.check(len(messages) == 1 and said in messages[0], f"{messages}")
+    with lab.folder() as folder:
+        script(folder, 6, at=7)
+        refused(lab, folder, "Expected the weights of the backup", change="units", resume="weights")
+
+
+@case("restarts", replicas=(2,))
 def defect_29_what_may_differ(lab):
     """With another learning rate, or other rows, a warning says what goes on."""
     said = {
@@ -490,7 +639,10 @@ def defect_29_a_full_disk(lab):
     lab.check(same(found, expected), f"{found} instead of {expected}")
     lab.equal(len(messages[0]), 1)
     lab.check("Backup 3" in messages[0][0] and "File too large" in messages[0][0], messages[0][0])
-    lab.equal(names, ["backup-000000000005.kdb", "backup-000000000006.kdb"])
+    of_chief = [name for name in names if "-part" not in name]
+    lab.equal(of_chief, ["backup-000000000005.kdb", "backup-000000000006.kdb"])
+    of_parts = {name[: len("backup-000000000005")] for name in names if name not in of_chief}
+    lab.check(of_parts <= {name[:-4] for name in of_chief}, f"{names}")
 
 
 # Another run, which uses the folder until its input ends.
@@ -561,8 +713,10 @@ def defect_29_crafted_backups(lab):
             small(lab, folder, at=7)
         lab.everyone("interrupted")
         [path, older] = storage.newest_first(folder)
-        stored, number = storage.read(path), storage.number_of(path)
-        arrays = [stored.array(at) for at in range(len(stored.forms))]
+        stored, newest = storage.read(path), storage.number_of(path)
+        # Where workers divide the state, None stands for what their parts hold.
+        forms = enumerate(stored.forms)
+        arrays = [None if form is None else stored.array(number) for number, form in forms]
         is_writer = lab.everyone(os.getpid())[0] == os.getpid()
         if is_writer:
             older.unlink()
@@ -573,7 +727,7 @@ def defect_29_crafted_backups(lab):
         for change in crafted:
             if is_writer:
                 facts = {**stored.facts, **change}
-                storage.write(folder, number, storage.Backup(facts, arrays))
+                storage.write(folder, newest, facts, arrays)
             lab.everyone("written")
             said = []
             with warnings.catch_warnings(record=True) as told:

@@ -52,6 +52,13 @@ def parts(variables):
     return {part(one) for one in variables if tuple(one.shape)}
 
 
+def parts_of(variables, replicas, replica):
+    """What `parts` is on a replica: blocks of equal size, of which the last ones hold the rest."""
+    sizes = [math.prod(one.shape) for one in variables if tuple(one.shape)]
+    blocks = [(size, -(-size // replicas)) for size in sizes]
+    return {min(block, max(0, size - replica * block)) / size for size, block in blocks}
+
+
 def each_holds(lab, state, of_weights):
     """Each device holds its part, and trains to what one device trains to."""
     x, y = regression(9, outputs=4)

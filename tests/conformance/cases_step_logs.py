@@ -9,26 +9,8 @@ import numpy as np
 from tests.conformance import steps
 from tests.conformance.actions import evaluate, fit
 from tests.conformance.lazy import kd, keras
-from tests.conformance.models import regression
+from tests.conformance.models import largest_error, regression
 from tests.conformance.registry import case
-
-
-def largest(name):
-    class Largest(keras.metrics.Metric):
-        """Its state is a maximum."""
-
-        def __init__(self, name):
-            super().__init__(name=name)
-            self.seen = self.add_variable((), "zeros", name="seen")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            found = keras.ops.max(keras.ops.abs(y_true - y_pred))
-            self.seen.assign(keras.ops.maximum(self.seen, found))
-
-        def result(self):
-            return self.seen + 0.0
-
-    return Largest(name)
 
 
 class Trackers:
@@ -49,7 +31,7 @@ class Trackers:
         self.auc = m.AUC(name="under_curve", num_thresholds=20)
         self.cosine = m.CosineSimilarity(name="angle")
         self.weighted = m.MeanAbsoluteError(name="weighted")
-        self.largest = largest("peak")
+        self.largest = largest_error("peak")
         self.called = m.MeanAbsoluteError(name="called")
         self.own = m.Mean(name="own")
 
@@ -270,7 +252,7 @@ def renamed_logs_of_keras(lab):
         inputs = keras.Input((4,))
         kind = JaxModel if lab.backend == "jax" else Model
         model = kind(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", largest("peak")])
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae", largest_error("peak")])
         return model
 
     lab.same(
@@ -310,7 +292,7 @@ def results_that_are_not_listed(lab):
         model = Model(inputs, inner(inputs))
         model.listed = keras.metrics.Mean(name="one")
         model.unlisted = keras.metrics.Mean(name="two")
-        model.peak = largest("peak")
+        model.peak = largest_error("peak")
         model.compile(keras.optimizers.SGD(0.05))
         return model
 

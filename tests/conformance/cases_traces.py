@@ -1,6 +1,8 @@
 """What of kerasdist shows in models and warnings where it should not."""
 
+import gc
 import warnings
+import weakref
 
 from tests.conformance.lazy import keras
 from tests.conformance.models import regression
@@ -19,6 +21,31 @@ def model_inside_of_sequential(lab):
         later.build((None, 4))
     for model in given, later, later.layers[0]:
         lab.check(type(model._functional) is Functional, f"received {type(model._functional)}")
+
+
+@case("models", replicas=(2,))
+def a_users_class_goes_with_its_last_model(lab):
+    """A class of the user's is kept as long as models of it, as by plain Keras (DEFECTS 21)."""
+
+    def used():
+        class Own(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def call(self, x):
+                return self.dense(x)
+
+        with lab.strategy().scope():
+            model = Own()
+            model.compile("sgd", "mse")
+        model.fit(*regression(4), verbose=0)
+        return weakref.ref(Own), weakref.ref(type(model)), weakref.ref(model)
+
+    references = used()
+    keras.utils.clear_session(free_memory=False)
+    gc.collect()
+    lab.equal([None] * 3, [one() for one in references])
 
 
 @case("models", replicas=(3,))

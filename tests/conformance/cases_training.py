@@ -1,6 +1,9 @@
 """Options of fit, evaluate and predict; the *_on_batch methods; compile in and out of the scope."""
 
 import contextlib
+from itertools import chain
+
+import numpy as np
 
 from tests.conformance.actions import evaluate, fit, predict, quiet_fit
 from tests.conformance.lazy import kd, keras
@@ -10,27 +13,17 @@ from tests.conformance.registry import REPLICAS, case
 N, BATCH = 23, 4
 
 
-def with_steps(lab, steps):
+# Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
+@case("steps per execution", backends=("tensorflow", "jax"))
+def steps_per_execution_not_dividing(lab):
+    """`steps_per_execution=4`, which does not divide 6 batches."""
     x, y = regression(N)
     lab.same(
-        lambda: dense(steps_per_execution=steps),
+        lambda: dense(steps_per_execution=4),
         fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x[:7], y[:7])),
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     )
-
-
-# Plain Keras on torch refuses it: what to compare with there is one step an execution, below.
-@case("steps per execution", backends=("tensorflow", "jax"))
-def steps_per_execution(lab):
-    """`steps_per_execution=3`, which 6 batches with a ragged tail divide."""
-    with_steps(lab, 3)
-
-
-@case("steps per execution", backends=("tensorflow", "jax"))
-def steps_per_execution_not_dividing(lab):
-    """`steps_per_execution=4`, which does not divide 6 batches."""
-    with_steps(lab, 4)
 
 
 @case("steps per execution")
@@ -114,78 +107,6 @@ def run_eagerly(lab):
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
     )
-
-
-@case("compilation", backends=("tensorflow", "jax"))
-def no_retrace_after_the_first_epoch(lab):
-    """No retrace after the first epoch, tail and validation included."""
-    traces = []
-
-    def build():
-        class Spy(keras.layers.Layer):
-            def call(self, x):
-                traces.append(x.shape)
-                return x
-
-        model = keras.Sequential([keras.Input((4,)), Spy(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-        return model
-
-    x, y = regression(11)
-    counts = []
-    count = lambda: [  # noqa: E731
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: counts.append(len(traces)))
-    ]
-    options = {"batch_size": BATCH, "validation_data": (x, y)}
-    lab.run(
-        build,
-        [
-            quiet_fit(x, y, epochs=5, callbacks=count, **options),
-            lambda model: counts.append(len(traces)) or model.fit(x, y, verbose=0, **options),
-            lambda model: counts.append(len(traces)),
-        ],
-        lab.strategy(),
-    )
-    lab.check(counts[0] > 0, "the first epoch must have traced something")
-    lab.equal([counts[0]] * len(counts), counts)
-
-
-@case("compilation", backends=("jax",))
-def no_recompile_after_the_first_epoch(lab):
-    """No XLA compilation after the first epoch."""
-    import logging
-
-    import jax
-
-    compiled = []
-
-    class Count(logging.Handler):
-        def emit(self, record):
-            if "Compiling" in record.getMessage():
-                compiled.append(record.getMessage()[:200])
-
-    marks = []
-    handler, logger = Count(), logging.getLogger("jax")
-    mark = lambda: [  # noqa: E731
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: marks.append(len(compiled)))
-    ]
-    x, y = regression(11)
-    logger.addHandler(handler)
-    propagate, logger.propagate = logger.propagate, False
-    jax.config.update("jax_log_compiles", True)
-    try:
-        action = quiet_fit(x, y, batch_size=BATCH, epochs=4, callbacks=mark, validation_data=(x, y))
-        lab.run(lambda: dense(keras.optimizers.Adam(0.01)), [action], lab.strategy())
-    finally:
-        jax.config.update("jax_log_compiles", False)
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-    lab.check(marks[0] > 0, "the first epoch must have compiled something")
-    lab.check(
-        marks[1] == marks[-1],
-        f"compiled after the second epoch began: {marks} {compiled[marks[1] :][:4]}",
-    )
-    lab.check(marks[0] == marks[1], f"compiled in the second epoch: {compiled[marks[0] :][:4]}")
 
 
 @case("fit")
@@ -335,29 +256,6 @@ def optimizer_made_outside(lab):
     )
 
 
-@case("compile")
-def fit_in_the_scope(lab):
-    """fit, evaluate and predict called inside the scope."""
-    x, y = regression(11)
-    strategy = lab.strategy()
-    actions = [
-        fit(x, y, batch_size=BATCH),
-        evaluate(x, y, batch_size=BATCH),
-        predict(x, batch_size=BATCH),
-    ]
-    expected = lab.run(dense, actions)[1]
-
-    def inside(action):
-        def act(model):
-            with strategy.scope():
-                return action(model)
-
-        return act
-
-    actual = lab.run(dense, [inside(action) for action in actions], strategy)[1]
-    lab.equal(expected.parts(True), actual.parts(True))
-
-
 @case("weights by hand")
 def set_weights(lab):
     """`set_weights`, `get_weights` and `assign` between fits reach every replica."""
@@ -369,3 +267,63 @@ def set_weights(lab):
         return model.get_weights()
 
     lab.same(dense, fit(x, y, batch_size=BATCH), double, fit(x, y, batch_size=BATCH))
+
+
+def two_outputs():
+    """Outputs in a dict, with dropout, which predictions have not."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3)(keras.layers.Dropout(0.5)(inputs))
+    return keras.Model(inputs, {"hidden": hidden, "out": keras.layers.Dense(2)(hidden)})
+
+
+def check_predict_to(lab, model, x, everyone):
+    """`kd.predict_to` writes what `predict` returns, each row once, over all workers together.
+
+    `everyone` gives what all workers have for what one has.
+    """
+    expected = model.predict(x, batch_size=BATCH, verbose=0)
+    batches = (x[:1], x[1:7], x[7:])
+    for data in (x, iter(batches), ((batch, batch[:, :1]) for batch in batches)):
+        rows, written = [], {name: np.full_like(one, np.nan) for name, one in expected.items()}
+
+        def write(of, outputs, rows=rows, written=written):
+            rows.extend(of.tolist())
+            for name, one in outputs.items():
+                written[name][of] = one
+
+        kd.predict_to(write, model, data, batch_size=BATCH)
+        lab.equal([*range(len(x))], sorted(chain.from_iterable(everyone(rows))))
+        for name, one in expected.items():
+            lab.equal(one[rows], written[name][rows])
+
+
+@case("predict to", replicas=REPLICAS)
+def predictions_are_written_as_they_come(lab):
+    """`kd.predict_to`: arrays and batches of 1, 6 and 16 rows; dropout is off; nothing is kept."""
+    x, _ = regression(N)
+    with lab.strategy().scope():
+        model = two_outputs()
+    check_predict_to(lab, model, x, lambda rows: [rows])
+
+
+@case("predict to")
+def predict_to_of_a_model_outside(lab):
+    """`kd.predict_to` of a model without a strategy: each batch is one call."""
+    x, _ = regression(N)
+    sizes = []
+    kd.predict_to(lambda rows, _: sizes.append(len(rows)), two_outputs(), x, batch_size=10)
+    lab.equal([10, 10, 3], sizes)
+
+
+@case("predict to")
+def predict_to_refuses(lab):
+    """`kd.predict_to` of a model that is not built, or that has a `predict_step` of its own."""
+
+    class Own(keras.Sequential):
+        def predict_step(self, *args):
+            return super().predict_step(*args)
+
+    x, _ = regression(N)
+    for model in (keras.Sequential([keras.layers.Dense(1)]), Own([keras.Input((4,))])):
+        with lab.raises(kd.errors.UnsupportedError, "built model with Keras's own `predict_step`"):
+            kd.predict_to(lambda rows, outputs: None, model, x)

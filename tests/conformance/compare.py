@@ -1,12 +1,16 @@
 """Two outcomes are one: nested values compared path by path, with the tolerance's reason stated."""
 
+import contextlib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+
+from tests.conformance.registry import KIND
 
 
 @dataclass(frozen=True)
@@ -102,3 +106,35 @@ def _leaf(expected, actual, tolerance) -> tuple[float, str]:
         f"expected {one.flat[at]:.8g}, received {other.flat[at]:.8g}{where}"
         f" (difference {differences.flat[at]:.3g}, {int(outside.sum())} of {one.size} values)"
     )
+
+
+class Checks:
+    """What the labs of all suites have: where a case runs, what it found, and assertions."""
+
+    def __init__(self, backend: str, replicas: int):
+        self.backend = backend
+        self.replicas = replicas
+        self.difference = 0.0
+        self.tolerances: set[str] = set()
+
+    @property
+    def devices(self) -> list[str]:
+        return [f"{KIND}:{index}" for index in range(self.replicas)]
+
+    def check(self, condition: Any, complaint: str) -> None:
+        """An assertion that survives ``python -O`` and says what it is about."""
+        if not condition:
+            raise AssertionError(complaint)
+
+    @contextlib.contextmanager
+    def raises(self, kinds: Any, pattern: str) -> Iterator[None]:
+        """The error says what was expected, what came, what to do: ``pattern`` names its gist."""
+        try:
+            yield
+        except kinds as error:
+            if not re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
+                raise AssertionError(
+                    f"the error's message should match {pattern!r}, received: {error}"
+                ) from error
+            return
+        raise AssertionError(f"expected an error that matches {pattern!r}, none came")

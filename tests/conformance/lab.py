@@ -1,7 +1,6 @@
 """What a case works with: the backend, the replicas, and the comparison with one device."""
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
+from tests.conformance.compare import FLOAT32, Checks, Tolerance, largest_difference
 from tests.conformance.lazy import kd, keras
-from tests.conformance.registry import KIND, Case, Item
+from tests.conformance.registry import Case, Item
 
 SEED = 1337
 Action = Callable[[Any], Any]
@@ -74,23 +73,16 @@ class PlainStrategy:
         return contextlib.nullcontext(self)
 
 
-class Lab:
+class Lab(Checks):
     # Whether a model is trained, saved and read in the scope, too, not only made there.
     acts_in_scope = False
 
     def __init__(self, case: Case, backend: str, replicas: int, plain: PlainOutcomes, mirrored):
+        super().__init__(backend, replicas)
         self.case = case
-        self.backend = backend
-        self.replicas = replicas
-        self.difference = 0.0
-        self.tolerances: set[str] = set()
         self._plain = plain
         self._mirrored = mirrored
         self._calls = 0
-
-    @property
-    def devices(self) -> list[str]:
-        return [f"{KIND}:{index}" for index in range(self.replicas)]
 
     @property
     def keras_version(self) -> tuple[int, int]:
@@ -177,24 +169,6 @@ class Lab:
         self.tolerances.add(tolerance.reason)
         found = largest_difference(plain_values(expected), plain_values(actual), tolerance)
         self.difference = max(self.difference, found)
-
-    def check(self, condition: Any, complaint: str):
-        """An assertion that survives ``python -O`` and says what it is about."""
-        if not condition:
-            raise AssertionError(complaint)
-
-    @contextlib.contextmanager
-    def raises(self, kinds, pattern: str):
-        """The error says what was expected, what came, what to do: ``pattern`` names its gist."""
-        try:
-            yield
-        except kinds as error:
-            if not re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
-                raise AssertionError(
-                    f"the error's message should match {pattern!r}, received: {error}"
-                ) from error
-            return
-        raise AssertionError(f"expected an error that matches {pattern!r}, none came")
 
     def still_usable(self, strategy):
         """After whatever happened, the strategy trains, and trains rightly."""

@@ -3,11 +3,11 @@
 Each returns a model and a batch. `repaired` says how: by `kd.global_batch`, or by a mean.
 """
 
-import importlib
 from typing import Any
 
 import numpy as np
 
+from tests.conformance import steps
 from tests.conformance.lazy import kd, keras
 
 
@@ -105,8 +105,7 @@ def added_sum(backend: str, *, repaired: bool) -> tuple[Any, tuple[Any, ...]]:
 
 def triplet_sum(backend: str, *, repaired: bool) -> tuple[Any, tuple[Any, ...]]:
     """keras.io/examples/vision/siamese_network, with the sum of its triplet losses."""
-    steps = importlib.import_module(f"tests.conformance.steps_{backend}")
-    model = steps.triplet_model(repaired=repaired)()
+    model = steps.triplet_model(backend, repaired=repaired)()
     model.compile(keras.optimizers.Adam(0.01))
     random = np.random.default_rng(0)
     triplets = tuple(random.normal(size=(12, 4)).astype("float32") for _ in range(3))

@@ -110,3 +110,21 @@ def classifier(optimizer: Any = None, **options) -> Any:
         **options,
     )
     return model
+
+
+def largest_error(name="largest"):
+    class LargestError(keras.metrics.Metric):
+        """Its state is a maximum: adding it up over replicas is wrong."""
+
+        def __init__(self, name):
+            super().__init__(name=name)
+            self.largest = self.add_variable((), "zeros", name="largest")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            found = keras.ops.max(keras.ops.abs(y_true - y_pred))
+            self.largest.assign(keras.ops.maximum(self.largest, found))
+
+        def result(self):
+            return self.largest + 0.0
+
+    return LargestError(name)

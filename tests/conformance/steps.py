@@ -13,17 +13,25 @@ def _of(backend):
     return importlib.import_module(f"tests.conformance.steps_{backend}")
 
 
+def _model(backend, name, *arguments, **options):
+    """A class with a step of JAX's signature, or of the one that TensorFlow and PyTorch share."""
+    if backend == "jax":
+        return getattr(_of(backend), name)(*arguments, **options)
+    shared = importlib.import_module("tests.conformance.steps_of_data")
+    return getattr(shared, name)(_of(backend), *arguments, **options)
+
+
 def guide_model(backend, scale=1.0):
-    return lambda: _of(backend).guide_model(scale)
+    return lambda: _model(backend, "guide_model", scale)
 
 
 def raw_loss_model(backend):
-    return lambda: _of(backend).raw_loss_model()
+    return lambda: _model(backend, "raw_loss_model")
 
 
 def reading_losses_model(backend):
     """Adds up a mean of squares and what layers added, read by itself."""
-    return lambda: _of(backend).reading_losses_model()
+    return lambda: _model(backend, "reading_losses_model")
 
 
 def vector_loss_model(backend):
@@ -31,7 +39,7 @@ def vector_loss_model(backend):
 
 
 def test_step_model(backend):
-    return lambda: _of(backend).test_step_model()
+    return lambda: _model(backend, "test_step_model")
 
 
 def own_logs_model(backend):
@@ -59,9 +67,13 @@ def own_logs_model(backend):
     return lambda: JaxModel if backend == "jax" else Model
 
 
+def triplet_model(backend, *, repaired):
+    return _model(backend, "triplet_model", repaired=repaired)
+
+
 def reporting_model(backend, report):
     """Its steps return ``report(model, y, y_pred, loss)``."""
-    return lambda: _of(backend).reporting_model(report)
+    return lambda: _model(backend, "reporting_model", report)
 
 
 def two_optimizer_model(backend):

@@ -8,63 +8,19 @@ from tests.conformance.steps import (
     losses_of_two,
     mixing_losses_of_two,
     parts,
-    triplet_losses,
 )
 
-
-def guide_model(scale):
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            with tf.GradientTape() as tape:
-                y_pred = self(x, training=True)
-                loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            gradients = [scale * gradient for gradient in gradients]
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            for metric in self.metrics:
-                if metric.name == "loss":
-                    metric.update_state(loss)
-                else:
-                    metric.update_state(y, y_pred, sample_weight=sample_weight)
-            return {metric.name: metric.result() for metric in self.metrics}
-
-    return Model
+mean, total, square = tf.reduce_mean, tf.reduce_sum, tf.square
 
 
-def raw_loss_model():
-    class Model(keras.Model):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.tracker = keras.metrics.Mean(name="raw")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
-            gradients = tape.gradient(loss, self.trainable_weights)
-            self.optimizer.apply(gradients, self.trainable_weights)
-            self.tracker.update_state(loss)
-            return {"raw": self.tracker.result()}
-
-    return Model
-
-
-def reading_losses_model():
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(self(x, training=True) - y)) + sum(self.losses)
-            gradients = tape.gradient(loss, self.trainable_weights)
-            self.optimizer.apply(gradients, self.trainable_weights)
-            return {"raw": loss, "added": sum(self.losses)}
-
-    return Model
+def update(model, forward, scale=1.0):
+    """A step down a loss, as TensorFlow's users write it; ``forward`` returns the loss first."""
+    with tf.GradientTape() as tape:
+        loss, *others = forward()
+    variables = model.trainable_variables
+    gradients = [scale * gradient for gradient in tape.gradient(loss, variables)]
+    model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return loss, *others
 
 
 def vector_loss_model():
@@ -92,24 +48,6 @@ def vector_loss_model():
             self.optimizer.apply(gradients, self.trainable_weights)
             self.tracker.update_state(loss)
             return {"raw": self.tracker.result()}
-
-    return Model
-
-
-def test_step_model():
-    class Model(keras.Model):
-        def test_step(self, data):
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            y_pred = self(x, training=False)
-            self.compute_loss(x=x, y=y, y_pred=y_pred, training=False)
-            for metric in self.metrics:
-                if metric.name != "loss":
-                    metric.update_state(y, y_pred)
-            return {m.name: m.result() for m in self.metrics if m.name != "loss"}
-
-        def predict_step(self, data):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-            return {"double": 2.0 * self(x, training=False), "input": x}
 
     return Model
 
@@ -174,50 +112,5 @@ def scaling_optimizers_model(together):
 
             in_order(together, scaled, gradients, apply)
             return {metric.name: metric.result() for metric in metrics}
-
-    return Model
-
-
-def triplet_model(*, repaired):
-    class Siamese(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding = keras.layers.Dense(3)
-            self.tracker = keras.metrics.Mean(name="loss")
-
-        def call(self, inputs):
-            return self.embedding(inputs)
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                losses = triplet_losses(self, data[0])
-                loss = tf.reduce_mean(losses) if repaired else tf.reduce_sum(losses)
-            gradients = tape.gradient(loss, self.trainable_weights)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-            self.tracker.update_state(losses)
-            return {"loss": self.tracker.result()}
-
-    return Siamese
-
-
-def reporting_model(report):
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                y_pred = self(x, training=True)
-                loss = tf.reduce_mean(tf.square(y_pred - y))
-            gradients = tape.gradient(loss, self.trainable_weights)
-            self.optimizer.apply(gradients, self.trainable_weights)
-            return report(self, y, y_pred, loss)
-
-        def test_step(self, data):
-            x, y = data
-            y_pred = self(x, training=False)
-            return report(self, y, y_pred, tf.reduce_mean(tf.square(y_pred - y)))
 
     return Model

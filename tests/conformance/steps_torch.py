@@ -8,87 +8,21 @@ from tests.conformance.steps import (
     losses_of_two,
     mixing_losses_of_two,
     parts,
-    triplet_losses,
 )
 
-
-def guide_model(scale):
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            self.zero_grad()
-            y_pred = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
-            loss.backward()
-            variables = list(self.trainable_weights)
-            gradients = [scale * variable.value.grad for variable in variables]
-            with torch.no_grad():
-                self.optimizer.apply(gradients, variables)
-            for metric in self.metrics:
-                if metric.name == "loss":
-                    metric.update_state(loss)
-                else:
-                    metric.update_state(y, y_pred, sample_weight=sample_weight)
-            return {metric.name: metric.result() for metric in self.metrics}
-
-    return Model
+mean, total, square = torch.mean, torch.sum, torch.square
 
 
-def raw_loss_model():
-    class Model(keras.Model):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.tracker = keras.metrics.Mean(name="raw")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
-        def train_step(self, data):
-            x, y = data
-            self.zero_grad()
-            loss = torch.mean(torch.square(self(x, training=True) - y))
-            loss.backward()
-            gradients = [variable.value.grad for variable in self.trainable_weights]
-            with torch.no_grad():
-                self.optimizer.apply(gradients, self.trainable_weights)
-            self.tracker.update_state(loss)
-            return {"raw": self.tracker.result()}
-
-    return Model
-
-
-def reading_losses_model():
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            self.zero_grad()
-            loss = torch.mean(torch.square(self(x, training=True) - y)) + sum(self.losses)
-            loss.backward()
-            gradients = [variable.value.grad for variable in self.trainable_weights]
-            with torch.no_grad():
-                self.optimizer.apply(gradients, self.trainable_weights)
-            return {"raw": loss, "added": sum(self.losses)}
-
-    return Model
-
-
-def test_step_model():
-    class Model(keras.Model):
-        def test_step(self, data):
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            y_pred = self(x, training=False)
-            self.compute_loss(x=x, y=y, y_pred=y_pred, training=False)
-            for metric in self.metrics:
-                if metric.name != "loss":
-                    metric.update_state(y, y_pred)
-            return {m.name: m.result() for m in self.metrics if m.name != "loss"}
-
-        def predict_step(self, data):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-            return {"double": 2.0 * self(x, training=False), "input": x}
-
-    return Model
+def update(model, forward, scale=1.0):
+    """A step down a loss, as PyTorch's users write it; ``forward`` returns the loss first."""
+    model.zero_grad()
+    loss, *others = forward()
+    loss.backward()
+    variables = list(model.trainable_weights)
+    gradients = [scale * variable.value.grad for variable in variables]
+    with torch.no_grad():
+        model.optimizer.apply(gradients, variables)
+    return loss, *others
 
 
 def two_optimizer_model():
@@ -153,53 +87,5 @@ def scaling_optimizers_model(together):
 
             in_order(together, scaled, gradients, apply)
             return {metric.name: metric.result() for metric in metrics}
-
-    return Model
-
-
-def triplet_model(*, repaired):
-    class Siamese(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding = keras.layers.Dense(3)
-            self.tracker = keras.metrics.Mean(name="loss")
-
-        def call(self, inputs):
-            return self.embedding(inputs)
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
-        def train_step(self, data):
-            losses = triplet_losses(self, data[0])
-            loss = losses.mean() if repaired else losses.sum()
-            self.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                self.optimizer.apply([v.value.grad for v in self.trainable_weights])
-            self.tracker.update_state(losses)
-            return {"loss": self.tracker.result()}
-
-    return Siamese
-
-
-def reporting_model(report):
-    class Model(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            self.zero_grad()
-            y_pred = self(x, training=True)
-            loss = torch.mean(torch.square(y_pred - y))
-            loss.backward()
-            gradients = [variable.value.grad for variable in self.trainable_weights]
-            with torch.no_grad():
-                self.optimizer.apply(gradients, self.trainable_weights)
-            return report(self, y, y_pred, loss)
-
-        def test_step(self, data):
-            x, y = data
-            y_pred = self(x, training=False)
-            return report(self, y, y_pred, torch.mean(torch.square(y_pred - y)))
 
     return Model

@@ -1,20 +1,16 @@
 """Another thread that uses Keras while a model trains, and finds everything as it left it.
 
-    KERAS_BACKEND=torch python -m tests.conformance.threads 1000
-
-repeats it with random pauses; the suite has a short version, in which the model's own code waits
-for the other thread, so that it acts in every step, those of the first-batch check included.
+The model's own code waits for the other thread, so that it acts in every step, those of the
+first-batch check included.
 """
 
 import queue
 import random
-import sys
 import threading
-import time
 
 import numpy as np
 
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import keras
 
 SEED = 7
 RATE = 0.01
@@ -145,41 +141,3 @@ def fit_together(strategy, start=(None, None)):
     for thread in threads:
         thread.join(120)
     return start, found
-
-
-def main(repetitions):
-    """Repeats both with pauses of random length; prints what went wrong."""
-    strategy = kd.MirroredStrategy(["cpu:0", "cpu:1"])
-    other, pauses, wrong = Other(), random.Random(3), []
-    stop = threading.Event()
-
-    def act():
-        while not stop.is_set():
-            other.turn()
-            time.sleep(pauses.expovariate(200))
-
-    threading.Thread(target=act, daemon=True).start()
-    start, expected = (None, None), None
-    for number in range(repetitions):
-        time.sleep(pauses.expovariate(200))
-        start, found = fit_together(strategy, start)
-        if expected is None:
-            expected = found
-        for one, same in zip(found, expected, strict=True):
-            if one is None or isinstance(one, Exception):
-                wrong.append(f"repetition {number}: {one!r}"[:300])
-            elif not all(map(np.array_equal, one, same)):
-                wrong.append(f"repetition {number}: other weights")
-        if number % 20 == 19:
-            print(number + 1, other.turns, len(wrong), len(other.complaints), flush=True)
-    stop.set()
-    print(
-        f"{keras.backend.backend()}: {repetitions} times two models, {other.turns} turns of "
-        f"another thread, {len(wrong)} fits wrong, {len(other.complaints)} complaints"
-    )
-    print("\n".join((wrong + other.complaints)[:20]))
-    return not wrong and not other.complaints
-
-
-if __name__ == "__main__":
-    sys.exit(0 if main(int(sys.argv[1])) else 1)

@@ -1,7 +1,9 @@
 """The gallery's scripts run, in short, and say what they should; all of it is `make gallery`.
 
-Each backend runs the scripts that depend on it most; the others run on one backend each. A process
-runs several of them, one after the other: its start takes as long as a script.
+Each backend runs the scripts that depend on it most; the others run on one backend each. In
+`make test` no script runs on a second backend, and ports are not compared with their originals:
+`make test-everything` does both. A process runs several scripts, one after the other: its start
+takes as long as a script.
 """
 
 import ast
@@ -13,7 +15,7 @@ import pytest
 
 from examples import gallery
 from tests import fresh
-from tests.environment import PLAIN_DATA_PARALLEL, path_of_users, values
+from tests.environment import PLAIN_DATA_PARALLEL, everything, path_of_users, values
 from tests.fresh import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -52,20 +54,17 @@ SHORT = {
 }
 EVERYWHERE = ["digits_gan", "custom_train_step_vae", "transformer"]
 TOGETHER = {
-    "tensorflow": [
-        *(*EVERYWHERE, "transfer_and_lora", "callbacks_and_tensorboard"),
-        *("port_torch_ddp", "port_keras_distribution"),
-    ],
-    "jax": [
-        *(*EVERYWHERE, "gpt_char_lm", "contrastive_simclr", "text_transformer"),
-        *("port_tf_distribute_loop", "port_torch_ddp"),
-    ],
+    "tensorflow": ["transfer_and_lora", "callbacks_and_tensorboard"],
+    "jax": ["gpt_char_lm", "contrastive_simclr", "text_transformer", "port_torch_ddp"],
     "torch": [
         *(*EVERYWHERE, "digits_cnn", "input_pipelines", "large_batch_scaling"),
         *("optuna_search", "survive_preemption", "tabular_mixed_features", "train_then_serve"),
         *("port_tf_distribute_fit", "port_tf_distribute_loop", "port_keras_distribution"),
     ],
 }
+if everything():
+    TOGETHER["tensorflow"] += [*EVERYWHERE, "port_torch_ddp", "port_keras_distribution"]
+    TOGETHER["jax"] += [*EVERYWHERE, "port_tf_distribute_loop"]
 # The backend that a port comes from, and what starts its original.
 PORTS = {
     "port_tf_distribute_fit": ("tensorflow", ()),
@@ -137,7 +136,7 @@ def numbers(output):
     return [float(number) for number in re.findall(r"\d+\.\d{4}", output)]
 
 
-@pytest.mark.parametrize("name", PORTS)
+@pytest.mark.parametrize("name", PORTS if everything() else ["port_torch_ddp"])
 def test_a_port_prints_what_the_original_prints(name):
     backend, launcher = PORTS[name]
     settings = values(PLAIN_DATA_PARALLEL) if name == "port_keras_distribution" else {}

@@ -104,7 +104,12 @@ def input_options(lab):
     for options in (
         kd.InputOptions(),
         kd.InputOptions(experimental_per_replica_buffer_size=5),
-        kd.InputOptions(experimental_fetch_to_device=False),
+        kd.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=kd.InputReplicationMode.PER_WORKER,
+            experimental_place_dataset_on_device=False,
+            experimental_per_replica_buffer_size=1,
+        ),
     ):
         data = strategy.distribute_dataset(pairs(), options)
         found = [pieces(lab, batch, strategy) for batch in data]

@@ -108,14 +108,27 @@ def read_var_and_value_container(lab):
 
 @case
 def variables_of_a_scope(lab):
-    """A layer's and an optimizer's variables are the strategy's whose scope they were made in."""
+    """Variables made in a scope, by layers or lazily, are its strategy's, and mirrored."""
     strategy, other = lab.strategy(), lab.strategy(3)
+    made = []
+
+    def lazily():
+        if not made:
+            made.append(keras.Variable(1.0))
+        return made[0]
+
     with strategy.scope():
         layer = keras.layers.Dense(2)
         layer.build((None, 3))
-    for variable in layer.weights:
-        lab.check(strategy.extended.variable_created_in_scope(variable), "made here")
-        lab.check(not other.extended.variable_created_in_scope(variable), "not made there")
+        lab.check(lazily() is lazily(), "one variable")
+    outside = keras.Variable(1.0)
+    for variable in (*layer.weights, *made):
+        lab.equal(2, len(lab.components(variable, strategy)))
+        lab.equal(True, strategy.extended.variable_created_in_scope(variable))
+        lab.equal(False, other.extended.variable_created_in_scope(variable))
+    lab.equal([1.0, 1.0], lab.components(made[0], strategy))
+    lab.equal(1.0, outside)
+    lab.equal(False, strategy.extended.variable_created_in_scope(outside))
     colocated = other.extended.colocate_vars_with(layer.weights[0])
     with lab.raises(ValueError, "Expected a variable that was made.*Received: colo"), colocated:
         pass
@@ -129,7 +142,11 @@ def one_device_and_default_strategies(lab):
         lab.equal(1, strategy.num_replicas_in_sync)
         with strategy.scope():
             variable = keras.Variable(2.0)
+        if isinstance(strategy, kd.OneDeviceStrategy):
+            lab.equal(True, strategy.extended.variable_created_in_scope(variable))
         lab.equal(6.0, strategy.run(lambda v, x: v * x, args=(variable, 3.0)))
+        lab.equal(90, sum(strategy.run(lambda x: x * 2, args=(i,)) for i in range(10)))
+        lab.equal(4.0, strategy.reduce("SUM", ops.convert_to_tensor([1.0, 3.0]), axis=0))
         lab.equal(3.0, strategy.reduce("SUM", ops.convert_to_tensor(3.0), axis=None))
         lab.equal(2.0, strategy.reduce("MEAN", ops.convert_to_tensor([1.0, 3.0]), axis=0))
         lab.equal([1.0, 3.0], strategy.gather(ops.convert_to_tensor([1.0, 3.0]), axis=0))

@@ -176,23 +176,3 @@ def two_strategies_one_after_the_other(lab):
     for _ in range(2):
         lab.still_usable(first)
         lab.still_usable(second)
-
-
-@case
-def jax_traces_a_step_once(lab):
-    """`run` outside of `kd.function`: on JAX the same function and shapes are traced once."""
-    strategy = lab.strategy()
-    calls = []
-
-    def step(x):
-        calls.append(1)
-        return x * 2.0
-
-    for index in range(4):
-        strategy.run(step, args=(numbered(strategy, lambda i, k=index: np.float32(i + k)),))
-    if lab.backend == "jax":
-        first = len(calls)
-        strategy.run(step, args=(numbered(strategy),))
-        lab.check(len(calls) == first <= 4, f"traced again, {len(calls)} calls")
-    else:
-        lab.equal(8, len(calls))

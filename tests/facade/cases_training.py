@@ -350,15 +350,19 @@ def scaling_losses(strategy, batches):
     step = kd.function(lambda batch: strategy.run(replica_step, args=batch))
     for batch in strategy.distribute_dataset(batches):
         step(batch)
-    return model.get_weights()
+    scale = float(optimizer.dynamic_scale.value)
+    return model.get_weights(), scale, int(optimizer.inner_optimizer.iterations.value)
 
 
 @case(replicas=(1, 2))
 def loss_scaling(lab):
-    """A LossScaleOptimizer: the loss is scaled, the gradients are unscaled by `apply`."""
-    batches = batched(rows(16), 8)
-    unscaled, _ = Loop().plain(batches)
-    lab.equal(unscaled["weights"], scaling_losses(lab.strategy(), batches), FLOAT32)
+    """A LossScaleOptimizer scales the loss and unscales gradients; what overflows is no step."""
+    first, last = batched(rows(16), 8)
+    unscaled, _ = Loop().plain([first, last])
+    overflowing = np.full_like(first[0], np.nan), first[1]
+    weights, scale, steps = scaling_losses(lab.strategy(), [first, overflowing, last])
+    lab.equal(unscaled["weights"], weights, FLOAT32)
+    lab.equal([2.0**14, 2], [scale, steps])
 
 
 @case(replicas=(3,))

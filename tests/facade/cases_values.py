@@ -103,12 +103,19 @@ def local_results(lab):
 def values_of_objects(lab):
     """A value function may return what is no tensor, and nests."""
     strategy = lab.strategy()
+    tensors = [ops.convert_to_tensor(1.0 + i) for i in range(strategy.num_replicas_in_sync)]
     value = strategy.distribute_values_from_function(
         lambda context: {
             "number": context.replica_id_in_sync_group,
             "array": np.full(2, context.replica_id_in_sync_group, "int32"),
+            "count": context.num_replicas_in_sync,
+            "made before": tensors[context.replica_id_in_sync_group],
         }
     )
+    lab.equal((2, 2), strategy.local_results(value["count"]))
+    lab.equal([1.0, 2.0], lab.components(value["made before"], strategy))
+    by_hand = kd.ValueContext(replica_id_in_sync_group=2, num_replicas_in_sync=4)
+    lab.equal(0.5, by_hand.replica_id_in_sync_group / by_hand.num_replicas_in_sync)
     lab.equal([0, 1], [int(one) for one in strategy.local_results(value["number"])])
     lab.equal([[0, 0], [1, 1]], lab.components(value["array"], strategy))
 

@@ -24,6 +24,83 @@ FILES = (
 )
 THEME = "docstrings."
 
+# Examples that a case covers beside others, by the case.
+COVERED_BY = {
+    "collectives.gathers_of_nests_and_types": ("distribute_lib__ReplicaContext_all_gather__3",),
+    "collectives.sums_and_means_of_nests": (
+        "distribute_lib__ReplicaContextBase_all_reduce__1",
+        "distribute_lib__ReplicaContextBase_all_reduce__2",
+    ),
+    "datasets.a_function_for_all_replicas": (
+        "distribute_lib__StrategyV1_make_input_fn_iterator__1",
+        "tpu_strategy__TPUStrategyV2__3",
+    ),
+    "datasets.from_list": ("distribute_lib__StrategyBase_experimental_distribute_dataset__1",),
+    "datasets.from_rows": ("distribute_lib__StrategyV1_experimental_make_numpy_dataset__1",),
+    "datasets.input_options": ("distribute_lib__InputOptions__1",),
+    "datasets_in_fit.fit_of_one_replica": (
+        "one_device_strategy__OneDeviceStrategy_experimental_distribute_dataset__1",
+    ),
+    "docstrings.central_storage_strategy__CentralStorageStrategy_reduce__1": (
+        "central_storage_strategy__CentralStorageStrategy_experimental_distribute_dataset__1",
+    ),
+    "docstrings.distribute_lib__ReplicaContext_all_gather__2": (
+        "distribute_lib__ReplicaContext_all_gather__1",
+    ),
+    "docstrings.distribute_lib__StrategyBase_run__2": ("tpu_strategy__TPUStrategyV2_run__1",),
+    "docstrings.distribute_lib__Strategy_gather__2": ("distribute_lib__Strategy_gather__1",),
+    "docstrings.distribute_lib__get_strategy__1": (
+        "distribute_lib__get_replica_context__1",
+        "distribute_lib__has_strategy__1",
+        "distribute_lib__in_cross_replica_context__1",
+    ),
+    "docstrings.tpu_strategy__TPUStrategyV1_run__5": (
+        "tpu_strategy__TPUStrategyV1_run__3",
+        "tpu_strategy__TPUStrategyV1_run__4",
+    ),
+    "docstrings.tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1": (
+        "tpu_strategy__TPUStrategyV2__7",
+    ),
+    "docstrings.tpu_strategy__TPUStrategyV2__4": (
+        "tpu_strategy__TPUStrategyV2__2",
+        "tpu_strategy__TPUStrategyV2__5",
+    ),
+    "extended.one_device_and_default_strategies": (
+        "one_device_strategy__OneDeviceStrategy__1",
+        "one_device_strategy__OneDeviceStrategy_reduce__1",
+    ),
+    "extended.update_in_a_merge_call": ("distribute_lib__ReplicaContext__update__1",),
+    "extended.variables_of_a_scope": (
+        "distribute_lib__StrategyBase_scope__1",
+        "distribute_lib__StrategyExtendedV2_variable_created_in_scope__1",
+        "distribute_lib__StrategyExtendedV2_variable_created_in_scope__2",
+        "mirrored_strategy__MirroredStrategy__1",
+        "mirrored_strategy__MirroredStrategy__2",
+    ),
+    "functions.another_shape_is_another_trace": (
+        "distribute_lib__StrategyBase__1",
+        "mirrored_strategy__MirroredStrategy__3",
+    ),
+    "functions.functions_in_functions": ("distribute_lib__StrategyBase_run__1",),
+    "replica_context.who_a_replica_is": ("distribute_lib__ReplicaContextBase__1",),
+    "run.two_strategies_one_after_the_other": ("distribute_lib__experimental_set_strategy__2",),
+    "values.reduce_values": (
+        "distribute_lib__StrategyBase_reduce__1",
+        "distribute_lib__StrategyBase_reduce__3",
+        "distribute_lib__StrategyBase_reduce__4",
+    ),
+    "values.values_of_objects": (
+        "distribute_lib__Strategy_experimental_distribute_values_from_function__1",
+        "distribute_lib__Strategy_experimental_distribute_values_from_function__2",
+        "distribute_lib__Strategy_experimental_distribute_values_from_function__3",
+        "distribute_lib__Strategy_experimental_distribute_values_from_function__4",
+        "distribute_lib__ValueContext__1",
+        "distribute_lib__ValueContext__2",
+    ),
+    "variables.assign_in_update_context": ("distribute_lib__StrategyExtendedV2_update__1",),
+    "variables.on_read_by_sum": ("distribute_lib__variable_sync_on_read_context__1",),
+}
+
 RESOLVER = "TensorFlow's own start of TPU hardware by a resolver; no other backend has it"
 
 # Examples that stay without a case, by the reason.
@@ -93,7 +170,11 @@ def count(text: str) -> int:
 def cases() -> dict[str, registry.Case]:
     """The cases of examples, by the example."""
     found = registry.load("tests.facade")
-    return {name[len(THEME) :]: one for name, one in found.items() if name.startswith(THEME)}
+    own = {name[len(THEME) :]: one for name, one in found.items() if name.startswith(THEME)}
+    beside = {name: found[case] for case, names in COVERED_BY.items() for name in names}
+    if both := own.keys() & beside.keys():
+        raise ValueError(f"Expected one case an example. Received: {sorted(both)}.")
+    return own | beside
 
 
 def reasons() -> dict[str, str]:
@@ -110,7 +191,7 @@ def main() -> None:
         print(f"\n{file}.py: covered {len(have)} of {len(names)}")
         for name in names:
             if name in covering:
-                print(f"  {name}: {THEME}{name}, {', '.join(covering[name].backends)}")
+                print(f"  {name}: {covering[name].name}, {', '.join(covering[name].backends)}")
             else:
                 print(f"  {name}: NOT COVERED, {why.get(name, 'and nobody said why')}")
         total, covered = total + len(names), covered + len(have)

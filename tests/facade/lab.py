@@ -1,13 +1,11 @@
 """What a case of this suite works with: strategies, values as NumPy, and comparisons."""
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tests.conformance.compare import FLOAT32, Tolerance, largest_difference
+from tests.conformance.compare import FLOAT32, Checks, Tolerance, largest_difference
 from tests.conformance.lazy import kd, keras
 from tests.conformance.registry import KIND, Item
 
@@ -15,18 +13,11 @@ EXACT = Tolerance(0.0, 0.0, "exact")
 SEED = 1337
 
 
-class Lab:
+class Lab(Checks):
     """One case's: its backend, its number of replicas."""
 
     def __init__(self, item: Item):
-        self.backend = item.backend
-        self.replicas = item.replicas
-        self.difference = 0.0
-        self.tolerances: set[str] = set()
-
-    @property
-    def devices(self) -> list[str]:
-        return [f"{KIND}:{index}" for index in range(self.replicas)]
+        super().__init__(item.backend, item.replicas)
 
     def strategy(self, replicas: int | None = None) -> Any:
         """A `MirroredStrategy` of as many replicas as the case has, or of another number."""
@@ -65,24 +56,6 @@ class Lab:
             device = min(tensor.devices(), key=lambda one: one.id)
             return f"{device.platform}:{device.id}"
         return f"{tensor.device.type}:{tensor.device.index or 0}"
-
-    def check(self, condition: Any, complaint: str) -> None:
-        """An assertion that survives ``python -O`` and says what it is about."""
-        if not condition:
-            raise AssertionError(complaint)
-
-    @contextlib.contextmanager
-    def raises(self, kinds: Any, pattern: str) -> Iterator[None]:
-        """The error is of this type, and its message says so."""
-        try:
-            yield
-        except kinds as error:
-            if not re.search(pattern, str(error), re.IGNORECASE | re.DOTALL):
-                raise AssertionError(
-                    f"the error's message should match {pattern!r}, received: {error}"
-                ) from error
-            return
-        raise AssertionError(f"expected an error that matches {pattern!r}, none came")
 
     def still_usable(self, strategy: Any) -> None:
         """After whatever happened, the strategy runs, reduces and communicates."""

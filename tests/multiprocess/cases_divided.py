@@ -1,8 +1,10 @@
 """State that the replicas of several workers divide (`sharding=`). On layouts such as 2x1-full."""
 
+import math
+
 import numpy as np
 
-from tests.conformance.cases_sharding import even, parts
+from tests.conformance.cases_sharding import even, parts, parts_of
 from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
@@ -28,22 +30,32 @@ def _held(variables):
     return sum(one._value.addressable_data(0).nbytes for one in variables)
 
 
+def _own_parts(lab, variables):
+    return parts_of(variables, lab.replicas, lab.job.rank)
+
+
+def own_size(lab, variables):
+    """How many elements of variables a device of this worker holds."""
+    return sum(math.prod(one.shape) * _own_parts(lab, [one]).pop() for one in variables)
+
+
 @case("workers", backends=BACKENDS)
 def each_holds_its_part(lab):
     """From the first moment on each device holds its part, as ZeRO's formula says."""
-    own = 1 / lab.replicas
-    of_weights = own if _divides_weights(lab) else 1.0
     with lab.strategy().scope():
         model = even()
         model.optimizer.build(model.trainable_variables)
     x, y = regression(9, outputs=4)
 
     def check():
-        lab.equal({of_weights}, parts(model.weights))
-        lab.equal({own}, parts(model.optimizer.variables))
-        lab.equal(4 * model.count_params() * of_weights, _held(model.weights))
+        divides_weights = _divides_weights(lab)
+        of_weights = _own_parts(lab, model.weights) if divides_weights else {1.0}
+        lab.equal(of_weights, parts(model.weights))
+        lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
+        own = own_size(lab, model.weights)
+        lab.equal(4 * (own if divides_weights else model.count_params()), _held(model.weights))
         slots = [one for one in model.optimizer.variables if one.shape]
-        lab.equal(8 * model.count_params() * own, _held(slots))
+        lab.equal(8 * own, _held(slots))
 
     check()
     model.fit(x, y, batch_size=4, verbose=0)
@@ -132,7 +144,7 @@ def drawn_as_on_one_device(lab):
             made = drawn(seed)
         lab.strategy().run(lambda: None)  # before the first step whole variables may differ
         lab.equal(expected, values(made))
-        lab.equal({1 / lab.replicas if _divides_weights(lab) else 1.0}, parts(made))
+        lab.equal(_own_parts(lab, made) if _divides_weights(lab) else {1.0}, parts(made))
 
 
 @case("workers", backends=BACKENDS)
@@ -175,7 +187,7 @@ def after_an_error(lab):
         model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
     lab.alike([array.tolist() for array in values(model.variables)])
     lab.alike(model.fit(x, y, batch_size=4, verbose=0).history)
-    lab.equal({1 / lab.replicas}, parts(model.optimizer.variables))
+    lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
 
 
 @case("workers", backends=BACKENDS)
@@ -189,7 +201,7 @@ def eagerly(lab):
         return model
 
     model = lab.same(build, lambda one: one.fit(x, y, batch_size=4, verbose=0))
-    lab.equal({1 / lab.replicas}, parts(model.optimizer.variables))
+    lab.equal(_own_parts(lab, model.optimizer.variables), parts(model.optimizer.variables))
 
 
 @case("workers", backends=BACKENDS)

@@ -16,6 +16,7 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
+from tests.multiprocess.cases_divided import own_size
 
 # Where a backend gathers a divided variable outside of steps.
 _GATHERS = {
@@ -119,11 +120,8 @@ def each_writes_its_part(lab):
         found = names(folder)
         lab.equal([is_part(name) for name in found], [*[True] * workers, False] * 2)
         bytes_here = held(lab, state_variables(model))
-        shapes = [one.shape for one in state_variables(model) if tuple(one.shape)]
-        of_all = 4 * sum(int(np.prod(shape)) for shape in shapes)
-        if _divides_slots_alone(lab):
-            of_all -= 4 * model.count_params()
-        lab.equal(bytes_here, of_all // workers)
+        divided = model.optimizer.variables if _divides_slots_alone(lab) else state_variables(model)
+        lab.equal(bytes_here, 4 * own_size(lab, [one for one in divided if tuple(one.shape)]))
         size = (folder / own[-1]).stat().st_size
         lab.check(bytes_here < size < bytes_here + 2000, f"{size} bytes for {bytes_here}")
 

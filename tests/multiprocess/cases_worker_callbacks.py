@@ -266,7 +266,9 @@ def torn_backups(lab):
         newest = max(folder.iterdir())
         if lab.job.is_chief:
             newest.write_bytes(newest.read_bytes()[:-7])
-            newest.with_suffix(".4711.unfinished").write_bytes(b"of a chief that was killed")
+            newest.with_name(f"unfinished-4711-1-{newest.name}").write_bytes(
+                b"of a chief that was killed"
+            )
         lab.everyone("torn")
         model = _model(lab)
         seen = []

@@ -12,6 +12,7 @@ import numpy as np
 
 from kerasdist.core import ownership
 from tests.conformance.actions import fit, predict
+from tests.conformance.cases_training import check_predict_to, two_outputs
 from tests.conformance.compare import FLOAT16
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd, keras
@@ -511,6 +512,15 @@ def model_made_outside_of_the_scope(lab):
         for strategy, flag in zip(strategies, used, strict=True):
             strategy.is_used = flag
     model.fit(x, y, verbose=0)  # beside models in the scope it is clearly meant
+
+
+@case("workers")
+def predictions_are_written_by_the_worker_that_has_them(lab):
+    """`kd.predict_to`: together the workers write each row once, with the outputs of `predict`."""
+    x, _ = regression(23)
+    with lab.strategy().scope():
+        model = two_outputs()
+    check_predict_to(lab, model, x, lab.everyone)
 
 
 @case("workers")

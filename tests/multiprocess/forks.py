@@ -2,11 +2,14 @@
 
 To import one costs more than what most workers do. A script that wants its workers so calls
 `wait_to_be_one` behind its imports; the tests hold the process that waits as a `Nursery`.
+
+python -m tests.multiprocess.forks BACKEND      waits to be any module, with its arguments
 """
 
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import subprocess
@@ -58,14 +61,14 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], log: str):
 class Nursery:
     """The process that waits, and those that it has forked; leaving the block ends all."""
 
-    def __init__(self, *command: str):
+    def __init__(self, *command: str, **environment: str):
         self._folder = tempfile.TemporaryDirectory()
         self._errors = Path(self._folder.name) / "errors"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
-                env={**os.environ, **values(WORKERS)},
+                env={**os.environ, **values(WORKERS), **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -140,3 +143,22 @@ class Job:
         log = self._nursery.logs[number]
         output = log.read_text("utf-8", "replace") if log.exists() else ""
         return Ended(rank, code, at - self._began, output)
+
+
+def main():
+    """Imports what workers import, and becomes the modules that are ordered."""
+    from tests.conformance.worker import prepare
+
+    prepare(sys.argv[1])
+
+    import kerasdist as kd
+    from kerasdist.backends import registry
+
+    registry.current()  # what workers import only when they need it
+    kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
+    wait_to_be_one()
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

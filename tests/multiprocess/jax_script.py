@@ -56,16 +56,6 @@ def connected_after_jax_has_started():
 
 
 @case
-def made_by_a_function():
-    value = STRATEGY.distribute_values_from_function(
-        lambda context: np.float32(context.replica_id_in_sync_group)
-    )
-    assert local(value) == list(HERE)
-    assert local(STRATEGY.run(lambda x: x + 10, args=(value,))) == [one + 10 for one in HERE]
-    assert float(STRATEGY.reduce("SUM", value, axis=None)) == sum(range(REPLICAS))
-
-
-@case
 def of_other_shapes_on_other_workers():
     value = STRATEGY.distribute_values_from_function(
         lambda context: np.full(context.replica_id_in_sync_group + 1, 2.0, "float32")
@@ -129,23 +119,6 @@ def variables():
 
 
 @case
-def a_compiled_step_of_its_own():
-    with STRATEGY.scope():
-        total = keras.Variable(np.float32(0))
-
-    @kd.function
-    def step(batch):
-        sums = STRATEGY.run(lambda x: x.sum(), args=(batch,))
-        mirrored = STRATEGY.extended.reduce_to("SUM", sums, total)
-        STRATEGY.extended.update(total, lambda own, x: own.assign_add(x), args=(mirrored,))
-        return mirrored
-
-    for batch in STRATEGY.distribute_dataset([np.ones(5, "float32")] * 3):
-        assert local(step(batch)) == [5.0] * len(HERE)
-    assert float(total.value) == 15.0
-
-
-@case
 def one_worker_alone_between_steps():
     with STRATEGY.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -159,16 +132,6 @@ def one_worker_alone_between_steps():
             model.optimizer.learning_rate.assign(model.optimizer.learning_rate * 1)
             model.count_params()
     assert all(weight.value.is_fully_addressable for weight in model.weights)
-
-
-@case
-def unlike_seeds():
-    keras.utils.set_random_seed(1 + RANK)
-    with STRATEGY.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    found = STRATEGY.run(lambda: keras.ops.sum(model.weights[0] ** 2))
-    everyone = np.asarray(STRATEGY.gather(STRATEGY.run(lambda x: x[None], args=(found,)), axis=0))
-    assert len(set(everyone.tolist())) == 1, everyone
 
 
 @case

@@ -1,15 +1,19 @@
 """A backup of some workers and one `sharding` is restored, bit by bit, under any other."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
 from kerasdist.launch.placement import free_port
 from tests.environment import CPU_DEVICES, values
 from tests.multiprocess import launching
-from tests.multiprocess.processes import Processes, report
+from tests.multiprocess.forks import Nursery
+from tests.multiprocess.processes import Ended, report
 
 SECONDS = 300
+BACKUPS = "tests.multiprocess.backups_script"
+MEMORY = "tests.multiprocess.backups_memory_script"
 # How many workers (1: a process without a job) and which `sharding`, and after which epoch they
 # stop. The first trains. Who stops after the same epoch as the one before only restores.
 RUNS = {
@@ -24,35 +28,38 @@ RUNS = {
 }
 
 
-def run(backend, folder, workers, sharding, epochs):
-    script = ["-m", "tests.multiprocess.backups_script", str(folder), sharding, str(epochs)]
-    ended = started(backend, workers, script)
-    found = re.search(r"(\d+) batches, state (\w+)", ended[0].output)
-    assert found, report(ended)
-    return int(found[1]), found[2]
+@dataclass(frozen=True)
+class Scripts:
+    """Scripts on any number of workers of a backend, who are forked."""
+
+    backend: str
+    nursery: Nursery
+
+    def run(self, workers: int, *command: object) -> list[Ended]:
+        common = {}
+        if workers > 1:
+            address = f"localhost:{free_port()}"
+            common = {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": address}
+        ranks = [{"KERASDIST_RANK": str(rank)} if common else {} for rank in range(workers)]
+        job = self.nursery.begin(list(map(str, command)), [common | rank for rank in ranks])
+        ended = job.join(SECONDS)
+        assert [one.code for one in ended] == [0] * workers, report(ended)
+        return ended
 
 
-def started(backend, workers, script):
-    """Runs a script on so many workers; returns how they ended."""
-    common = {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
-    if workers > 1:
-        address = f"localhost:{free_port()}"
-        common |= {"KERASDIST_WORKERS": str(workers), "KERASDIST_COORDINATOR": address}
-    environments = [
-        {**common, "KERASDIST_RANK": str(rank)} if workers > 1 else common
-        for rank in range(workers)
-    ]
-    with Processes([script] * workers, environments) as processes:
-        ended = processes.join(SECONDS)
-    assert [one.code for one in ended] == [0] * workers, report(ended)
-    return ended
+@pytest.fixture(scope="module", params=RUNS)
+def scripts(request):
+    with Nursery("-m", "tests.multiprocess.forks", request.param) as nursery:
+        yield Scripts(request.param, nursery)
 
 
-@pytest.mark.parametrize("backend", RUNS)
-def test_another_number_of_workers_and_another_sharding(backend, tmp_path):
+def test_another_number_of_workers_and_another_sharding(scripts, tmp_path):
     trained, state = 0, None
-    for workers, sharding, epochs in RUNS[backend]:
-        batches, digest = run(backend, tmp_path, workers, sharding, epochs)
+    for workers, sharding, epochs in RUNS[scripts.backend]:
+        ended = scripts.run(workers, BACKUPS, tmp_path, sharding, epochs)
+        found = re.search(r"(\d+) batches, state (\w+)", ended[0].output)
+        assert found, report(ended)
+        batches, digest = int(found[1]), found[2]
         assert batches == 3 * (epochs - trained)
         if epochs == trained:
             assert digest == state, f"{workers} workers with sharding={sharding!r}"
@@ -63,19 +70,18 @@ def test_another_number_of_workers_and_another_sharding(backend, tmp_path):
             assert parts == (workers if sharding != "none" else 0)
 
 
-@pytest.mark.parametrize("backend", RUNS)
-def test_memory_has_about_one_variable_more_than_the_state(backend, tmp_path):
+def test_memory_has_about_one_variable_more_than_the_state(scripts, tmp_path):
     """While a backup is written and read, on every worker."""
     shardings = ["full", "optimizer"]
-    script = ["-m", "tests.multiprocess.backups_memory_script", str(tmp_path), *shardings]
-    ended = started(backend, 2, script)
+    ended = scripts.run(2, MEMORY, tmp_path, *shardings)
     for one in ended:
         found = re.findall(r"(\w+): largest (\d+), writing (\d+) (\d+), reading (\d+)", one.output)
         assert [sharding for sharding, *_ in found] == shardings, report(ended)
         for _, *numbers in found:
             largest, *written, read = map(int, numbers)
             assert max(written) < 2.3 * largest, report(ended)
-            if backend == "torch":  # the others may keep what NumPy has read as the variable
+            # The others may keep what NumPy has read as the variable.
+            if scripts.backend == "torch":
                 assert read < 2.3 * largest, report(ended)
 
 
@@ -83,9 +89,7 @@ SCRIPT = """
 import numpy as np
 import kerasdist as kd
 import keras
-workers = int(os.environ["KERASDIST_WORKERS"])
-make = kd.MultiWorkerMirroredStrategy if workers > 1 else kd.OneDeviceStrategy
-strategy = make(devices=["cpu:0"]) if workers > 1 else make("cpu:0")
+strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"])
 keras.utils.set_random_seed(3)
 with strategy.scope():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -104,21 +108,17 @@ if restart == 0:
 """
 
 
-@pytest.mark.parametrize(
-    ("backend", "workers", "runs"),
-    [("tensorflow", 2, 1), ("jax", 2, 1), ("torch", 2, 1), ("torch", 1, 2)],
-)
-def test_defect_30_an_error_after_fit_trains_no_epoch_again(backend, workers, runs, tmp_path):
-    """DEFECTS 30: the restart of a run whose `fit` had ended goes on behind it."""
+def test_defect_30_an_error_after_fit_trains_no_epoch_again(tmp_path):
+    """DEFECTS 30: the restart of a run whose `fit` had ended goes on behind it.
+
+    Without the launcher, on each backend: `restarts.two_calls_of_fit`.
+    """
     script = launching.write(tmp_path, SCRIPT)
-    common = {"KERAS_BACKEND": backend, **values(CPU_DEVICES)}
-    call = ("run", "--workers", workers, "--max-restarts", 1, script)
-    for number in range(runs):  # the second does not take the first's result for its own
+    common = {"KERAS_BACKEND": "torch", **values(CPU_DEVICES)}
+    call = ("run", "--workers", 2, "--max-restarts", 1, script)
+    for number in range(2):  # the second does not take the first's result for its own
         done = launching.finish(*call, seconds=SECONDS, **common)
         assert done.returncode == 0, done.stderr
-        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == [
-            *(["12 of 4"] * workers),
-            *(["0 of 4"] * workers),
-        ]
+        assert re.findall(r"seen (\d+ of \d+)", done.stdout) == ["12 of 4"] * 2 + ["0 of 4"] * 2
         assert len((tmp_path / "log.csv").read_text().splitlines()) == 5 + 4 * number
         assert list((tmp_path / "backups").iterdir()) == []

@@ -28,18 +28,6 @@ LOSSES = {
     "be_killed_in_a_compiled_loop": "the step raised .*worker 1 .* is lost: .* it was killed",
     "be_stopped_in_an_epoch": f"worker 1 .* has not given a sign of life for {HEARTBEAT} s",
     "be_cut_off": f"worker 1 .*sign of life for {HEARTBEAT} s: .* is cut off from the network",
-    "exit_in_an_epoch": "worker 1 .* is lost: it ended with exit code 3",
-}
-
-# How worker 1 ends, where it is not killed.
-OWN_CODES = {"be_cut_off": ExitCode.LOST_WORKER, "exit_in_an_epoch": 3}
-
-OTHERS = dict(zip(BACKENDS, (*BACKENDS[1:], BACKENDS[0]), strict=True))
-
-DISAGREEMENTS = {
-    "batches": r"x\.shape='\(56, 4\)' on worker 1, '\(40, 4\)' on worker 0",
-    "epochs": "argument epochs=3 on worker 1, 2 on worker 0",
-    "optimizer": r"optimizer.learning_rate=0.2\d* on worker 1, 0.1\d* on worker 0",
 }
 
 
@@ -64,7 +52,6 @@ class Jobs:
         self._folder = folder
         self._waiting = [
             *LOSSES,
-            "have_another_model",
             "have_data_that_ends",
             "be_preempted",
         ]
@@ -119,31 +106,13 @@ def test_the_survivor_ends_and_names_the_lost_worker(jobs, behaviour):
     assert re.search(LOSSES[behaviour], ended[0].output), report(ended)
     assert "[worker 0/2]" in ended[0].output, report(ended)
     assert "came to the end" not in ended[0].output, report(ended)
-    if behaviour in OWN_CODES:
-        assert ended[1].code == OWN_CODES[behaviour], report(ended)
 
 
 def test_both_sides_of_a_partition_name_the_other(jobs):
     cut_off = jobs["be_cut_off"].join(SECONDS)[1]
+    assert cut_off.code == ExitCode.LOST_WORKER, report([cut_off])
     said = f"the chief, worker 0, has not given a sign of life for {HEARTBEAT} s: .* is cut off"
     assert re.search(said, cut_off.output), report([cut_off])
-
-
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_workers_that_differ_are_told_where(jobs, what):
-    ended = jobs["be_killed_in_an_epoch"].join(SECONDS)
-    for worker in ended:
-        pattern = f"refused {what}: .*{DISAGREEMENTS[what]}"
-        assert re.search(pattern, worker.output), report(ended)
-        assert "went on" in worker.output, report(ended)
-
-
-def test_another_model_ends_the_job(jobs):
-    ended = jobs["have_another_model"].join(SECONDS)
-    assert [worker.code for worker in ended] == [1, 1], report(ended)
-    for worker in ended:
-        said = r"same call of fit. Received: layers\[1\]\.units=9 on worker 1, 8 on worker 0"
-        assert re.search(said, worker.output), report(ended)
 
 
 def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
@@ -157,15 +126,23 @@ def test_defects_27_data_that_end_early_end_the_job_at_once(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
-def test_defect_7_a_later_program_that_differs_is_named(tmp_path):
+@pytest.mark.parametrize("jobs", ["jax"], indirect=True)
+def test_defect_7_a_later_program_that_differs_is_named(jobs):
     """On JAX alone a program has the collectives of all; they wait until none has gone on."""
-    with Nursery(*SCRIPT, "jax") as nursery:
-        job = Jobs("jax", nursery, tmp_path).begin("hang_in_a_later_program")
-        ended = job.join(SECONDS)
+    ended = jobs.begin("hang_in_a_later_program").join(SECONDS)
     said = r"batch 6='.* program \w+' on worker 1, '.* program \w+' on worker 0"
     for worker in ended:
         assert re.search(said, worker.output), report(ended)
         assert "came to the end" not in worker.output, report(ended)
+
+
+@pytest.mark.parametrize("jobs", ["jax"], indirect=True)
+def test_one_worker_alone_reads(jobs):
+    ended = jobs.begin("read_alone").join(SECONDS)
+    said = r"come apart: .*worker 0 is at .read of the divided variable 'small/\w+/kernel'"
+    for worker in ended:
+        assert worker.code == 1, report(ended)
+        assert re.search(said, worker.output), report(ended)
 
 
 def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
@@ -179,6 +156,7 @@ def test_ctrl_c_ends_training_with_a_line_per_worker(jobs):
         assert worker.code in (1, -signal.SIGINT, -signal.SIGALRM, ExitCode.LOST_WORKER)
 
 
+@pytest.mark.parametrize("jobs", ["torch"], indirect=True)  # who compares, knows no backend
 def test_another_version_of_keras_ends_the_job(jobs):
     here, there = jobs.with_another_keras()
     with there:
@@ -191,8 +169,9 @@ def test_another_version_of_keras_ends_the_job(jobs):
         assert re.search(said, worker.output), report(ended)
 
 
+@pytest.mark.parametrize("jobs", ["torch"], indirect=True)
 def test_another_backend_ends_the_job(jobs):
-    other = OTHERS[jobs.backend]
+    other = "jax"
     here, there = jobs.with_another_backend(other)
     with there:
         ended = [*here.join(SECONDS), *there.join(SECONDS)]

@@ -1,5 +1,6 @@
 """``kerasdist run``: workers start, are told who they are, and end together."""
 
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import kerasdist
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import job, start, supervisor, worker
 from kerasdist.launch.job import Launcher
+from kerasdist.launch.placement import Slot
 from kerasdist.launch.spec import JobSpec, python_command
 from tests.multiprocess.launching import finish, left_after, run, said, started, wait_for, write
 
@@ -302,14 +304,13 @@ print()
 
 class TestLibrary:
     def test_a_worker_that_cannot_be_started_ends_the_others(self, tmp_path, monkeypatch):
-        def second_fails(spec, slot, inherited=(), *, reports=False):
-            if slot.rank == 0:
-                return here(spec, slot)
-            wait_for(tmp_path, "pid0")
-            return ["/no/such/program"]
+        def second_fails(begun, *others):
+            if begun.rank == 1:
+                wait_for(tmp_path, "pid0")
+                begun = dataclasses.replace(begun, command=["/no/such/program"])
+            return worker.Worker(begun, *others)
 
-        here = start.command_here
-        monkeypatch.setattr(start, "command_here", second_fails)
+        monkeypatch.setattr(start, "Worker", second_fails)
         with pytest.raises(FileNotFoundError):
             run(tmp_path, "mark(f'pid{rank}'); time.sleep(60)")
         assert left_after(wait_for(tmp_path, "pid0"), 1) == []
@@ -336,13 +337,16 @@ class TestLibrary:
 def test_threads_are_shared_by_the_workers_of_a_machine(given):
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     code = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    spec, slot = JobSpec((sys.executable, "-c", code)), Slot(None, 0, 0, 2)
     with subprocess.Popen(
-        [sys.executable, supervisor.__file__, "--share", "2", "--", sys.executable, "-c", code],
+        start.SUPERVISOR_HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environ if given is None else {**environ, "OMP_NUM_THREADS": given},
         text=True,
     ) as process:
+        process.stdin.write(f"{json.dumps(start.orders_of(spec, slot, {}))}\n")
+        process.stdin.flush()
         output = process.stdout.read()
         assert process.wait(20) == 0
     assert int(output) == int(given or max(1, supervisor.cores() // 2))
@@ -354,13 +358,17 @@ def test_defects_24_the_supervisor_does_not_keep_the_coordinators_port_open():
     code += "time.sleep(60)"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, number = listener.getsockname()[1], str(listener.fileno())
-        supervised = [supervisor.__file__, "--pass-fd", number, "--", sys.executable, "-c", code]
+        spec = JobSpec((sys.executable, "-c", code, number))
+        orders = start.orders_of(spec, Slot(None, 0, 0, 1), {})
+        orders["inherited"].append(listener.fileno())
         process = subprocess.Popen(
-            [sys.executable, *supervised, number],
+            start.SUPERVISOR_HERE,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[listener.fileno()],
         )
+        process.stdin.write(f"{json.dumps(orders)}\n".encode())
+        process.stdin.flush()
     with process:
         assert process.stdout.readline() == b"closed\n"
         with pytest.raises(ConnectionRefusedError):

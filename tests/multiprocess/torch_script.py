@@ -184,29 +184,6 @@ def gradients_travel_during_the_backward_pass():
     assert started == [False] * 2 + [True] * 2 * (STEPS - 1), started
 
 
-@case
-def a_sum_of_the_backward_pass_between_two_buckets():
-    """Of a layer that only some workers call no gradient comes, and batch normalization sums."""
-
-    class Mixed(Branching):
-        def __init__(self):
-            super().__init__(where_large)
-            self.norm = keras.layers.BatchNormalization()
-
-        def build(self, shape):
-            super().build(shape)
-            self.norm.build(shape)
-
-        def call(self, x, training=None):
-            return super().call(self.norm(x, training=training))
-
-    options = kd.CommunicationOptions(bytes_per_pack=64)
-    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
-    _, found = trained(Mixed, strategy, epochs=2)
-    _, expected = trained(Mixed, epochs=2)
-    same(found, expected)
-
-
 @contextlib.contextmanager
 def launches():
     """Notes each collective as it is launched, by a wrapper around Gloo's: its name, its size."""
@@ -381,25 +358,9 @@ def compression():
 
 
 @case
-def small_buckets():
-    options = kd.CommunicationOptions(bytes_per_pack=64)
-    strategy = kd.MultiWorkerMirroredStrategy(communication_options=options)
-    _, found = trained(lambda: Branching(where_large), strategy, epochs=3)
-    _, expected = trained(lambda: Branching(where_large), epochs=3)
-    same(found, expected)
-
-
-@case
 def one_device_a_worker():
     with pytest.raises(kd.errors.UnsupportedError, match="kerasdist run --workers N"):
         kd.MultiWorkerMirroredStrategy(devices=["cpu:0", "cpu:1"])
-
-
-@case
-def unlike_shapes():
-    value = STRATEGY.run(lambda: torch.zeros(RANK + 1))
-    with pytest.raises(kd.errors.ReplicaError, match=r"\(1,\), \(2,\)"):
-        STRATEGY.reduce("SUM", value, axis=None)
 
 
 @case

@@ -46,6 +46,7 @@ PUBLIC = [
     "has_strategy",
     "in_cross_replica_context",
     "launch",
+    "predict_to",
     "print",
     "scale_regularization_loss",
     "value_and_grad",

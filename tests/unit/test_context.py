@@ -1,49 +1,22 @@
-"""Which strategy is in force, and whose code this is."""
+"""Scopes, and the default strategy, without a framework; the rest is in tests/facade."""
 
-import copy
 import threading
 
+import numpy as np
 import pytest
 
 from kerasdist.api import scopes
-from kerasdist.api.replica_context import ReplicaContext, global_batch
+from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.replica_context import ReplicaContext, checked_axis, global_batch
 from kerasdist.api.strategy import Strategy
+from kerasdist.api.values import PerReplica
+from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.core import context
-from kerasdist.errors import ScopeError
 
 
 @pytest.fixture
 def strategy():
     return Strategy(None)
-
-
-def test_outside_of_every_scope_the_default_strategy_has_one_replica():
-    assert not scopes.has_strategy()
-    assert scopes.get_strategy().num_replicas_in_sync == 1
-    assert not scopes.in_cross_replica_context()
-    assert scopes.get_replica_context().replica_id_in_sync_group == 0
-
-
-def test_inside_a_scope_the_code_is_for_all_replicas(strategy):
-    with strategy.scope() as entered:
-        assert entered is strategy
-        assert scopes.has_strategy()
-        assert scopes.get_strategy() is strategy
-        assert scopes.in_cross_replica_context()
-        assert scopes.get_replica_context() is None
-    assert not scopes.has_strategy()
-
-
-def test_a_scope_may_be_entered_again(strategy):
-    with strategy.scope(), strategy.scope():
-        assert scopes.get_strategy() is strategy
-
-
-def test_another_strategy_inside_a_scope_is_refused_and_the_first_stays(strategy):
-    with strategy.scope():
-        with pytest.raises(ScopeError, match="one strategy at a time"), Strategy(None).scope():
-            pytest.fail("the second scope opened")
-        assert scopes.get_strategy() is strategy
 
 
 def test_a_scope_ends_with_an_error_inside(strategy):
@@ -61,28 +34,44 @@ def test_a_scope_is_seen_by_its_own_thread_alone(strategy):
     assert seen == [False]
 
 
-def test_in_a_replica_the_strategy_and_the_replica_are_known(strategy):
-    replica = ReplicaContext(strategy, 1, 2)
-    with context.replica_scope(replica):
-        assert scopes.get_replica_context() is replica
-        assert scopes.get_strategy() is strategy
-        assert not scopes.in_cross_replica_context()
-        with pytest.raises(ScopeError, match="cross-replica code"), strategy.scope():
-            pytest.fail("a scope opened in a replica")
-
-
 def test_cross_replica_code_called_from_a_replica_knows_it(strategy):
     with context.replica_scope(ReplicaContext(strategy, 1, 2)), context.replica_scope(None):
         assert scopes.in_cross_replica_context()
         assert scopes.get_strategy() is strategy
 
 
-def test_a_strategy_is_shared_by_deep_copies_and_never_copied(strategy):
-    assert copy.deepcopy({"strategy": strategy})["strategy"] is strategy
-    with pytest.raises(RuntimeError, match="Received: "):
-        copy.copy(strategy)
-
-
 def test_the_global_batch_of_one_device_is_the_tensor_itself():
     tensor = object()
     assert global_batch(tensor) is tensor
+
+
+def test_axes_are_counted_from_both_ends():
+    assert [checked_axis(np.zeros((2, 3)), axis) for axis in (-2, -1, 0, 1)] == [0, 1, 0, 1]
+
+
+def test_extended(strategy):
+    extended = strategy.extended
+    assert extended.worker_devices == extended.parameter_devices == ()
+    pairs = [(1.0, None), (PerReplica((2.0,)), None)]
+    assert extended.batch_reduce_to("MEAN", pairs, CommunicationOptions()) == [1.0, 2.0]
+    assert extended.broadcast_to(3.0, None) == 3.0
+    assert extended.update([1], lambda v, x: [*v, x], args=(2,)) == [1, 2]
+    assert extended.update([1], lambda v: v, group=False) == [[1]]
+    assert extended.call_for_each_replica(lambda x: x, args=[4]) == 4
+    with extended.colocate_vars_with(None):
+        assert scopes.in_cross_replica_context()
+
+
+def test_the_runner_computes_in_its_placement():
+    entered = []
+
+    class Placement:
+        def __enter__(self):
+            entered.append(True)
+
+        def __exit__(self, *error):
+            entered.append(False)
+
+    runner = SoleRunner(Placement)
+    runner.run(Strategy(None), lambda: entered.append("run"), (), {})
+    assert entered == [True, "run", False]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 BACKENDS = ["tensorflow", "jax", "torch"]
 
@@ -99,7 +99,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def probe(request):
-    return json.loads(run_fresh(PROBE, KERAS_BACKEND=request.param).splitlines()[-1])
+    return json.loads(run_forked(PROBE, request.param).splitlines()[-1])
 
 
 @pytest.mark.parametrize("shuffle", ["False", "True", "batch"])
@@ -117,7 +117,7 @@ def test_kinds_of_adapters_are_told_apart(probe):
 
 
 def test_a_pipeline_is_read_by_files():
-    found = json.loads(run_fresh(FILES, KERAS_BACKEND="jax").splitlines()[-1])
+    found = json.loads(run_forked(FILES, "jax").splitlines()[-1])
     assert found["parts"] == [["0", "2"], ["1"]]
     # A worker beyond the last file does not see that there are too few.
     assert found["few"] == ["it reads fewer files than there are workers"] * 3 + [None]

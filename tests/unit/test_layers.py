@@ -1,6 +1,7 @@
 """The layers of the package: who may import whom, and how large a file may be."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,54 +114,48 @@ def is_inside(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-@pytest.fixture(params=FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def path(request) -> Path:
-    return request.param
-
-
 def test_the_package_has_files():
-    assert SEAM / "patches.py" in FILES  # a moved package must not empty the tests below
+    assert SEAM / "patches.py" in FILES  # a moved package must not empty the rules below
 
 
-def test_only_the_seam_imports_keras_src(path):
+def keras_src_outside_of_the_seam(path: Path) -> list[str]:
     if SEAM in path.parents:
-        return
-    found = [name for name in imported(parse(path)) if is_inside(name, "keras.src")]
-    assert not found, f"only {SEAM.name} touches Keras internals"
+        return []
+    return [name for name in imported(parse(path)) if is_inside(name, "keras.src")]
 
 
-def test_a_framework_is_imported_only_in_its_own_folder(path):
+def frameworks_outside_of_their_folders(path: Path) -> list[str]:
     found = []
     for name in imported(parse(path)):
         framework = FRAMEWORK_OF.get(name.partition(".")[0])
         if framework and not path.is_relative_to(PACKAGE / "backends" / framework):
             found.append(name)
-    assert not found
+    return found
 
 
-def test_a_backend_imports_no_other_backend(path):
+def other_backends_in_a_backend(path: Path) -> list[str]:
     """Only the registry and the base, which stand beside the folders, are shared."""
     backends = PACKAGE / "backends"
     if not path.is_relative_to(backends) or path.parent in (backends, backends / "base"):
-        return
+        return []
     others = {"tensorflow", "jax", "torch"} - {path.relative_to(backends).parts[0]}
-    found = [
+    return [
         name
         for name in imported(parse(path))
         if any(is_inside(name, f"kerasdist.backends.{other}") for other in others)
     ]
-    assert not found
 
 
-def test_a_module_imports_only_from_layers_below(path):
+def imports_from_no_layer_below(path: Path) -> list[str]:
     module = module_of(path)
     unit = unit_of(module)
     if unit is None:  # the package itself, whose names are loaded when they are used
-        return
+        return []
     tree = parse(path)
     at_once = set(imported_at_module_level(tree))
     found = []
@@ -170,52 +165,57 @@ def test_a_module_imports_only_from_layers_below(path):
             continue
         if name in at_once or (module, other) not in LATE:
             found.append(name)
-    assert not found
+    return found
+
+
+def imports_from_the_package_itself(path: Path) -> list[str]:
+    """`from kerasdist import MirroredStrategy` would load whatever has that name."""
+    units = {unit.partition(".")[0] for unit in LAYER_OF}
+    return [
+        name
+        for name in imported_at_run_time(parse(path))
+        if name.startswith("kerasdist.") and name.split(".")[1] not in units
+    ]
+
+
+def integrations(path: Path) -> list[str]:
+    others = ("kerasdist_ray", "ray", "kubernetes")
+    return [name for name in imported(parse(path)) if any(is_inside(name, one) for one in others)]
+
+
+def relative_imports(path: Path) -> list[str]:
+    return [
+        ast.unparse(node)
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+
+
+def lines_too_many(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()[MAX_LINES:]
+
+
+def names_and_docstrings_that_say_nothing(path: Path) -> list[str]:
+    parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(ROOT).parts}
+    return [*(parts & MEANINGLESS), *["no docstring"] * (ast.get_docstring(parse(path)) is None)]
+
+
+RULES = (
+    *(keras_src_outside_of_the_seam, frameworks_outside_of_their_folders),
+    *(other_backends_in_a_backend, imports_from_no_layer_below, imports_from_the_package_itself),
+    *(integrations, relative_imports, lines_too_many, names_and_docstrings_that_say_nothing),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_file_has(rule):
+    broken = {str(path.relative_to(ROOT)): found for path in FILES if (found := rule(path))}
+    assert not broken
 
 
 def test_every_unit_has_a_layer():
     units = {unit_of(module_of(path)) for path in FILES} - {None, "api"}
     assert units == set(LAYER_OF)
-
-
-def test_modules_import_nothing_from_the_package_itself(path):
-    """`from kerasdist import MirroredStrategy` would load whatever has that name."""
-    units = {unit.partition(".")[0] for unit in LAYER_OF}
-    found = [
-        name
-        for name in imported_at_run_time(parse(path))
-        if name.startswith("kerasdist.") and name.split(".")[1] not in units
-    ]
-    assert not found
-
-
-def test_the_package_imports_no_integration(path):
-    integrations = ("kerasdist_ray", "ray", "kubernetes")
-    found = [
-        name
-        for name in imported(parse(path))
-        if any(is_inside(name, integration) for integration in integrations)
-    ]
-    assert not found
-
-
-def test_imports_are_absolute(path):
-    found = [
-        ast.unparse(node)
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.ImportFrom) and node.level
-    ]
-    assert not found
-
-
-def test_no_file_is_too_long(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
-
-
-def test_every_module_says_what_it_is_for(path):
-    parts = {part.removesuffix(".py").strip("_") for part in path.relative_to(ROOT).parts}
-    assert not parts & MEANINGLESS
-    assert ast.get_docstring(parse(path)) is not None
 
 
 class TestThisFileItself:

@@ -70,12 +70,9 @@ class WorkerActor:
             command = (sys.executable, "-m", "kerasdist_ray", name_of_folder)
             # Ray has made the modules importable here; the worker gets the same paths.
             paths = [variables.get("PYTHONPATH", ""), *sys.path]
-            begun = Start(
-                rank=slot.rank,
-                name=name,
-                command=start.command_here(JobSpec(command, stop_seconds=grace), slot),
-                variables={**variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            )
+            own = {**variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+            orders = start.orders_of(JobSpec(command, stop_seconds=grace), slot, own)
+            begun = Start(slot.rank, name, start.SUPERVISOR_HERE, orders)
             events: queue.SimpleQueue[Event] = queue.SimpleQueue()
             self._worker = Worker(begun, Screen(), events)
             self._begun.set()

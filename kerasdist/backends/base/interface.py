@@ -168,7 +168,6 @@ class ReplicaSet(abc.ABC):
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
         reads_need_all_workers: Whether reading a variable may be a collective: after a custom loop,
             on a backend whose steps do not combine what replicas have assigned.
-        reads_ahead: Whether Keras's loop reads batches ahead of the steps that use them.
         measures_data: Whether it is known how long training waits for batches.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that it is known how long.
@@ -185,7 +184,6 @@ class ReplicaSet(abc.ABC):
     is_in_call = False
     batch_logs_matter = True
     reads_need_all_workers = False
-    reads_ahead = False
     measures_data = True
     measures_collectives = False
     trainer_class: type[Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
-import keras
+from keras.callbacks import Callback
 
 from kerasdist import keras_compat
 from kerasdist.agreement import weights
@@ -16,13 +16,15 @@ from kerasdist.callbacks.backup import fit_call, storage
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.position import Position
 from kerasdist.callbacks.backup.run_files import RunFiles, name_of_run, release_folder
-from kerasdist.callbacks.backup.storage import Backup
 from kerasdist.callbacks.backup.variables import (
     Restored,
+    StoredVariables,
     add_up_anew,
     forms_of,
+    numbers_of_weights,
     pieces_of,
     read_along,
+    restore,
     to_write,
     variables_of,
 )
@@ -36,15 +38,16 @@ from kerasdist.training.binding import binding_of
 
 
 @final
-class BackupAndRestore(keras.callbacks.Callback):
+class BackupAndRestore(Callback):
     """Backs up a training run, and lets `fit` go on from there when the script is started again.
 
     The run that was interrupted ends with the numbers of the run that was not, to the last bit. A
     backup holds the weights, the optimizer's state, the metrics, the seeds and the states of the
     random generators, the epoch and the batch, what has changed of the other callbacks and of the
-    source of the data, and the place in the data. The batches of an epoch that a run has seen are
-    read again and passed over; other callbacks hear nothing of them. Of generators with
-    ``steps_per_epoch`` those of all epochs are.
+    source of the data, and the place in the data. ``tf.data`` pipelines, Grain's and loaders that
+    have ``state_dict()`` and ``load_state_dict(state)`` go on at their place. Of other data the
+    batches of an epoch that a run has seen are read again and passed over, of generators with
+    ``steps_per_epoch`` those of all epochs; other callbacks hear nothing of them.
 
     Of callbacks and sources of your own it keeps numbers, words, arrays, random generators, and
     lists, dicts and objects of them. For all else give them ``state_dict()`` and
@@ -77,6 +80,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         keep: int = 2,
         delete_checkpoint: bool = True,
         file_mode: int = storage.PRIVATE,
+        resume: Literal["exact", "weights"] = "exact",
     ) -> None:
         """Makes the callback.
 
@@ -90,6 +94,9 @@ class BackupAndRestore(keras.callbacks.Callback):
                 ``kerasdist run`` the last one stays until the script has ended.
             file_mode: The permissions of the files, which hold the model and what the callbacks
                 remember: the owner's alone.
+            resume: ``"weights"``: where the backup is of another call of `fit`, such as one with
+                another loss, optimizer or batch size, training begins anew with the weights of the
+                model, whose shapes must be the same. ``"exact"``: that is an error.
 
         Raises:
             ValueError: If an argument has no meaning.
@@ -104,17 +111,20 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         if keep < 1:
             raise ValueError(f"Expected to keep at least one backup. Received: {keep=}.")
+        if resume not in ("exact", "weights"):
+            raise ValueError(f"Expected resume to be 'exact' or 'weights'. Received: {resume=}.")
         self.backup_dir = Path(backup_dir)
         self.save_freq = save_freq
         self._keep = keep
         self._mode = file_mode
         self._delete = delete_checkpoint
-        self._others: Sequence[Any] = ()
-        self._listed: Sequence[Any] = ()
+        self._takes_weights = resume == "weights"
+        self._others: Sequence[Callback] = ()
+        self._listed: Sequence[Callback] = ()
         self._unmute = contextlib.ExitStack()
         self._position = Position()
         self._epoch = 0
-        self._logs: Any = None
+        self._logs: dict[str, object] | None = None
         self._resumed: Restored | None = None
         self._skipped = 0
         self._last_saved = 0
@@ -148,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.save(epoch, batches)
         raise SystemExit(ExitCode.PREEMPTED)
 
-    def beside(self, others: Sequence[Any], listed: Sequence[Any]) -> None:
+    def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
         """Takes the other callbacks of the call, whose state each backup keeps.
 
         ``others`` are the callbacks that the user passed, ``listed`` those that Keras calls.
@@ -159,11 +169,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Takes the position in the data of the call, which each backup keeps."""
         self._position = position
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Restores the newest backup that fits. All workers must call it."""
         del logs
         self._in_training = True
         model: Any = self.model
+        every = 0 if isinstance(self.save_freq, str) else self.save_freq
+        self._position.backs_up(every, model.steps_per_execution)
         if not model.built:
             raise BackupError(
                 "Expected a model that is built, to restore its variables. Received: "
@@ -176,17 +188,19 @@ class BackupAndRestore(keras.callbacks.Callback):
         run = None
         if job is not None and binding is not None and binding.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
-        self._files = RunFiles(self.backup_dir, self._keep, self._mode, job, run)
+        self._files = RunFiles(
+            self.backup_dir, self._keep, self._mode, job, run, takes_weights=self._takes_weights
+        )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
         self._call = {**call, "forms": forms_of(variables)}
         stored = self._files.newest(self._call)
         facts = None if stored is None else dict(stored.chiefs.facts)
         if facts is not None:  # which the chief has compared
             facts = {name: one for name, one in facts.items() if name not in self._call}
-        told = self._files.number, self._files.refusal, facts
+        told = self._files.number, self._files.refusal, self._files.of_this_call, facts
         if job is not None:
             told = job.broadcast_object("backup", told)
-        self._files.number, refusal, facts = told
+        self._files.number, refusal, of_this_call, facts = told
         if refusal is not None:
             place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
             raise BackupError(f"{place}{refusal}")
@@ -198,6 +212,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             facts |= {name: int(facts[name]) for name in ("number", "epoch", "batches")}
             self._files.number = facts["number"]
             in_parts = self._files.in_parts
+            if not of_this_call:
+                self._take_weights(stored, facts["weights"])
+                return
             self._begin(Restored(model, variables, stored, facts, seen_by_all=in_parts))
 
     @contextlib.contextmanager
@@ -218,6 +235,20 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Lets other runs use the folder."""
         release_folder(self.backup_dir)
 
+    def _take_weights(self, stored: StoredVariables | None, there: Sequence[Sequence[Any]]) -> None:
+        """Gives the model the weights of a backup of another call. All workers must call it."""
+        model: Any = self.model
+        here = numbers_of_weights(model, variables_of(model))
+        if [form for _, *form in there] != [form for _, *form in here]:
+            raise BackupError(
+                "Expected the weights of the backup to have the shapes and types of the model's, "
+                f"for resume='weights'. Received: {[form for _, *form in there][:10]} in the "
+                f"backup, {[form for _, *form in here][:10]} in the model. Take another folder."
+            )
+        numbers = [number for number, *_ in there]
+        pairs = zip(numbers, model.weights, strict=True)
+        restore(model, pairs, stored, seen_by_all=self._files.in_parts)
+
     def _begin(self, kept: Restored) -> None:
         """Restores what must be in place before the epoch begins."""
         facts, model = kept.facts, self.model
@@ -236,7 +267,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._put_back_random_states_of_gpus(facts)
             self._position.go_to(facts["position"], kept.arrays, within=False)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Restores the rest of a backup that was made within the epoch."""
         del logs
         self._epoch, self._last_saved, self._skipped = epoch, 0, 0
@@ -246,12 +277,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._resumed = None
         self._position.epoch_begins()
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the position in the data before the first batch of an epoch is read."""
-        del batch, logs
-        self._position.batch_begins()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up after each ``save_freq`` batches."""
         done = batch + 1
         self._logs = logs
@@ -269,14 +295,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if done // self.save_freq > self._last_saved // self.save_freq:
             self.save(self._epoch, done)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up."""
         del logs
         if self._asked and current() is None:
             self.leave(epoch + 1, 0)
         self.save(epoch + 1, 0)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Removes the backups, if they are not needed any more."""
         del logs
         self._in_training = False
@@ -326,8 +352,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             "epoch": epoch,
             "batches": batches,
             "stopping": stopping,
-            "keras": keras.__version__,
             **self._call,
+            "weights": numbers_of_weights(self.model, variables),
             "random": random_states.kept(),
             "random of gpus": of_gpus,
             "position": position,
@@ -339,7 +365,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         for one in self._others:
             if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
                 one.wait()
-        self._files.write(Backup(facts, arrays))
+        self._files.write(facts, arrays)
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""
@@ -376,7 +402,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 self._position.restore_random_states(facts["random"])
                 self._put_back_random_states_of_gpus(facts)
 
-        keras_compat.skip_batches(model, self._skipped, logs, then)
+        keras_compat.skip_batches(model, self._skipped, self._position.unread, logs, then)
 
     def _put_back_random_states_of_gpus(self, facts: Mapping[str, Any]) -> None:
         job = current()
@@ -385,14 +411,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if rank < len(states):
             random_states.put_back_gpus(states[rank])
 
-    def _callbacks(self) -> list[Any]:
+    def _callbacks(self) -> list[Callback]:
         model: Any = self.model
         kept = [one for one in self._others if one is not model.history]
         return [*kept, model.history]
 
 
 @contextlib.contextmanager
-def _hearing_nothing_of_batches(callback: Any) -> Iterator[None]:
+def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
     """Keeps batch events from a callback that got them before the backup."""
     kept = dict(vars(callback))
     vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
@@ -404,5 +430,5 @@ def _hearing_nothing_of_batches(callback: Any) -> Iterator[None]:
             vars(callback).update({name: kept[name]} if name in kept else {})
 
 
-def _nothing(batch: int, logs: Any = None) -> None:
+def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
     del batch, logs

@@ -10,7 +10,6 @@ import collections
 import functools
 import inspect
 import json
-import marshal
 import pathlib
 import random
 import types
@@ -53,10 +52,10 @@ SKIPPED = {_TAG: "skipped"}
 class HasStateDict(Protocol):
     """An object that saves its own state, with the method names of PyTorch and Lightning."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> object:
         """Returns the state: numbers, strings, arrays, and structures of them."""
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: Any) -> object:
         """Continues from a state."""
 
 
@@ -69,29 +68,21 @@ class Encoder:
         lost: Place and type of each value that cannot be kept.
     """
 
-    def __init__(
-        self, first: int = 0, leave_out: Sequence[Any] = (), *, digests: bool = False
-    ) -> None:
-        self._digests = digests
-        self.arrays: list[np.ndarray[Any, Any]] = []
+    def __init__(self, first: int = 0, leave_out: Sequence[object] = ()) -> None:
+        self.arrays: list[np.ndarray] = []
         self.lost: dict[str, str] = {}
         self._first = first
         self._seen = {id(one) for one in leave_out}
-        self._keep_alive: list[Any] = list(leave_out)
+        self._keep_alive: list[object] = list(leave_out)
 
-    def encode(self, value: Any, where: str, depth: int = _DEPTH) -> Any:
+    def encode(self, value: object, where: str, depth: int = _DEPTH) -> Any:
         """Returns the form of a value."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, np.generic | np.ndarray):
             return self._array(value, where)
-        if self._digests and isinstance(value, list | tuple | dict):
-            plain = _checksum_of_plain(value)
-            if plain is not None:
-                return plain
         if isinstance(value, bytes):
-            array = self._array(np.frombuffer(value, np.uint8), where)
-            return array if self._digests else {**array, _TAG: "bytes"}
+            return {**self._array(np.frombuffer(value, np.uint8), where), _TAG: "bytes"}
         for kind in (list, tuple, set, frozenset, collections.deque):
             if type(value) is kind:
                 items = sorted(value, key=repr) if kind in (set, frozenset) else value
@@ -107,7 +98,7 @@ class Encoder:
             }
         return self._object(value, where, depth)
 
-    def _object(self, value: Any, where: str, depth: int) -> Any:
+    def _object(self, value: object, where: str, depth: int) -> Any:
         if isinstance(value, _CODE) or id(value) in self._seen:
             return SKIPPED
         self._seen.add(id(value))
@@ -120,7 +111,7 @@ class Encoder:
         if isinstance(value, keras.Layer | keras.Metric | keras.optimizers.Optimizer):
             values = [ops.convert_to_numpy(variable) for variable in value.variables]
             return {_TAG: "variables", "values": [self._array(one, where) for one in values]}
-        if ops.is_tensor(value):
+        if ops.is_tensor(value) and not getattr(value, "is_cpu", False):  # where PyTorch has it
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if isinstance(value, HasStateDict):
             return {_TAG: "state_dict", "state": self.encode(value.state_dict(), where, depth)}
@@ -132,49 +123,40 @@ class Encoder:
         self.lost[where] = type(value).__name__
         return SKIPPED
 
-    def attributes(self, value: Any, where: str, depth: int = _DEPTH) -> dict[str, Any]:
+    def attributes(self, value: object, where: str, depth: int = _DEPTH) -> dict[str, object]:
         """Returns the forms of an object's attributes, by name."""
         return {
             name: self.encode(one, f"{where}.{name}", depth) for name, one in vars(value).items()
         }
 
-    def _array(self, value: Any, where: str) -> Any:
+    def _array(self, value: object, where: str) -> Any:
         array = np.asarray(value)
         if array.dtype.kind not in _NUMBERS and array.dtype.name not in vars(ml_dtypes):
             if array.dtype.kind in "US":
                 return {_TAG: "words", "dtype": array.dtype.str, "items": array.tolist()}
             self.lost[where] = f"array of {array.dtype}"
             return SKIPPED
-        if self._digests:
-            return _checksum(array)
         kind = "scalar" if isinstance(value, np.generic) else "array"
         return {_TAG: kind, "at": self._add(array)}
 
-    def _add(self, array: np.ndarray[Any, Any]) -> int:
+    def _add(self, array: np.ndarray) -> int:
         self.arrays.append(array)
         return self._first + len(self.arrays) - 1
 
 
-def digests(values: Mapping[str, Any], leave_out: Sequence[Any]) -> dict[str, str]:
+def digests(values: Mapping[str, object], leave_out: Sequence[object]) -> dict[str, list[object]]:
     """Returns for each value a short form that is equal for equal values."""
-    return {
-        name: json.dumps(Encoder(leave_out=leave_out, digests=True).encode(one, name))
-        for name, one in values.items()
-    }
+    found: dict[str, list[object]] = {}
+    for name, value in values.items():
+        encoder = Encoder(leave_out=leave_out)
+        form = json.dumps(encoder.encode(value, name)).encode()
+        found[name] = [zlib.crc32(form), *map(_checksum, encoder.arrays)]
+    return found
 
 
-def _checksum(array: np.ndarray[Any, Any]) -> list[Any]:
+def _checksum(array: np.ndarray) -> list[object]:
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
-
-
-def _checksum_of_plain(value: Any) -> list[Any] | None:
-    """Returns a checksum of numbers, strings, and lists of them; None for anything else."""
-    try:
-        raw = marshal.dumps(value, 0)
-    except ValueError:
-        return None
-    return [len(raw), zlib.crc32(raw)]
 
 
 def renumbered(form: Any, first: int) -> Any:
@@ -189,7 +171,7 @@ def renumbered(form: Any, first: int) -> Any:
     return form
 
 
-def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = None) -> Any:
+def decode(form: Any, arrays: Sequence[np.ndarray], current: Any = None) -> Any:
     """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
@@ -209,12 +191,12 @@ def decode(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any = Non
     return _restored(form, kind, arrays, current)
 
 
-def _array(form: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _array(form: Any, arrays: Sequence[np.ndarray]) -> Any:
     array = arrays[form["at"]]
     return array[()] if form[_TAG] == "scalar" else array.copy()
 
 
-def _dict(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _dict(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
     now = current if isinstance(current, dict) else {}
     keys = [(decode(key, arrays), inner) for key, inner in form["items"]]
     items = [(key, decode(inner, arrays, now.get(key))) for key, inner in keys]
@@ -223,7 +205,7 @@ def _dict(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> An
     return now
 
 
-def _container(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _container(form: Any, arrays: Sequence[np.ndarray], current: Any) -> Any:
     kind = _CONTAINERS[form[_TAG]]
     ordered = type(current) is kind and kind in (list, tuple, collections.deque)
     now = list(current) if ordered else []
@@ -239,7 +221,7 @@ def _container(form: Any, arrays: Sequence[np.ndarray[Any, Any]], current: Any) 
     return kind(items)
 
 
-def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], current: Any) -> Any:
+def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray], current: Any) -> Any:
     if kind in _GENERATORS:
         known, _, put_back = _GENERATORS[kind]
         _require(isinstance(current, known), kind, current)
@@ -265,9 +247,7 @@ def _restored(form: Any, kind: str, arrays: Sequence[np.ndarray[Any, Any]], curr
     return current
 
 
-def set_attributes(
-    value: Any, forms: dict[str, Any], arrays: Sequence[np.ndarray[Any, Any]]
-) -> None:
+def set_attributes(value: object, forms: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
     """Restores the attributes of an object."""
     own = vars(value)
     for name, form in forms.items():
@@ -275,12 +255,12 @@ def set_attributes(
             own[name] = decode(form, arrays, own.get(name))
 
 
-def _require(condition: bool, kind: str, current: Any) -> None:
+def _require(condition: bool, kind: str, current: object) -> None:
     if not condition:
         raise ValueError(f"a {kind} is to be restored where there is {current!r:.100}")
 
 
-def _is_of_python(value: Any) -> bool:
+def _is_of_python(value: object) -> bool:
     """Returns whether an object is nothing but its attributes, as `copy` decides it."""
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
@@ -345,7 +325,7 @@ class Remembering:
     as a start time, stay those of the new process.
     """
 
-    def __init__(self, objects: Sequence[Any], elsewhere: Sequence[Any] = ()) -> None:
+    def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
         """Takes the objects before anything is restored."""
         self._objects = [
             one.inner if isinstance(one, DelegatingCallback) else one for one in objects
@@ -353,7 +333,7 @@ class Remembering:
         self._elsewhere = [*elsewhere, *self._objects]
         self._at_begin = [digests(_values(one), self._elsewhere) for one in self._objects]
 
-    def state(self, first_array: int) -> tuple[list[Any], list[np.ndarray[Any, Any]]]:
+    def state(self, first_array: int) -> tuple[list[object], list[np.ndarray]]:
         """Returns a form for each object, and the arrays that the forms name."""
         encoder = Encoder(first_array, self._elsewhere)
         forms = []
@@ -366,7 +346,7 @@ class Remembering:
             forms.append([name, own])
         return forms, encoder.arrays
 
-    def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def put_back(self, forms: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
         """Restores the attributes of the objects."""
         left = list(forms)
         for one in self._objects:
@@ -393,7 +373,7 @@ class Remembering:
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
-def _values(callback: Any) -> Mapping[str, Any]:
+def _values(callback: Any) -> Mapping[str, object]:
     """Returns the attributes of a callback, by name."""
     if isinstance(callback, HasStateDict):
         return {_STATE_DICT: callback.state_dict()}
@@ -439,7 +419,7 @@ def _write_again(logger: Any, content: bytes) -> None:
     logger.writer, logger.append_header = None, not content
 
 
-def _lines_elsewhere(callback: Any) -> list[str]:
+def _lines_elsewhere(callback: object) -> list[str]:
     """Returns the file of a CSVLogger that is not on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
@@ -447,13 +427,13 @@ def _lines_elsewhere(callback: Any) -> list[str]:
     return [] if is_here else [f"{type(callback).__name__}: the lines of {callback.filename}"]
 
 
-def _closures(callback: Any) -> list[str]:
+def _closures(callback: object) -> list[str]:
     """Returns the variables that the functions of a LambdaCallback close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
     for hook in vars(callback).values():
-        function: Callable[..., Any] = hook
+        function: Callable[..., object] = hook
         if not inspect.isfunction(function) or function.__closure__ is None:
             continue
         if keras_compat.is_builtin(function):

@@ -33,14 +33,14 @@ _NOTHING = "nothing"
 _SHOWN, _NAMED = 100, 5
 
 
-def of_model(model: Any) -> dict[str, Any]:
+def of_model(model: object) -> dict[str, object]:
     """Describes the model, its optimizer, and the arguments of `compile`, before training."""
     facts = models.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}
 
 
-def of_data(given: Mapping[str, Any]) -> dict[str, Any]:
+def of_data(given: Mapping[str, object]) -> dict[str, object]:
     """Describes the data in the arguments of `fit`."""
     facts = {name: described(given.get(name)) for name in _ARGUMENTS}
     return facts | {name: _form(given[name]) for name in _DATA if given.get(name) is not None}
@@ -64,15 +64,28 @@ def _form(data: Any) -> Any:
     return type(data).__name__
 
 
-def require_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuses a backup of another call; warns of what may make it another one."""
+def is_same(
+    path: Path, there: Mapping[str, object], here: Mapping[str, object], *, takes_weights: bool
+) -> bool:
+    """Returns whether a backup is of this call; warns of what may make it another one.
+
+    Raises:
+        BackupError: If it is of another call, unless its weights alone are wanted.
+    """
     apart = list(_differences(there, json.loads(json.dumps(here))))
     refused = [said for kind, said in apart if kind == "refused"]
+    if refused and takes_weights:
+        warn_user(
+            f"Training begins anew with the weights of the backup {path}, which is of another call "
+            f"of fit: {_listed(refused)}."
+        )
+        return False
     if refused:
         raise BackupError(
             f"Expected the backup {path} to be of this call of fit. Received: {_listed(refused)}. "
             "Take another folder, or delete the backups in this one, to train from the beginning; "
-            "to go on from them, make the script what it was."
+            "to go on from them, make the script what it was; to begin anew with their weights, "
+            'use BackupAndRestore(..., resume="weights").'
         )
     rates = [said for kind, said in apart if kind == _RATE]
     if rates:
@@ -87,6 +100,7 @@ def require_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) 
             f"The script has changed since the backup {path} was written: {_listed(doubted)}. "
             "Training goes on from it."
         )
+    return True
 
 
 def _listed(differences: list[str]) -> str:
@@ -115,7 +129,7 @@ def _differences(
         yield kind, f"{path} is {_shown(there)} in the backup and {_shown(here)} in this script"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
         return f"a list of {len(value)}"
     text = repr(value)

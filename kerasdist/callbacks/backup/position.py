@@ -3,8 +3,7 @@
 Before an epoch (or before the first one, where `fit` has ``steps_per_epoch`` and the data go on
 from epoch to epoch), the states of all random generators are kept, with the attributes of the
 source that have changed. A source that is read again from there yields the same batches, and those
-that were trained on are skipped. The iterator of a ``tf.data`` pipeline has a position of its own,
-so such a pipeline is not read from its beginning.
+that were trained on are skipped. Where a source knows its places, it is read on from the last one.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, final
 
 import numpy as np
@@ -19,9 +19,10 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Remembering, renumbered
+from kerasdist.callbacks.backup.places import Places
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
-from kerasdist.input.loaders import samplers_of
+from kerasdist.input.sources import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
 
 
@@ -39,7 +40,7 @@ class _Resume:
     """
 
     passed: int
-    random: Mapping[str, Any]
+    random: Mapping[str, object]
     returns: bool
     is_late: bool
 
@@ -56,9 +57,9 @@ class _Begin:
         epochs: How many epochs Keras's adapter has read, None where no order depends on it.
     """
 
-    random: Mapping[str, Any] | None
-    source: Sequence[Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
+    random: Mapping[str, object] | None
+    source: Sequence[object]
+    arrays: Sequence[np.ndarray]
     epochs: int | None
 
 
@@ -68,29 +69,40 @@ class Position:
 
     Attributes:
         facts: What must be equal in a run that goes on from it.
+        unread: How many batches of the present epoch the data begin after.
     """
 
-    def __init__(self, source: Any = None, steps_per_epoch: int | None = None) -> None:
-        self.facts: dict[str, Any] = {}
+    def __init__(self, source: object = None, steps_per_epoch: int | None = None) -> None:
+        self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
         self._steps = steps_per_epoch
         self._goes_on = steps_per_epoch is not None
-        self._iterations: keras_compat.FollowedIterations | None = None
+        self._places: Places | None = None
+        self._read_by_python, self._draws = True, False
         self._lost = _lost_of(source)
         self._begin: _Begin | None = None
-        self._place: bytes | None = None
-        self._is_due = self._is_read = self._reads_aside = False
+        self._reads_aside = False
+        self._every, self._at_once = 0, 1
         self._passed_before, self._passed = 0, 0
         self._resume: _Resume | None = None
         self._epochs = 0
         self._adapter: Any = None
         self._batches: int | None = None
+        self._length: int | None = None
+        self.unread = 0
         self._is_made = self._is_late = False
         self._is_heard_later = isinstance(source, keras_compat.PyDataset)
         self._pass_epochs: Callable[[int], None] | None = None
 
-    def follow(self, adapter: Any, *, reads_ahead: bool) -> None:
-        """Takes the adapter that Keras made, and follows its ``tf.data`` iterators."""
+    def backs_up(self, every: int, at_once: int) -> None:
+        """Hears that there are backups each so many batches (0: as epochs end).
+
+        ``at_once`` is how many of them an execution has.
+        """
+        self._every, self._at_once = every, at_once
+
+    def follow(self, adapter: Any) -> None:
+        """Takes the adapter that Keras made, and follows its source where that has places."""
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
@@ -103,28 +115,47 @@ class Position:
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(adapter)
-        self._batches = adapter.num_batches if self._goes_on else None
+        self._length = adapter.num_batches
+        self._batches = self._length if self._goes_on else None
         if self._batches is not None and self._batches != self._steps:
             self._lost.append(
                 f"the place in {self._batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
             )
-        dataset = keras_compat.dataset_of(adapter)
-        if dataset is None:
+        source = keras_compat.source_of(adapter)
+        if source is None:
             return
-        facts = keras_compat.facts_of(dataset)
-        self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
-        if self._batches is not None:
-            self._lost.append(
-                f"the place in a tf.data pipeline with an end, with steps_per_epoch={self._steps} "
-                "(repeat it, or leave steps_per_epoch out)"
-            )
-        if facts.calls_python or (self._goes_on and (facts.draws or reads_ahead)):
-            return  # it is read again, from its beginning
-        self._iterations = keras_compat.FollowedIterations(self._record_place)
-        if not keras_compat.is_native_dataset(dataset):
-            followed = keras_compat.FollowedDataset(dataset, self._iterations)
-            keras_compat.replace_dataset(adapter, followed)
+        if keras_compat.is_tf_dataset(source):
+            facts = keras_compat.facts_of(source)
+            self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
+            if self._batches is not None:
+                self._lost.append(
+                    f"the place in a tf.data pipeline with an end, with steps_per_epoch="
+                    f"{self._steps} (repeat it, or leave steps_per_epoch out)"
+                )
+            if facts.calls_python or (self._goes_on and facts.draws):
+                return  # it is read again, from its beginning
+            self._read_by_python = not keras_compat.is_native_dataset(source)
+            self._draws = facts.draws
+        elif self._batches is not None:
+            return
+        self._places = Places(
+            source, self._source, self._is_due, read_by_python=self._read_by_python
+        )
+        if self._read_by_python:
+            keras_compat.follow_source(adapter, source, self._places.begun)
+
+    def _is_due(self, count: int) -> bool:
+        """Returns whether a backup may be made after so many batches, and begin there."""
+        if self._draws or not self._read_by_python:
+            return not self._draws  # what a pipeline draws is no part of a place
+        if self._steps is not None:
+            count %= self._steps
+        if count in (0, self._length):
+            return self._goes_on
+        before = count - self._at_once
+        is_executed = count % self._at_once == 0
+        return bool(self._every) and is_executed and count // self._every > before // self._every
 
     def _follow_own(self, source: OwnSource) -> None:
         """Follows data that only this worker reads; the chief cannot save their position."""
@@ -161,7 +192,7 @@ class Position:
         return iterator
 
     def restore_random_states(
-        self, states: Mapping[str, Any], begin: Mapping[str, Any] | None = None
+        self, states: Mapping[str, object], begin: Mapping[str, object] | None = None
     ) -> None:
         """Sets the random generators to the states of a backup, once batches are read.
 
@@ -176,8 +207,8 @@ class Position:
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
         """Does the same as `begun`, for a framework's own pipeline."""
-        following = self._iterations
-        return self.begun(make if following is None else lambda: following.begun(make))
+        places = None if self._read_by_python else self._places
+        return self.begun(make if places is None else lambda: places.begun(make))
 
     def epoch_begins(self) -> None:
         """Keeps the state from which the epoch can be read again."""
@@ -191,30 +222,19 @@ class Position:
             self._begin = self._since(self._begin, random_states.kept())
             self._is_made, self._is_late = False, True
         self._epochs += 1
-        self._is_due = True
 
     def _is_over(self) -> bool:
         """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
         passed = self._passed_before + self._passed
         return self._goes_on and self._batches is not None and passed >= self._batches > 0
 
-    def batch_begins(self) -> None:
-        """Keeps the position in a pipeline before the first batch of an epoch is read."""
-        if self._is_due and self._goes_on and self._is_read and self._iterations is not None:
-            self._record_place(self._iterations.place())
-
-    def _record_place(self, place: bytes | None) -> None:
-        """Keeps the position of this epoch's iterator; Keras makes others to inspect a batch."""
-        if self._is_due:
-            self._place, self._is_due, self._is_read = place, False, True
-
     def batches_passed(self, count: int) -> None:
         """Keeps how many batches of the epoch were trained on."""
         self._passed = count
 
-    def kept(self, batches: int, arrays: list[np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def kept(self, batches: int, arrays: list[np.ndarray]) -> dict[str, object]:
         """Returns the position in the form that a backup keeps."""
-        begin, place = self._begin, self._place
+        begin, places = self._begin, self._places
         assert begin is not None  # since `epoch_begins`
         goes_on = self._goes_on and not (self._is_over() and not batches)
         passed = self._passed_before + (0 if batches else self._passed)
@@ -222,28 +242,22 @@ class Position:
             begin, passed = self._now(None), 0
         elif not batches and self._is_made:
             begin = self._since(begin, begin.random)
-        if not batches and self._iterations is not None:
-            following = self._iterations
-            place = following.place() if goes_on else following.next_place()
-        form: dict[str, Any] = {
+        place = None
+        if places is not None:
+            before = passed if goes_on else 0
+            place = places.newest(before + batches) if batches or goes_on else places.next()
+        form: dict[str, object] = {
             "random": begin.random,
             "source": renumbered(begin.source, len(arrays)),
-            "number of arrays": len(begin.arrays),
             "passed": passed,
             "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
             "epochs read": begin.epochs,
-            "place": None,
         }
         arrays += begin.arrays
-        if place is not None:
-            form["place"] = len(arrays)
-            arrays.append(np.frombuffer(place, np.uint8))
-        return form
+        return {**form, "place": None if place is None else place.kept(arrays)}
 
-    def go_to(
-        self, form: Mapping[str, Any], arrays: Sequence[np.ndarray[Any, Any]], *, within: bool
-    ) -> None:
+    def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
         self._source.put_back(form["source"], arrays)
         self._passed_before, self._passed = int(form["passed"]), 0
@@ -251,26 +265,28 @@ class Position:
         keras_compat.set_epochs_read(self._adapter, form.get("epochs read"))
         if self._pass_epochs is not None and not self._goes_on:
             self._pass_epochs(self._epochs)
-        place, passed = form["place"], form["passed"] if self._goes_on else 0
-        if place is not None and self._iterations is not None:
-            self._iterations.go_to(arrays[place].tobytes())
-            passed = 0
+        passed, read = self._passed_before if self._goes_on else 0, 0
+        if form["place"] is not None and self._places is not None:
+            read = self._places.go_to(form["place"], arrays)
+        self.unread = max(read - passed, 0)
         random = form["random"]
         if random is None:
             return
         if self._goes_on:
             is_late = form["late"]
             self._begin = self._now(random)
-            self._resume = _Resume(passed, random, returns=not within, is_late=is_late)
+            self._resume = _Resume(
+                max(passed - read, 0), random, returns=not within, is_late=is_late
+            )
             self._is_late = is_late
         else:
             random_states.put_back(random)
 
-    def _since(self, begin: _Begin, random: Mapping[str, Any] | None) -> _Begin:
+    def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
         """Returns the state with which Keras began, at the end of an epoch, the next iteration."""
         return self._now(random) if self._is_heard_later else replace(begin, random=random)
 
-    def _now(self, random: Mapping[str, Any] | None) -> _Begin:
+    def _now(self, random: Mapping[str, object] | None) -> _Begin:
         forms, arrays = self._source.state(0)
         epochs = keras_compat.epochs_read(self._adapter)
         return _Begin(random, forms, [array.copy() for array in arrays], epochs)
@@ -284,11 +300,11 @@ class PositionedAdapter(WrappedAdapter):
         super().__init__(inner)
         self._position = position
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
+    def get_numpy_iterator(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         yield from self._position.begun(lambda: iter(self._inner.get_numpy_iterator()))
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def get_jax_iterator(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         yield from self._position.begun(lambda: iter(self._inner.get_jax_iterator()))
 
@@ -296,21 +312,17 @@ class PositionedAdapter(WrappedAdapter):
         """Returns the inner adapter's batches."""
         return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
-    def get_torch_dataloader(self) -> Iterator[Any]:
+    def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
         # Begun at once, since the iterator of a DataLoader draws a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 
-    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yields batches to Keras's loop on PyTorch, which reads one before `on_batch_begin`."""
-        for _ in iter(int, 1):
-            self._position.batch_begins()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            yield batch
+    def _read(self, iterator: Iterator[object]) -> Iterator[object]:
+        """Yields batches to Keras's loop on PyTorch, and nothing for those that it skips."""
+        unread, self._position.unread = self._position.unread, 0
+        yield from repeat(None, unread)
+        yield from iterator
 
     @property
     def builtin_prefetch(self) -> bool:
@@ -318,7 +330,7 @@ class PositionedAdapter(WrappedAdapter):
         return self._inner.builtin_prefetch
 
 
-def _objects_of(source: Any) -> list[Any]:
+def _objects_of(source: Any) -> list[object]:
     """Returns the objects that may change while a source is read."""
     if isinstance(source, keras_compat.PyDataset):
         return [source]

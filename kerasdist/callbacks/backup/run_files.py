@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from kerasdist.callbacks.backup import fit_call, storage, variables
-from kerasdist.callbacks.backup.storage import UNFINISHED, Backup, StoredFile
+from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.sharding import HeldPiece
@@ -56,6 +56,7 @@ class RunFiles:
         fit: How many calls of `fit` with this folder have ended before in this process.
         in_parts: Whether each worker writes what it holds of the divided variables.
         refusal: Why this run must not use the folder; None if it may.
+        of_this_call: Whether the newest backup is of this call; else its weights alone are taken.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class RunFiles:
         mode: int = storage.PRIVATE,
         job: Job | None = None,
         run: str | None = None,
+        *,
+        takes_weights: bool = False,
     ) -> None:
         """Looks into the folder.
 
@@ -74,6 +77,7 @@ class RunFiles:
             mode: The permissions of the files.
             job: The job of this process.
             run: A name that no other run has, if all workers see the folder and divide variables.
+            takes_weights: Whether a backup of another call will do.
         """
         self._folder = folder
         self._keep = keep
@@ -85,13 +89,15 @@ class RunFiles:
         self.in_parts = run is not None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
+        self.of_this_call = True
+        self._takes_weights = takes_weights
         self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
     def _is_chiefs(self) -> bool:
         return self._job is None or self._job.is_chief
 
-    def newest(self, call: Mapping[str, Any]) -> StoredVariables | None:
+    def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest backup that is complete, None if there is none.
 
         It says which backups are torn. All workers must call it; where they do not see the chief's
@@ -108,7 +114,7 @@ class RunFiles:
             return found
         return self._first_whole(iter(())) if self.in_parts else None
 
-    def _fitting(self, call: Mapping[str, Any]) -> Iterator[StoredFile]:
+    def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
         """Yields the chief's files of backups of this call, newest first."""
         try:
             hold_folder(self._folder, self._mode)
@@ -134,8 +140,11 @@ class RunFiles:
             except _UNUSABLE as error:
                 _refuse(path, error)
                 continue
+            here = {name: call[name] for name in there}
             try:
-                fit_call.require_same(path, there, {name: call[name] for name in there})
+                self.of_this_call = fit_call.is_same(
+                    path, there, here, takes_weights=self._takes_weights
+                )
             except BackupError as error:
                 self.refusal = str(error)
                 return
@@ -172,12 +181,12 @@ class RunFiles:
         variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
         return StoredVariables(chiefs)
 
-    def _gathered(self, label: str, value: Any) -> list[Any]:
+    def _gathered(self, label: str, value: object) -> list[Any]:
         if self._job is None or not self.in_parts:
             return [value]
         return self._job.all_gather_object(label, value)
 
-    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[dict[str, Any]] | None:
+    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
 
         All workers must call it. When it returns, all parts are on the disk; or, if a worker could
@@ -206,17 +215,17 @@ class RunFiles:
             self._give_up("; ".join(failed))
         return None
 
-    def write(self, backup: Backup) -> None:
+    def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> None:
         """Writes a backup, and removes those that are too old; warns if the disk takes none."""
         try:
-            storage.write(self._folder, self.number, backup, self._mode)
+            storage.write(self._folder, self.number, facts, arrays, self._mode)
             self._remove(self._own()[self._keep :])
         except BackupError:
             raise
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, why: Any) -> None:
+    def _give_up(self, why: object) -> None:
         with contextlib.suppress(OSError):
             variables.remove_orphans(self._folder, up_to=self.number)
         warn_user(
@@ -297,7 +306,7 @@ def _fit_of(path: Path) -> int:
         return 0
 
 
-def _refuse(path: Path, reason: Any) -> None:
+def _refuse(path: Path, reason: object) -> None:
     warn_user(f"The backup {path} is not used: {reason}. The one before it is, if there is one.")
 
 
@@ -352,7 +361,7 @@ def release_folder(folder: Path) -> None:
         os.close(file)
 
 
-def _try_lock(path: Path, mode: int) -> dict[str, Any] | None:
+def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
     """Takes the lock; returns the present owner if there is one."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -388,7 +397,7 @@ def _is_still(path: Path, file: int) -> bool:
         return False
 
 
-def _owner(content: bytes) -> dict[str, Any]:
+def _owner(content: bytes) -> dict[str, object]:
     try:
         found = json.loads(content)
     except ValueError:  # it is just writing
@@ -404,40 +413,25 @@ def _warn_of_lock(path: Path, error: OSError) -> None:
 
 
 def name_of_run(folder: Path, job: Job) -> str | None:
-    """Returns a name for this run if all workers see the chief's folder, else None.
+    """Returns a name for this run if all workers see and may write the chief's folder, else None.
 
-    Each worker tries to read what the chief wrote there, and the chief what each worker wrote.
-    All workers must call it.
+    Each worker looks for a file of this name that the chief makes there. All workers must call it.
     """
     name = secrets.token_hex(8)
     if job.is_chief:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            _probe(folder, name, job.rank).write_text(name, encoding="utf-8")
+            _probe(folder, name).touch()
     # A worker must not look for the folder before: a network file system may remember its absence.
     name = str(job.broadcast_object("the folder of the backups", name))
-    own = _probe(folder, name, job.rank)
-    try:
-        sees = _has(folder, name, 0)
-        if sees and not job.is_chief:
-            with contextlib.suppress(OSError):
-                own.write_text(name, encoding="utf-8")
-        seen = job.all_gather_object("whether all see the folder of the backups", sees)
-        if job.is_chief:
-            sees = all(seen) and all(_has(folder, name, rank) for rank in range(job.num_workers))
-        shared = job.broadcast_object("whether the folder of the backups is shared", sees)
-    finally:
+    found = _probe(folder, name)
+    sees = found.is_file() and os.access(folder, os.W_OK)
+    seen = job.all_gather_object("whether all see the folder of the backups", sees)
+    if job.is_chief:
         with contextlib.suppress(OSError):
-            own.unlink()
-    return name if shared else None
+            found.unlink(missing_ok=True)
+    return name if all(seen) else None
 
 
-def _probe(folder: Path, name: str, rank: int) -> Path:
-    return folder / f"backup-probe-{name}-{rank}{UNFINISHED}"
-
-
-def _has(folder: Path, name: str, rank: int) -> bool:
-    try:
-        return _probe(folder, name, rank).read_text(encoding="utf-8") == name
-    except (OSError, UnicodeDecodeError):
-        return False
+def _probe(folder: Path, name: str) -> Path:
+    return folder / f"unfinished-probe-backup-{name}"

@@ -25,14 +25,11 @@ from kerasdist.core import whole_files
 from kerasdist.core.sharding import Region
 from kerasdist.errors import BackupError
 
-_MAGIC = b"kerasdist backup 3\n"
-# Of version 2, which differs in nothing else, there are no files with parts.
-_READABLE = (_MAGIC, b"kerasdist backup 2\n")
+_MAGIC = b"kerasdist backup 4\n"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CHUNK = 1 << 18
 _NAME = re.compile(r"backup-(\d{12})\.kdb")
-UNFINISHED = ".unfinished"
 PRIVATE = 0o600
 
 
@@ -47,23 +44,9 @@ class Unread:
         read: Returns the array.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray[Any, Any]]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Backup:
-    """What a file is to hold.
-
-    Attributes:
-        facts: What JSON can say.
-        arrays: NumPy arrays, or how to read them; None for one that is in other files.
-    """
-
-    facts: Mapping[str, Any]
-    arrays: Sequence[Any]
+    read: Callable[[], np.ndarray]
 
 
 @final
@@ -117,12 +100,12 @@ class StoredFile:
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise BackupError("its header is not of the form that kerasdist writes") from error
 
-    def array(self, number: int) -> np.ndarray[Any, Any]:
+    def array(self, number: int) -> np.ndarray:
         """Reads an array."""
         _, shape = self.forms[number]
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
-    def columns(self, number: int, region: Region) -> np.ndarray[Any, Any]:
+    def columns(self, number: int, region: Region) -> np.ndarray:
         """Reads the columns that a region names, of an array taken as rows."""
         dtype = dtype_of(self.forms[number][0])
         if not region.size:
@@ -138,45 +121,51 @@ class StoredFile:
         return np.array(data[:, columns], subok=False).view(dtype)
 
 
-def write(folder: Path, number: int, backup: Backup, mode: int = PRIVATE) -> Path:
-    """Writes a backup."""
+def write(
+    folder: Path,
+    number: int,
+    facts: Mapping[str, object],
+    arrays: Sequence[Any],
+    mode: int = PRIVATE,
+) -> Path:
+    """Writes a backup; see `write_file`."""
     path = folder / f"backup-{number:012d}.kdb"
-    write_file(path, backup, mode)
+    write_file(path, facts, arrays, mode)
     return path
 
 
-def write_file(path: Path, backup: Backup, mode: int = PRIVATE) -> Written:
+def write_file(
+    path: Path, facts: Mapping[str, object], arrays: Sequence[Any], mode: int = PRIVATE
+) -> Written:
     """Writes a file. It is on the disk when this returns.
 
     Every array is read, in the same order, also if the disk is full: other workers may take part.
+
+    Args:
+        path: The file.
+        facts: What JSON can say.
+        arrays: NumPy arrays, or how to read them; None for one that is in other files.
+        mode: Its permissions.
     """
-    forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in backup.arrays]
-    header = json.dumps({"facts": backup.facts, "arrays": forms}).encode()
-    unfinished = path.with_suffix(f".{os.getpid()}{UNFINISHED}")
+    forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in arrays]
+    header = json.dumps({"facts": facts, "arrays": forms}).encode()
     digest, size = hashlib.sha256(), 0
-    left = iter(zip(forms, backup.arrays, strict=True))
+    left = iter(zip(forms, arrays, strict=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT, mode), "wb") as file:
-            os.fchmod(file.fileno(), mode)
+        with whole_files.replacing(path) as name, _opened(name, mode) as file:
             for part in (_MAGIC, len(header).to_bytes(_LENGTH_BYTES, "big"), header):
                 _append(file, part, digest)
             for form, one in left:
                 if form is not None:
                     _append(file, _content(one, form), digest)
             file.write(digest.digest())
-            file.flush()
             size = file.tell()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
     except OSError:
         for _, one in left:
             if isinstance(one, Unread):
                 one.read()
         raise
-    finally:
-        unfinished.unlink(missing_ok=True)
-    whole_files.flush(path.parent)
     return Written(path.name, size, digest.hexdigest())
 
 
@@ -225,7 +214,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Removes the files of processes that were killed while they wrote."""
-    remove(list(folder.glob(f"backup-*{UNFINISHED}")))
+    remove(list(folder.glob("unfinished-*-backup-*")))
 
 
 def number_of(path: Path) -> int:
@@ -235,7 +224,7 @@ def number_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
+def dtype_of(name: str) -> np.dtype:
     """Returns NumPy's type of a name; bfloat16 and float8 come from ml_dtypes."""
     try:
         return np.dtype(name)
@@ -251,12 +240,18 @@ def bytes_of(form: Sequence[Any] | None) -> int:
     return dtype_of(name).itemsize * int(np.prod(shape, dtype=np.int64))
 
 
+def _opened(name: str, mode: int) -> BinaryIO:
+    file = os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT, mode), "wb")
+    os.fchmod(file.fileno(), mode)
+    return file
+
+
 def _append(file: BinaryIO, content: Any, digest: Any) -> None:
     digest.update(content)
     file.write(content)
 
 
-def _content(one: Any, form: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _content(one: Any, form: Sequence[Any]) -> np.ndarray:
     """Returns an array's bytes."""
     array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
     if array.dtype.name != form[0] or array.nbytes != bytes_of(form):
@@ -270,7 +265,7 @@ def _content(one: Any, form: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 def _require_magic(file: BinaryIO) -> None:
     found = file.read(len(_MAGIC))
-    if found not in _READABLE:
+    if found != _MAGIC:
         raise BackupError(
             f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
             "backup"

@@ -23,7 +23,6 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.storage import (
-    Backup,
     StoredFile,
     Unread,
     Written,
@@ -47,7 +46,7 @@ def write_part(
     pieces: Mapping[int, Sequence[HeldPiece]],
     *,
     mode: int = storage.PRIVATE,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Writes a worker's part of a backup; returns what the chief's file has to say of it.
 
     Args:
@@ -65,7 +64,7 @@ def write_part(
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(storage.write_file(path, Backup({"pieces": places}, arrays), mode))
+    return asdict(storage.write_file(path, {"pieces": places}, arrays, mode))
 
 
 def _place(region: Region) -> tuple[int, int, int]:
@@ -147,7 +146,7 @@ class StoredVariables:
         """The numbers of the arrays in the chief's file, of which variables come first."""
         return range(len(self.chiefs.forms))
 
-    def whole(self, variable: int) -> np.ndarray[Any, Any]:
+    def whole(self, variable: int) -> np.ndarray:
         """Reads a variable."""
         held = self._pieces.get(variable)
         if held is None:
@@ -157,7 +156,7 @@ class StoredVariables:
             self._shape(variable)
         )
 
-    def part(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+    def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable, and no more of it where the files allow that."""
         held = self._pieces.get(variable)
         if held is None:
@@ -167,7 +166,7 @@ class StoredVariables:
         value = self.whole(variable).reshape(region.rows, -1)
         return value[:, region.begin : region.end].copy()
 
-    def _joined(self, variable: int, region: Region) -> np.ndarray[Any, Any]:
+    def _joined(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region that is laid out in as many rows as the pieces in the files."""
         held = self._pieces[variable]
         _, file, index = held[0]
@@ -206,7 +205,7 @@ def variables_of(model: Any) -> list[Any]:
     return list(seen.values())
 
 
-def forms_of(variables: Sequence[Any]) -> dict[str, Any]:
+def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     """Returns the shapes and types of variables.
 
     Their names are left out: they count up with each model that a process makes.
@@ -217,13 +216,13 @@ def forms_of(variables: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def pieces_of(variables: Sequence[Any], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+def pieces_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
     """Returns what this worker holds of the variables that workers divide, by their numbers."""
     held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
     return {number: own for number, own in held.items() if own}
 
 
-def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any]:
+def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
     """Returns the variables' values for a file; those that are not aggregated are read as late.
 
     All workers must call it, and `read_along` or write the file.
@@ -245,18 +244,18 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, Any]) -> list[Any
     return listed
 
 
-def _value(variable: Any) -> np.ndarray[Any, Any]:
+def _value(variable: Any) -> np.ndarray:
     return ops.convert_to_numpy(variable.value)
 
 
-def read_along(arrays: Sequence[Any]) -> None:
+def read_along(arrays: Sequence[object]) -> None:
     """Takes part in the chief's reads of variables while it writes them."""
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
 
 
-def add_up_anew(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
     """Sets the replicas' parts of the metrics' sums to those of a restored run.
 
     The run then adds the same numbers in the same order as the uninterrupted run, and has the same
@@ -296,7 +295,7 @@ class Restored:
         """
         self.facts = facts
         self._model = model
-        self._variables = variables
+        self._variables = list(enumerate(variables))
         self._stored = stored
         self._seen_by_all = seen_by_all
         self.restore()
@@ -307,45 +306,58 @@ class Restored:
 
     def restore(self) -> None:
         """Restores the variables. All workers must call it."""
-        replicas = _divided_by(self._model)
-        if replicas is not None:
-            self._restore_divided(replicas)
-            return
-        if self._stored is not None:
-            for number, variable in enumerate(self._variables):
-                variable.assign(self._stored.whole(number))
-        broadcast(self._model, self._model.metrics_variables)
+        restore(self._model, self._variables, self._stored, seen_by_all=self._seen_by_all)
 
-    def _restore_divided(self, replicas: ReplicaSet) -> None:
-        """Restores one variable after another. All workers must call it.
 
-        Each reads what it holds, or gets whole variables from the chief if it does not see files.
-        """
-        replicas.initial_broadcast.ensure()
-        stored = self._stored
-        for number, variable in enumerate(self._variables):
-            if stored is None or not self._seen_by_all:
-                own = [] if stored is None else [stored.whole(number)]
-                form = [keras_compat.stored_dtype(variable), variable.shape]
-                [value] = broadcast_arrays(self._model, own, [form])
-                variable.assign(value)
-                continue
-            pieces = replicas.pieces(variable)
-            for piece in pieces:
-                piece.write(stored.part(number, piece.region))
-            if not pieces:
+def restore(
+    model: Any,
+    variables: Iterable[tuple[int, Any]],
+    stored: StoredVariables | None,
+    *,
+    seen_by_all: bool,
+) -> None:
+    """Restores variables, each with its number in the backup. All workers must call it.
+
+    Where workers divide them, it is one after another, and each worker reads what it holds, or
+    gets whole variables from the chief if it does not see files.
+    """
+    replicas = _divided_by(model)
+    if replicas is None:
+        if stored is not None:
+            for number, variable in variables:
                 variable.assign(stored.whole(number))
+        broadcast(model, model.metrics_variables)
+        return
+    replicas.initial_broadcast.ensure()
+    for number, variable in variables:
+        if stored is None or not seen_by_all:
+            own = [] if stored is None else [stored.whole(number)]
+            form = [keras_compat.stored_dtype(variable), variable.shape]
+            [value] = broadcast_arrays(model, own, [form])
+            variable.assign(value)
+            continue
+        pieces = replicas.pieces(variable)
+        for piece in pieces:
+            piece.write(stored.part(number, piece.region))
+        if not pieces:
+            variable.assign(stored.whole(number))
 
 
-def _divided_by(model: Any) -> ReplicaSet | None:
+def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object]]:
+    """Returns the number of each weight of a model among the variables, its shape and type."""
+    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
+
+
+def _divided_by(model: object) -> ReplicaSet | None:
     """Returns the replicas that divide a model's state between workers, None if none do."""
     binding = binding_of(model)
     return binding.replicas if binding is not None and binding.replicas.divides_state else None
 
 
 def broadcast_arrays(
-    model: Any, arrays: Sequence[np.ndarray[Any, Any]], forms: Sequence[Any]
-) -> list[np.ndarray[Any, Any]]:
+    model: Any, arrays: Sequence[np.ndarray], forms: Sequence[Any]
+) -> list[np.ndarray]:
     """Returns the chief's arrays on every worker. All workers must call it.
 
     ``forms`` are type and shape of each array; the other workers pass no arrays.

@@ -212,7 +212,7 @@ def loss_weights(lab):
 
 @case("several outputs")
 def weights_per_output(lab):
-    """Sample weights for each output, one of them with zeros."""
+    """Sample weights for each output, one of them with zeros (DEFECTS 8)."""
     x, number = regression(N)
     kind = classification(N)[1]
     weights = {"number": weights_for(N), "kind": weights_for(N, 9) + 0.1}

@@ -5,23 +5,6 @@ from tests.facade.lazy import kd, keras, ops
 
 
 @case
-def distribute_lib__StrategyExtendedV2_variable_created_in_scope__1(lab):
-    """A variable of the scope."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(1.0)
-    lab.equal(True, strategy.extended.variable_created_in_scope(variable))
-
-
-@case
-def distribute_lib__StrategyExtendedV2_variable_created_in_scope__2(lab):
-    """A variable of no scope."""
-    strategy = lab.strategy()
-    variable = keras.Variable(1.0)
-    lab.equal(False, strategy.extended.variable_created_in_scope(variable))
-
-
-@case
 def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab):
     """Variables beside another, updated with them."""
     strategy = lab.strategy()
@@ -33,17 +16,6 @@ def distribute_lib__StrategyExtendedV2_colocate_vars_with__1(lab):
             first, lambda v1, v2, v3: v1.assign(v2 * 10.0 + v3), args=(second, third)
         )
     lab.equal([23.0, 23.0], lab.components(first, strategy))
-
-
-@case
-def distribute_lib__StrategyExtendedV2_update__1(lab):
-    """An update assigns on every device."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(5.0, aggregation="sum")
-        result = strategy.extended.update(variable, lambda v: v.assign(1.0))
-    lab.equal([1.0, 1.0], lab.components(variable, strategy))
-    lab.equal({1.0}, {float(one) for one in lab.components(result, strategy)})
 
 
 @case

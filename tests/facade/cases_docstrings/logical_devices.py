@@ -23,35 +23,22 @@ def rows(strategy, count):
 
 
 @case
-def tpu_strategy__TPUStrategyV2__7(lab):
-    """An addition that one logical device of the only replica is asked for."""
-    strategy = cores(lab, 1, (1, 1, 1, 2))
-    if strategy is None:
-        return
-    x, batch = rows(strategy, 2)
-
-    @kd.function
-    def step(inputs):
-        return strategy.experimental_assign_to_logical_device(inputs + inputs, 0)
-
-    [result] = strategy.experimental_local_results(strategy.run(step, args=(batch,)))
-    lab.equal(2 * x, result)
-
-
-@case
 def tpu_strategy__TPUStrategyV2_experimental_assign_to_logical_device__1(lab):
-    """The same with several replicas of two logical devices."""
-    strategy = cores(lab, 2, (1, 1, 1, 2))
-    if strategy is None:
-        return
-    x, batch = rows(strategy, 2)
+    """An addition that one of two logical devices is asked for, on one replica and on two."""
+    for replicas in (1, 2):
+        strategy = cores(lab, replicas, (1, 1, 1, 2))
+        if strategy is None:
+            continue
+        x, batch = rows(strategy, 2)
 
-    @kd.function
-    def step(inputs):
-        return strategy.experimental_assign_to_logical_device(inputs + inputs, 0)
+        @kd.function
+        def step(inputs, strategy=strategy):
+            return strategy.experimental_assign_to_logical_device(inputs + inputs, 0)
 
-    for result in strategy.experimental_local_results(strategy.run(step, args=(batch,))):
-        lab.equal(2 * x, result)
+        results = strategy.experimental_local_results(strategy.run(step, args=(batch,)))
+        lab.equal(replicas, len(results))
+        for result in results:
+            lab.equal(2 * x, result)
 
 
 def image_model():

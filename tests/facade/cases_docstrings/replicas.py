@@ -5,16 +5,6 @@ from tests.facade.lazy import kd, keras, ops
 
 
 @case
-def distribute_lib__ReplicaContextBase__1(lab):
-    """Each replica knows its number."""
-    strategy = lab.strategy()
-    step = lambda: kd.get_replica_context().replica_id_in_sync_group  # noqa: E731
-    result = strategy.run(step)
-    lab.check(isinstance(result, kd.PerReplica), f"a PerReplica, received {type(result)}")
-    lab.equal([0, 1], [int(one) for one in strategy.experimental_local_results(result)])
-
-
-@case
 def distribute_lib__ReplicaContextBase_merge_call__1(lab):
     """The default strategy's merge_call is a call in cross-replica context."""
     here = kd.get_replica_context()
@@ -29,47 +19,8 @@ def distribute_lib__ReplicaContextBase_merge_call__1(lab):
 
 
 @case
-def distribute_lib__ReplicaContextBase_all_reduce__1(lab):
-    """A sum over the replicas, on each of them."""
-    strategy = lab.strategy()
-
-    def step():
-        here = kd.get_replica_context()
-        return here.all_reduce(kd.ReduceOp.SUM, ops.convert_to_tensor(1.0))
-
-    lab.equal([2.0, 2.0], lab.components(strategy.run(step), strategy))
-
-
-@case
-def distribute_lib__ReplicaContextBase_all_reduce__2(lab):
-    """Sums of a list: a list on each replica."""
-    strategy = lab.strategy()
-
-    def step():
-        values = [ops.convert_to_tensor(1.0), ops.convert_to_tensor(2.0)]
-        return kd.get_replica_context().all_reduce(kd.ReduceOp.SUM, values)
-
-    lab.equal([[2.0, 4.0]] * 2, lab.components(strategy.run(step), strategy))
-
-
-@case
-def distribute_lib__ReplicaContext_all_gather__1(lab):
-    """A tensor gathered, in a compiled step."""
-    strategy = lab.strategy()
-
-    @kd.function
-    def step():
-        here = kd.get_replica_context()
-        return here.all_gather(ops.convert_to_tensor([1, 2, 3]), axis=0)
-
-    result = strategy.run(step)
-    lab.check(isinstance(result, kd.PerReplica), f"a PerReplica, received {type(result)}")
-    lab.equal([[1, 2, 3, 1, 2, 3]] * 2, lab.components(result, strategy))
-
-
-@case
 def distribute_lib__ReplicaContext_all_gather__2(lab):
-    """A list of tensors of other ranks, gathered."""
+    """A list of tensors of other ranks, gathered in a compiled step."""
     strategy = lab.strategy()
 
     @kd.function
@@ -81,40 +32,6 @@ def distribute_lib__ReplicaContext_all_gather__2(lab):
     expected = [[1, 2, 3, 1, 2, 3], [[1, 2], [3, 4], [1, 2], [3, 4]]]
     lab.check(isinstance(result, list), "a list of distributed values")
     lab.equal([expected] * 2, lab.components(result, strategy))
-
-
-@case
-def distribute_lib__ReplicaContext_all_gather__3(lab):
-    """A dict of tensors that differ in size, gathered."""
-    strategy = lab.strategy()
-
-    def step():
-        value = {
-            "a": ops.convert_to_tensor([1, 2]),
-            "b": ops.convert_to_tensor([[0, 1], [2, 3], [4, 5]]),
-        }
-        return kd.get_replica_context().all_gather(value, axis=0)
-
-    expected = {"a": [1, 2] * 2, "b": [[0, 1], [2, 3], [4, 5]] * 2}
-    lab.equal([expected] * 2, lab.components(strategy.run(step), strategy))
-
-
-@case
-def distribute_lib__ReplicaContext__update__1(lab):
-    """A variable updated by all replicas together: a merge call and `extended.update`."""
-    strategy = lab.strategy()
-    with strategy.scope():
-        variable = keras.Variable(5.0)
-
-    def merge(strategy, value):
-        assign = lambda var, new: var.assign(new)  # noqa: E731
-        strategy.extended.update(variable, assign, args=(value,))
-
-    def step():
-        kd.get_replica_context().merge_call(merge, args=(ops.convert_to_tensor(1.0),))
-
-    strategy.run(step)
-    lab.equal([1.0, 1.0], lab.components(variable, strategy))
 
 
 @case

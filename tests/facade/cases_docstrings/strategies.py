@@ -12,15 +12,6 @@ def replica_ids(strategy):
 
 
 @case
-def distribute_lib__StrategyBase_run__1(lab):
-    """A tensor goes to every replica as it is."""
-    strategy = lab.strategy()
-    step = kd.function(lambda x: x * 2.0)
-    result = strategy.run(step, args=(ops.convert_to_tensor(3.0),))
-    lab.equal([6.0, 6.0], lab.components(result, strategy))
-
-
-@case
 def distribute_lib__StrategyBase_run__2(lab):
     """`run` in a compiled function, of values that are made there."""
     strategy = lab.strategy()
@@ -53,13 +44,6 @@ def distribute_lib__StrategyBase_run__3(lab):
 
 
 @case
-def distribute_lib__StrategyBase_reduce__1(lab):
-    """The replicas' numbers, summed."""
-    strategy = lab.strategy()
-    lab.equal(1, strategy.reduce("SUM", replica_ids(strategy), axis=None))
-
-
-@case
 def distribute_lib__StrategyBase_reduce__2(lab):
     """Components are on their replicas' devices, what they are reduced to is one tensor."""
     strategy = lab.strategy()
@@ -70,39 +54,6 @@ def distribute_lib__StrategyBase_reduce__2(lab):
     total = strategy.reduce("SUM", result, axis=None)
     lab.equal(1, len(strategy.experimental_local_results(total)))
     lab.equal("cpu:0", lab.device(total))
-
-
-@case
-def distribute_lib__StrategyBase_reduce__3(lab):
-    """Without an axis components are added as they are."""
-    strategy = lab.strategy()
-    rows = [[1.0, 2.0], [3.0, 4.0]]
-    value = strategy.experimental_distribute_values_from_function(
-        lambda context: ops.convert_to_tensor(rows[context.replica_id_in_sync_group])
-    )
-    lab.equal([4.0, 6.0], strategy.reduce("sum", value, axis=None))
-
-
-@case
-def distribute_lib__StrategyBase_reduce__4(lab):
-    """With an axis it is reduced too, and its sizes may differ."""
-    strategy = lab.strategy()
-    rows = [[1.0, 2.0, 3.0], [4.0]]
-    value = strategy.experimental_distribute_values_from_function(
-        lambda context: ops.convert_to_tensor(rows[context.replica_id_in_sync_group])
-    )
-    lab.equal(10.0, strategy.reduce("sum", value, axis=0))
-    lab.equal(2.5, strategy.reduce("mean", value, axis=0))
-
-
-@case
-def distribute_lib__Strategy_gather__1(lab):
-    """Components one after another."""
-    strategy = lab.strategy()
-    value = strategy.experimental_distribute_values_from_function(
-        lambda _: ops.convert_to_tensor([[1], [2]])
-    )
-    lab.equal([[1], [2], [1], [2]], kd.function(lambda: strategy.gather(value, axis=0))())
 
 
 @case(replicas=(4,))

@@ -1,6 +1,6 @@
 """How JAX's workers connect: what is refused before anybody waits."""
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 MISLEADING_NAME = """
 import types
@@ -21,6 +21,6 @@ except JobError as error:
 
 
 def test_a_machine_that_others_cannot_reach_by_its_name_is_told_what_to_write():
-    said = run_fresh(MISLEADING_NAME, KERAS_BACKEND="jax")
-    assert said.startswith("[worker 0/2] Expected the name of this machine")
+    said = run_forked(MISLEADING_NAME, "jax")
+    assert "[worker 0/2] Expected the name of this machine" in said
     assert "'machine', which is 127.0.1.1. Write 10.0.0.1 behind the name, in /etc/hosts" in said

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 SCRIPT = """
 import inspect, itertools, json
@@ -139,7 +139,7 @@ MODES = ["own", "synchronized", "inference"]
 
 @pytest.fixture(scope="module")
 def everything():
-    return json.loads(run_fresh(SCRIPT, KERAS_BACKEND="torch").splitlines()[-1])
+    return json.loads(run_forked(SCRIPT, "torch").splitlines()[-1])
 
 
 @pytest.fixture(params=["cpu", "gpu"])

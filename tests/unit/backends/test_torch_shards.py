@@ -1,6 +1,6 @@
 """How a worker's part of a variable is cut, and where Keras's optimizers are hooked."""
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 PROBE = """
 from types import SimpleNamespace
@@ -68,4 +68,4 @@ assert not keras_compat.is_elementwise(Own())
 
 
 def test_parts_and_hooks():
-    run_fresh(PROBE, KERAS_BACKEND="torch")
+    run_forked(PROBE, "torch")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fresh import run_fresh
+from tests.fresh import run_forked
 
 PROBE = """
 import keras
@@ -56,4 +56,4 @@ print("done")
 
 @pytest.mark.parametrize("backend", ["torch"])
 def test_torch_draws_in_a_trial_from_a_generator_of_the_trial(backend):
-    assert run_fresh(PROBE, KERAS_BACKEND=backend).splitlines()[-1] == "done"
+    assert run_forked(PROBE, backend).splitlines()[-1] == "done"

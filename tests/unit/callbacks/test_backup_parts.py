@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kerasdist.callbacks.backup import storage, variables
-from kerasdist.callbacks.backup.storage import Backup, StoredFile
+from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.errors import BackupError
@@ -70,7 +70,7 @@ def written(folder, division=flat, workers=2, number=3, without=()):
     }
     facts = {"forms": forms, "parts": named}
     arrays = [None if one in DIVIDED else value for one, value in enumerate(VALUES)]
-    return storage.write(folder, number, Backup(facts, [*arrays, np.ones(3)]))
+    return storage.write(folder, number, facts, [*arrays, np.ones(3)])
 
 
 @pytest.mark.parametrize("division", DIVISIONS)

@@ -10,8 +10,8 @@ import pytest
 
 from kerasdist.errors import InputError
 from kerasdist.input.autoshard import own_source, policy_of
-from kerasdist.input.loaders import EveryNthBatch, StridedSampler
 from kerasdist.input.options import AutoShardPolicy
+from kerasdist.input.sources import EveryNth, EveryNthBatch
 from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
 
 SECONDS = 60
@@ -179,6 +179,6 @@ def test_some_batches_of_a_dataset(count, expected):
 
 
 def test_some_elements_of_a_sampler():
-    some = StridedSampler(range(7), 3, 1)
+    some = EveryNth(lambda: iter(range(7)), lambda: 7, 3, 1)
     assert list(some) == list(some) == [1, 4]
     assert len(some) == 2

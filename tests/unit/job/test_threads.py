@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kerasdist.job import threads
+from kerasdist.job import listening
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's classes")
 
@@ -32,7 +32,7 @@ def in_a_thread(function: Callable[..., Any], *args: Any) -> Any:
 def classes(of_starter: int) -> tuple[int, int, int]:
     """A thread's own class in a block and after it, and that of one it starts in the block."""
     choose(of_starter)
-    with threads.waiting_their_turn():
+    with listening.waiting_their_turn():
         inside, started = own_class(), in_a_thread(own_class)
     return inside, own_class(), started
 
@@ -50,7 +50,7 @@ def test_what_the_user_has_chosen_stays():
 def test_an_error_in_the_block_comes_out_and_ends_it():
     def failing() -> int:
         choose(os.SCHED_OTHER)
-        with pytest.raises(ZeroDivisionError), threads.waiting_their_turn():
+        with pytest.raises(ZeroDivisionError), listening.waiting_their_turn():
             raise ZeroDivisionError
         return own_class()
 
@@ -61,5 +61,5 @@ def test_a_sandbox_that_forbids_it_changes_nothing(monkeypatch):
     def forbidden(scheduling_class: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(threads, "_choose", forbidden)
+    monkeypatch.setattr(listening, "_choose", forbidden)
     assert in_a_thread(classes, os.SCHED_OTHER) == (os.SCHED_OTHER,) * 3

@@ -62,7 +62,7 @@ def test_defect_29_a_full_disk_blocks_no_worker(kind):
 
 def test_defect_29_a_full_disk_takes_no_state():
     """DEFECTS 29: the board goes on."""
-    board_of({}, {}, folder=Path("/dev/full/logs")).write(at_last=True)
+    board_of({}, {}, folder=Path("/dev/full/logs")).write()
 
 
 def board_of(*changes, folder=None, hosts=(None, None)):
@@ -152,17 +152,15 @@ def test_the_slowest_worker(workers, expected):
 def test_the_state_is_written(tmp_path):
     board = board_of({}, {}, folder=tmp_path / "logs")
     file = tmp_path / "logs" / STATUS_FILE
-    first = file.read_text(encoding="utf-8")
-    board.heard(0, b"no report")
-    board.heard(0, b"3")
-    board.ended(1, 0)
-    assert file.read_text(encoding="utf-8") == first  # not twice in a second
-    end = time.monotonic() + 10
-    while file.read_text(encoding="utf-8") == first:  # but a second later
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    board.ended(0, 3)
-    board.write(at_last=True)
+    with board.in_file():
+        board.heard(0, b"no report")
+        board.heard(0, b"3")
+        board.ended(1, 0)
+        end = time.monotonic() + 10
+        while not file.exists() or '"ended"' not in file.read_text(encoding="utf-8"):
+            assert time.monotonic() < end  # it is written while the job runs
+            time.sleep(0.05)
+        board.ended(0, 3)
     state = json.loads(file.read_text(encoding="utf-8"))
     assert [one["phase"] for one in state["workers"]] == ["ended", "ended"]
     assert state["workers"][0]["loss"] == REPORT["loss"]

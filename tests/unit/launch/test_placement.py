@@ -100,18 +100,22 @@ def test_a_remote_command_survives_the_shell(tmp_path):
         directory=tmp_path / "some folder",
         stop_seconds=7.5,
     )
-    words = start.command_there(spec, Slot("far", 1, 0, 2), "/a 'b' $c")
-    *ssh, dashes, host, line = words
+    *ssh, dashes, host, line = start.supervisor_there(spec, "far", "/a 'b' $c")
     assert (ssh[0], dashes, host) == ("ssh", "--", "far")
     assert "BatchMode=yes" in ssh
     assert line.startswith(f"cd '{tmp_path / 'some folder'}' && exec env ")
     split = shlex.split(line)
     assert "PYTHONPATH=/a 'b' $c" in split
-    assert split[split.index("/opt/python") :] == [
-        *("/opt/python", "-P", "-m", "kerasdist.launch.supervisor", "--variables-on-input"),
-        *("--grace", "7.5", "--share", "2", "--slot", "0", "--"),
-        *("/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""),
-    ]
+    supervisor = ["/opt/python", "-P", "-m", "kerasdist.launch.supervisor"]
+    assert split[split.index("/opt/python") :] == supervisor
+    orders = start.orders_of(spec, Slot("far", 1, 0, 2), {"MINE": "$x"})
+    assert orders["command"] == ["/opt/python", "a script.py", "'", '"$HOME"', "a\nb", ""]
+    assert (orders["seconds_to_stop"], orders["local_workers"], orders["must_join"]) == (
+        7.5,
+        2,
+        False,
+    )
+    assert orders["variables"] == {"MINE": "$x"}
 
 
 def test_what_another_machine_gets():
@@ -133,7 +137,7 @@ def test_what_another_machine_gets():
     }
     assert set(for_another_machine(environ)) == {
         *("KERAS_BACKEND", "NCCL_DEBUG", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL"),
-        *("TF_GPU_ALLOCATOR", "KERASDIST_SECRET_FILE"),
+        *("TF_GPU_ALLOCATOR", "KERASDIST_SECRET", "KERASDIST_SECRET_FILE"),
     }
 
 

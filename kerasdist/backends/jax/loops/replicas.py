@@ -60,7 +60,6 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
         # On accelerators a batch is moved there while the step before it runs.
-        self.reads_ahead = jax.default_backend() != "cpu"
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
             if self.arrays.layout.rule is not None:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from kerasdist import keras_compat
 from kerasdist.backends.jax.workers.coordinator_proxy import Relay
 from kerasdist.errors import JobError
-from kerasdist.job import listening, threads
+from kerasdist.job import listening
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
@@ -72,9 +72,19 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             f"{str(error).rstrip('.')}. Let the chief's port be reached."
         ) from error
     job.at_leave(jax.distributed.shutdown)
-    with threads.waiting_their_turn():
+    with listening.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-    keras_compat.install(to_numpy=_to_numpy)
+    keras_compat.install(to_numpy=_to_numpy, keep_placed=_keep_placed)
+
+
+def _keep_placed(original: Callable[..., Any], data: Any, layouts: Any = None) -> Any:
+    """Returns a batch that Keras reads ahead on accelerators; that of all workers is in its place.
+
+    Keras calls ``jax.device_put`` for it, which JAX refuses for arrays of several processes.
+    """
+    leaves = jax.tree.leaves(data)
+    placed = any(isinstance(one, jax.Array) and not one.is_fully_addressable for one in leaves)
+    return data if placed else original(data, layouts)
 
 
 def _to_numpy(original: Callable[..., Any], array: Any) -> Any:

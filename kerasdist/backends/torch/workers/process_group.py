@@ -23,7 +23,7 @@ from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.group import ALL_WHOLE, Group
 from kerasdist.errors import JobError, ReplicaError
-from kerasdist.job import listening, threads
+from kerasdist.job import listening
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -82,7 +82,7 @@ def connect(job: Job) -> None:
         # torch's own socket would listen on all interfaces, and could come too late for the port.
         master_listen_fd=job.own_port().listening() if job.is_chief else None,
     )
-    with threads.waiting_their_turn():
+    with listening.waiting_their_turn():
         dist.init_process_group(
             _backend(),
             store=store,
@@ -107,7 +107,7 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta) -> dist.ProcessGroup:
-    with threads.waiting_their_turn():
+    with listening.waiting_their_turn():
         group: Any = dist.new_group(timeout=timeout, backend=_backend())
     return group
 

@@ -8,7 +8,6 @@ from tests.unit.backends.jax_cases import (  # noqa: F401  they register
     normalization,
     planned,
     programs,
-    training,
     values,
 )
 from tests.unit.backends.jax_cases.case import CASES, REPLICAS

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.unit.backends.tensorflow_side_by_side.harness import case, error_of, per_replica, plain
+from tests.facade.side_by_side.harness import case, error_of, per_replica, plain
 
 
 @case

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.facade.side_by_side import replicas_of
 from tests.fresh import run_python
-from tests.unit.backends.tensorflow_side_by_side import replicas_of
 
-SIDE_BY_SIDE = "tests.unit.backends.tensorflow_side_by_side"
-HOME = Path(__file__).with_name("tensorflow_side_by_side")
+SIDE_BY_SIDE = "tests.facade.side_by_side"
+HOME = Path(__file__).with_name("side_by_side")
 SECONDS = 1500
 CASES = [
     (source.stem, name)

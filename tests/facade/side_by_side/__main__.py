@@ -1,4 +1,4 @@
-"""``python -m tests.unit.backends.tensorflow_side_by_side [case ...]``: on two or three."""
+"""``python -m tests.facade.side_by_side [case ...]``: on two or three."""
 
 import importlib
 import json
@@ -6,7 +6,7 @@ import sys
 import traceback
 
 import kerasdist as kd
-from tests.unit.backends.tensorflow_side_by_side import REPLICAS, replicas_of
+from tests.facade.side_by_side import REPLICAS, replicas_of
 
 MODULES = ("crossing", "loops", "runs")
 
@@ -17,7 +17,7 @@ def main():
     kd.config.set_logical_cpu_devices(max(REPLICAS))
     import tensorflow as tf
 
-    from tests.unit.backends.tensorflow_side_by_side.harness import CASES, plain, same
+    from tests.facade.side_by_side.harness import CASES, plain, same
 
     for module in MODULES:
         importlib.import_module(f"{__package__}.{module}")

@@ -29,7 +29,7 @@ def results():
         if backend not in known:
             output = run_python(
                 "-m",
-                "tests.integrations.keras_hub.script",
+                "tests.keras_suites.hub.script",
                 seconds=SECONDS,
                 KERAS_BACKEND=backend,
                 **environment.values(environment.suite_settings(backend)),

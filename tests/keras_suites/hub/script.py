@@ -1,6 +1,6 @@
 """Trains small models of KerasHub and searches with KerasTuner, once plain and once distributed.
 
-    PYTHONPATH=.:.venv/keras-hub KERAS_BACKEND=jax python -m tests.integrations.keras_hub.script
+    PYTHONPATH=.:.venv/keras-hub KERAS_BACKEND=jax python -m tests.keras_suites.hub.script
 
 Prints a JSON object: for each case the two results, or the error. Weights are drawn by seed and
 vocabularies are made here: nothing is downloaded.

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasdist as kd
-from tests.unit.backends.tensorflow_side_by_side.harness import case, per_replica, ways
+from tests.facade.side_by_side.harness import case, per_replica, ways
 
 
 def trained(d, strategy, make, optimizer, steps=4, build=True, rows=(4, 4, 3, 4)):

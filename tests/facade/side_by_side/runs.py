@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tests.unit.backends.tensorflow_side_by_side.harness import case, error_of, per_replica, ways
+from tests.facade.side_by_side.harness import case, error_of, per_replica, ways
 
 
 @case

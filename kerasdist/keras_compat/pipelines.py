@@ -1,0 +1,196 @@
+"""Sources of data whose iterators know their place, so that another iterator goes on there.
+
+They are ``tf.data`` pipelines, which Keras takes on every backend, Grain's datasets and loaders,
+and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, as torchdata's. Private attributes
+of TensorFlow's datasets tell which operations are in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
+from keras.src.utils.module_utils import grain
+from keras.src.utils.module_utils import tensorflow as tf
+
+Begun = Callable[[Callable[[], Any]], Any]
+"""Returns an iterator, given the function that would make it otherwise."""
+
+# `tf.data.experimental.ExternalStatePolicy.IGNORE`: kerasdist itself warns about lost state.
+_IGNORE = 1
+
+# Operations that draw by a seed of their own, other numbers in each iteration; and operations that
+# draw from a variable or change one.
+_DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
+_CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
+_CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
+_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+
+
+def source_of(adapter: Any) -> Any | None:
+    """Returns the source with places that one of Keras's data adapters reads, None if it has none.
+
+    Grain's loaders compare the texts of what they read, which without ``__repr__`` are addresses.
+    """
+    if isinstance(adapter, GrainDatasetAdapter):
+        source: Any = adapter._dataset
+        parts = getattr(source, "_data_source", 0), getattr(source, "_sampler", 0)
+        return None if any(type(one).__repr__ is object.__repr__ for one in parts) else source
+    if isinstance(adapter, TorchDataLoaderAdapter):
+        return adapter._dataloader if _loads_state(adapter._dataloader) else None
+    if isinstance(adapter, TFDatasetAdapter) and isinstance(adapter._dataset, tf.data.Dataset):
+        return adapter._dataset
+    return None
+
+
+def follow_source(adapter: Any, source: Any, begun: Begun) -> None:
+    """Lets one of Keras's data adapters iterate over its source by ``begun``, in Python."""
+    if isinstance(adapter, GrainDatasetAdapter):
+        adapter._dataset = _followed_by_grain(source, begun)
+    elif isinstance(adapter, TorchDataLoaderAdapter):
+        adapter._dataloader = _Followed(source, begun)
+    else:
+        adapter._dataset = _Followed(source, begun)
+
+
+def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
+    """Returns an iterator over a source that goes on from a place."""
+    if _loads_state(source):
+        source.load_state_dict(place)
+        return make()
+    iterator = make()
+    if _is_of_tensorflow(iterator):
+        _set_state(iterator, place)
+    else:
+        iterator.set_state(place)
+    return iterator
+
+
+def place_of(source: Any, iterator: Any) -> Any:
+    """Returns the place of the newest iterator over a source."""
+    if _loads_state(source):
+        return source.state_dict()
+    return _state_of(iterator) if _is_of_tensorflow(iterator) else iterator.get_state()
+
+
+def _loads_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
+def _is_of_tensorflow(iterator: Any) -> bool:
+    return hasattr(iterator, "_iterator_resource")
+
+
+def _state_of(iterator: Any) -> bytes:
+    """Returns the position of an iterator, with the buffers and seeds of its shuffles."""
+    state = tf.raw_ops.SerializeIterator(
+        resource_handle=iterator._iterator_resource, external_state_policy=_IGNORE
+    )
+    return tf.io.serialize_tensor(state).numpy()
+
+
+def _set_state(iterator: Any, state: bytes) -> None:
+    """Sets the position of an iterator."""
+    tf.raw_ops.DeserializeIterator(
+        resource_handle=iterator._iterator_resource,
+        serialized=tf.io.parse_tensor(state, tf.variant),
+    )
+
+
+@final
+@dataclass(frozen=True)
+class PipelineFacts:
+    """The state of a pipeline that is not in its iterators.
+
+    Attributes:
+        calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
+        draws: Whether the pipeline's functions draw new random numbers in each iteration.
+        unrepeatable: The operations that draw without a seed, or from a variable.
+    """
+
+    calls_python: bool
+    draws: bool
+    unrepeatable: tuple[str, ...]
+
+
+def facts_of(dataset: Any) -> PipelineFacts:
+    """Returns the state of a pipeline that is not in its iterators."""
+    steps = list(_pipeline(dataset))
+    operations = [operation for step in steps for operation in _operations(step)]
+    drawing = [one for one in operations if one.type.startswith(_DRAWS)]
+    unseeded = {one.type for one in drawing if not (one.get_attr("seed") or one.get_attr("seed2"))}
+    unseeded |= {"shuffle" for step in steps if _shuffles_without_seed(step)}
+    changing = {one.type for one in operations if one.type.startswith(_CHANGES)}
+    return PipelineFacts(
+        calls_python=any(type(step).__name__ == "_VariantDataset" for step in steps)
+        or any(one.type in _PYTHON for one in operations),
+        draws=bool(drawing),
+        unrepeatable=tuple(
+            [f"{name} without a seed" for name in sorted(unseeded)]
+            + [f"{name} of a variable" for name in sorted(changing)]
+        ),
+    )
+
+
+def _shuffles_without_seed(step: Any) -> bool:
+    if type(step).__name__ != "_ShuffleDataset":
+        return False
+    return not (int(step._seed) or int(step._seed2))
+
+
+def _pipeline(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for one in dataset._inputs():
+        yield from _pipeline(one)
+
+
+def _operations(step: Any) -> Iterator[Any]:
+    """Returns the operations in the functions of a step, and in functions within them."""
+    graphs = [wrapper.function.graph for wrapper in step._functions()]
+    while graphs:
+        graph = graphs.pop()
+        yield from graph.get_operations()
+        graphs += [function.graph for function in graph._functions.values()]
+
+
+@final
+class _Followed:
+    """Stands in for a source in a Keras data adapter that iterates over it in Python."""
+
+    def __init__(self, source: Any, begun: Begun) -> None:
+        self._source = source
+        self._begun = begun
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begun(lambda: iter(self._source))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def _followed_by_grain(source: Any, begun: Begun) -> Any:
+    """Returns the same for Grain, onto which Keras maps its conversions."""
+
+    class Iterating(grain.DatasetIterator):
+        def __init__(self, batches: Iterator[Any]) -> None:
+            super().__init__()
+            self._batches = batches
+
+        def __next__(self) -> Any:
+            return next(self._batches)
+
+        def get_state(self) -> dict[str, Any]:
+            return {}  # that of the source's own iterator is kept
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            del state
+
+    class Followed(grain.IterDataset):
+        def __iter__(self) -> Iterating:
+            return Iterating(begun(lambda: iter(source)))
+
+    return Followed()

@@ -1,0 +1,95 @@
+"""`kerasdist.predict_to`: predictions written as they come, by the worker that has them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from kerasdist.api.functions import function
+from kerasdist.api.scopes import get_strategy
+from kerasdist.core import ownership
+from kerasdist.core.structures import flatten, map_leaves
+from kerasdist.errors import UnsupportedError
+from kerasdist.input.array_dataset import RowDataset
+from kerasdist.input.sources import batches_of
+from kerasdist.keras_compat import is_array, is_builtin
+from kerasdist.training.trainer import defined_by_model
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def predict_to(
+    write: Callable[[NDArray[np.int64], Any], None],
+    model: keras.Model,
+    x: Any,
+    *,
+    batch_size: int = 32,
+) -> None:
+    """Predicts as ``model.predict`` does, and keeps nothing: each batch's rows go to a function.
+
+    ``predict`` keeps all predictions until it returns, and in a job every worker has all of them.
+    Here a worker gets the rows of its own replicas, batch by batch, with their numbers, and
+    together the workers write each row once. In a job all workers must call it, with equal `x`.
+
+    Example::
+
+        scores = np.lib.format.open_memmap("scores.npy", "r+")  # made before, (rows, 10)
+
+        def write(rows, outputs):
+            scores[rows] = outputs
+
+        kd.predict_to(write, model, x_test, batch_size=256)
+
+    Args:
+        write: Takes the numbers of some rows of `x`, int64 of shape ``(n,)``, and the model's
+            outputs for them: NumPy arrays of shape ``(n, ...)``, nested as the model nests them.
+        model: A built model. It is called with ``training=False``.
+        x: What ``predict`` takes: arrays with the examples along axis 0, nested as the model's
+            inputs; or a dataset or generator of batches ``x``, ``(x, y)``, ``(x, y, weights)``.
+        batch_size: Number of rows of a global batch, if `x` is of arrays.
+
+    Raises:
+        UnsupportedError: If the model is not built, or has a `predict_step` of its own.
+
+    Source: ``keras.Model.predict``; Keras issue 21642 asks for predictions that are not kept.
+    """
+    if not (model.built and is_builtin(defined_by_model(type(model), "predict_step"))):
+        raise UnsupportedError(
+            "Expected a built model with Keras's own `predict_step`. Received: model="
+            f"{model.name!r}, built={model.built}. Call the model on a batch first; with a "
+            "`predict_step` of your own write a loop with strategy.run."
+        )
+    owners = (ownership.strategy_of(variable) for variable in model.variables)
+    strategy: Any = next((owner for owner in owners if owner is not None), None) or get_strategy()
+    dataset = RowDataset((x,)).batch(batch_size) if _is_of_arrays(x) else x
+    begins: deque[int] = deque()
+
+    def numbered() -> Iterator[tuple[Any, Any]]:
+        begin = 0
+        for batch in batches_of(dataset)():
+            inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            rows = np.shape(flatten(inputs)[0])[0]
+            begins.append(begin)
+            begin += rows
+            yield inputs, np.arange(rows, dtype="int32")
+
+    @function
+    def predict_batch(inputs: Any) -> Any:
+        return strategy.run(lambda own: model(own, training=False), args=(inputs,))
+
+    for inputs, places in strategy.distribute_dataset(numbered()):
+        outputs = strategy.experimental_local_results(predict_batch(inputs))
+        begin = begins.popleft()
+        for own, place in zip(outputs, strategy.experimental_local_results(places), strict=True):
+            rows = begin + np.asarray(keras.ops.convert_to_numpy(place), "int64")
+            if rows.size:
+                write(rows, map_leaves(keras.ops.convert_to_numpy, own))
+
+
+def _is_of_arrays(x: Any) -> bool:
+    return (isinstance(x, list | tuple | dict) and all(map(is_array, flatten(x)))) or is_array(x)
