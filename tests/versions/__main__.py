@@ -80,6 +80,11 @@ class Row:
     def key(self) -> tuple[str, str, str]:
         return (self.python, self.backend, self.set)
 
+    @property
+    def is_good(self) -> bool:
+        """Whether all passed; what stands behind `GOOD` says where, if not as usual."""
+        return self.result.startswith(GOOD)
+
 
 def rows() -> list[Row]:
     """The rows of the page."""
@@ -235,7 +240,7 @@ def main() -> int:
                     installed = packages
                 ran.append(look(environment, version, which))
             shutil.rmtree(FOLDER / "env", ignore_errors=True)
-    return int(not ran or any(row.result != GOOD for row in ran))
+    return int(not ran or any(not row.is_good for row in ran))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from kerasdist.core.backend_choice import TESTED
 from tests.fresh import run_fresh
-from tests.versions.__main__ import GOOD, PAGE, page, rows
+from tests.versions.__main__ import PAGE, page, rows
 from tests.versions.selection import BACKENDS
 
 
@@ -20,7 +20,7 @@ def test_the_page_is_as_it_was_written():
 def test_the_package_knows_the_versions_that_passed():
     found = {name: set() for name in TESTED}
     for row in of_releases():
-        if row.result == GOOD:
+        if row.is_good:
             found["keras"].add(row.keras)
             found[row.backend].add(row.framework.partition("+")[0])
     assert found == {name: set(versions) for name, versions in TESTED.items()}
