@@ -40,7 +40,7 @@ def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     taken = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
     )
-    for numbers in _Numbers(adapter).get_jax_iterator():
+    for numbers in _numbers(adapter).get_jax_iterator():
         yield taken(chosen(numbers)), len(numbers)
 
 
@@ -51,7 +51,7 @@ def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
 
     taken = _taker(adapter, "torch", tensor)
-    loader = _Numbers(adapter).get_torch_dataloader()
+    loader = _numbers(adapter).get_torch_dataloader()
     # Here, not with the first batch: a loader draws a random number when an iteration starts, and
     # Keras starts iterations from which it reads nothing.
     iter(loader)
@@ -69,7 +69,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
     options.experimental_optimization.apply_default_optimizations = False
     if adapter._shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        batches, numbers_of = _Numbers(adapter).get_tf_dataset(), _same
+        batches, numbers_of = _numbers(adapter).get_tf_dataset(), _same
     else:
         batches, numbers_of = _in_order(adapter)
 
@@ -110,8 +110,12 @@ def _same(numbers: Any) -> Any:
     return numbers
 
 
+def _numbers(adapter: Any) -> Any:
+    return _Numbers(adapter)
+
+
 @final
-class _Numbers(ArrayDataAdapter):  # type: ignore[misc]
+class _Numbers(ArrayDataAdapter):
     """An adapter of the row numbers, in the order of another adapter's rows."""
 
     def __init__(self, adapter: Any) -> None:
