@@ -43,12 +43,11 @@ if TYPE_CHECKING:
         ValueContext,
     )
     from kerasdist.launch.function import launch
-    from kerasdist.strategies.auto import auto
     from kerasdist.strategies.central_storage import CentralStorageStrategy
-    from kerasdist.strategies.mirrored import MirroredStrategy
+    from kerasdist.strategies.mirrored import MirroredStrategy, OneDeviceStrategy, auto
     from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy
-    from kerasdist.strategies.one_device import OneDeviceStrategy
     from kerasdist.strategies.tpu import TPUStrategy
+    from kerasdist.training.predictions import predict_to
 
 __all__ = [
     "AutoShardPolicy",
@@ -113,7 +112,7 @@ _HOMES = {
     "MirroredStrategy": "kerasdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "kerasdist.strategies.multi_worker",
     "OneDeviceComparison": "kerasdist.check.report",
-    "OneDeviceStrategy": "kerasdist.strategies.one_device",
+    "OneDeviceStrategy": "kerasdist.strategies.mirrored",
     "PerReplica": "kerasdist.api.values",
     "ReduceOp": "kerasdist.api.collectives",
     "ReplicaContext": "kerasdist.api.replica_context",
@@ -122,7 +121,7 @@ _HOMES = {
     "Strategy": "kerasdist.api.strategy",
     "StrategyExtended": "kerasdist.api.extended",
     "ValueContext": "kerasdist.input.options",
-    "auto": "kerasdist.strategies.auto",
+    "auto": "kerasdist.strategies.mirrored",
     "compare_with_one_device": "kerasdist.check.report",
     "compute_average_loss": "kerasdist.api.losses",
     "function": "kerasdist.api.functions",

@@ -16,15 +16,14 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.agreement import code
-from kerasdist.backends.base.checks import checksum_of
+from kerasdist.agreement.results import checksum_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -80,15 +79,15 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     """
     kind = cast("type[Any]", type(instance))
     given = {} if keras_compat.is_wired(instance) else _kept(instance)
-    if code.is_of_user(kind):
-        given = {name: value for name, value in given.items() if name not in code.OWN}
+    if is_of_user(kind):
+        given = {name: value for name, value in given.items() if name not in OWN}
         given |= _functions(instance)
-    return {"class": kind.__name__, **described(given, known), **code.of_class(kind)}
+    return {"class": kind.__name__, **described(given, known), **of_class(kind)}
 
 
 def _kept(instance: Any) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
-    is_own = code.is_of_user(type(instance))
+    is_own = is_of_user(type(instance))
     # Keras takes some arguments, such as `rms_scaling`, without naming them.
     others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
     for name in dict.fromkeys((*_parameters(type(instance)), *others)):
@@ -140,7 +139,7 @@ def _functions(instance: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(instance).items()
-        if isinstance(value, FunctionType) and code.is_of_user(value) and name not in _WRAPPED
+        if isinstance(value, FunctionType) and is_of_user(value) and name not in _WRAPPED
     }
 
 
@@ -197,10 +196,10 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
     if isinstance(value, type):
         return cast("type[Any]", value).__name__
     if isinstance(value, FunctionType):
-        facts = code.of_function(value)
+        facts = of_function(value)
         return described(facts) if len(facts) > 1 else facts["function"]
     if isinstance(value, MethodType):
-        return {"method": value.__name__, **code.of_class(type(value.__self__))}
+        return {"method": value.__name__, **of_class(type(value.__self__))}
     if isinstance(value, functools.partial):
         made = cast("functools.partial[Any]", value)
         return {"partial": described(made.func), "given": described([made.args, made.keywords])}
@@ -222,9 +221,133 @@ def _of_object(value: Any, known: Collection[str]) -> Any:
         return {"class": kind.__name__, **described(named, known)}
     if isinstance(value, np.generic):
         return described(value.item())
-    own = code.of_class(kind) if code.is_of_user(kind) and getattr(value, "__dict__", None) else {}
+    own = of_class(kind) if is_of_user(kind) and getattr(value, "__dict__", None) else {}
     return {"class": kind.__name__, **own} if own else kind.__name__
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+# The key of the digests of code, among the facts that workers compare.
+KEY = "code"
+
+# Names whose values differ by worker, so they are not compared.
+OWN = frozenset(
+    {
+        "chief",
+        "device",
+        "hostname",
+        "index",
+        "is_chief",
+        "is_main",
+        "local_rank",
+        "log_dir",
+        "name",
+        "pid",
+        "process_id",
+        "process_index",
+        "rank",
+        "replica_id",
+        "seed",
+        "task_id",
+        "task_index",
+        "verbose",
+        "worker",
+        "worker_id",
+        "worker_index",
+    }
+)
+
+# Packages whose versions are compared, in place of their code.
+_PACKAGES = frozenset(
+    {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
+)
+
+
+def is_of_user(function_or_class: Any) -> bool:
+    """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
+    module = getattr(function_or_class, "__module__", None) or "builtins"
+    return module.partition(".")[0] not in _PACKAGES
+
+
+def of_function(function: FunctionType) -> dict[str, Any]:
+    """Returns what a function computes: its code, and the plain values that it uses."""
+    facts: dict[str, Any] = {"function": function.__name__}
+    if is_of_user(function):
+        facts[KEY] = _digest_of_code(function.__code__)
+        values = {name: value for name, value in _used(function) if _is_compared(name, value)}
+        facts.update({"uses": values} if values else {})
+    return facts
+
+
+def of_class(kind: type) -> dict[str, str]:
+    """Returns a digest of the user-defined methods by its key, nothing if there are none."""
+    parts = [
+        f"{name} {_digest_of_code(function.__code__)}"
+        for parent in kind.__mro__
+        if is_of_user(parent)
+        for name, function in sorted(_functions_of(parent))
+    ]
+    return {KEY: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]} if parts else {}
+
+
+def without(facts: Any) -> Any:
+    """Returns facts without digests of code."""
+    if isinstance(facts, dict):
+        named = cast("dict[str, Any]", facts)
+        return {name: without(value) for name, value in named.items() if name != KEY}
+    return [without(one) for one in cast("list[Any]", facts)] if isinstance(facts, list) else facts
+
+
+def _is_compared(name: str, value: Any) -> bool:
+    if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
+        return False  # a path, which may differ by worker
+    return isinstance(value, bool | int | float | str | None)
+
+
+def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    for name, member in vars(kind).items():
+        if isinstance(member, property):
+            member = member.fget  # noqa: PLW2901
+        elif isinstance(member, staticmethod | classmethod):
+            member = member.__func__  # noqa: PLW2901
+        if isinstance(member, FunctionType):
+            yield name, member
+
+
+def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The defaults, the closure and the globals of a function, by name."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
+    yield from zip(parameters, defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+        yield name, value
+    for one in _nested(code):
+        for name in one.co_names:
+            if name in function.__globals__ and name[:2] != "__":
+                yield name, function.__globals__[name]
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def _digest_of_code(code: CodeType) -> str:
+    constants = [
+        _digest_of_code(constant)
+        if isinstance(constant, CodeType)
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
+    ]
+    parts = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from kerasdist.backends import registry
+
+if TYPE_CHECKING:
+    import keras
 
 
 @overload
@@ -47,7 +50,7 @@ def function(fn: Callable[..., Any] | None = None, *, jit_compile: bool = False)
 
 
 def value_and_grad(
-    fn: Callable[[], Any], variables: Sequence[Any], has_aux: bool = False
+    fn: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool = False
 ) -> tuple[Any, list[Any]]:
     """Calls a function and differentiates its value by variables.
 

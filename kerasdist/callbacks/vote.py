@@ -9,8 +9,8 @@ from typing import final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.agreement import weights
-from kerasdist.backends.base.initial_broadcast import unnumbered
+from kerasdist.agreement import results
+from kerasdist.agreement.results import unnumbered
 from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
@@ -137,5 +137,5 @@ class InSync(keras.callbacks.Callback):
         del logs
         binding, when = binding_of(keras_compat.model_of(self)), f"the end of epoch {epoch + 1}"
         if binding is not None:
-            weights.require_equal_batches(binding.replicas, when)
-            weights.require_equal(self.model, binding.replicas, when)
+            binding.replicas.first_batches.require_equal_since(when)
+            results.require_equal_weights(self.model, binding.replicas, when)

@@ -6,16 +6,17 @@ be put back, and other threads see nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.agreement import behaviour
+from kerasdist.agreement import results
 from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.check.differences import (
     Difference,
@@ -27,8 +28,11 @@ from kerasdist.check.differences import (
     differences,
     worst,
 )
-from kerasdist.check.draws import FreshDraws, RecordedDraws
-from kerasdist.check.workers import TrialWorkers
+from kerasdist.core import context
+from kerasdist.core.protocols import ReplicaLike
+from kerasdist.errors import JobError, ReplicaError
+from kerasdist.job.job import Job
+from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
 
 # By how many roundings the variables are changed to measure the effect of rounding, and how often.
@@ -37,6 +41,7 @@ _REPEATS = 3
 _LARGEST_SCALE = 256.0
 # The seed of unseeded draws in a trial, equal on all workers.
 _SEED = 926_535_897
+_LONGEST_MESSAGE = 500
 _PLAIN = (bool, int, float, str, type(None), np.ndarray)
 
 
@@ -126,7 +131,7 @@ class _State:
     metrics: Sequence[Any]
 
 
-def _state_of(model: Any) -> _State:
+def _state_of(model: keras.Model) -> _State:
     seeds = [*keras_compat.seed_states(model), keras_compat.global_seed_generator().state]
     metrics = [one for metric in metrics_of(model) for one in metric.variables]
     every = [*model.variables, *seeds, *metrics]
@@ -135,19 +140,19 @@ def _state_of(model: Any) -> _State:
     return _State(every, seeds, metrics)
 
 
-def bytes_of_copies(model: Any) -> int:
+def bytes_of_copies(model: keras.Model) -> int:
     """Returns how many bytes a step's copies of the state and its gradients take on a device."""
     slots = [] if model.optimizer is None else model.optimizer.variables
     return sum(map(_bytes, [*model.variables, *model.trainable_variables, *slots]))
 
 
-def _bytes(variable: Any) -> int:
+def _bytes(variable: keras.Variable) -> int:
     bits = "".join(filter(str.isdigit, str(variable.dtype).partition("_")[0])) or "8"
     return int(np.prod(tuple(variable.shape), dtype="int64")) * int(bits) // 8
 
 
 def _result(
-    model: Any,
+    model: keras.Model,
     logs: dict[str, Any],
     gradients: dict[str, Any],
     before: dict[str, Any],
@@ -182,24 +187,23 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         spares: Whether some examples of the batch are enough.
     """
     replicas = model.replica_set
-    workers = TrialWorkers(replicas.job)
+    job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # variables that are new become equal on all workers
     with _python_state_kept(model):
-        with workers.all_do("the first step on one device"):
+        with _all_do(job, "the first step on one device"):
             trials = replicas.trials(model)
             steps = _Steps(model, trials.gathered(batch, spares=spares), trials, outputs)
             expected, alone = steps.alone()
             steps.draws.end_recording()
-            drawn = "" if workers.job is None else steps.draws.digest(alone.as_array)
-        job = replicas.job
+            drawn = "" if job is None else steps.draws.digest(alone.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
         if drawn_alike and job is not None:
             # All workers have computed this step from the same rows.
             on_cpus = all(device.kind == "cpu" for device in replicas.devices)
             dtypes = _compute_dtypes(model) if on_cpus else None
-            behaviour.require_equal(job, expected.logs, expected.gradients, dtypes)
-        with workers.all_do("the first step under the strategy"):
+            results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
+        with _all_do(job, "the first step under the strategy"):
             received, replicated = steps.replicated()
             found = differences(expected, received, precision)
             found = replace(found, outputs=_of_outputs(alone, replicated, steps.batch, precision))
@@ -207,11 +211,47 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
         del alone, replicated  # frees the copies of the state
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
-        if any(workers.everyone("a difference to one device", bool(suspicious))):
-            with workers.all_do("the first step on one device, again"):
+        if _is_any(job, bool(suspicious)):
+            with _all_do(job, "the first step on one device, again"):
                 suspicious = _beyond_chance(steps, suspicious, expected, precision)
-    found, suspicious, misfit = _common(workers, found, suspicious, steps.draws.misfit)
+    found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
     return Comparison(steps.batch.examples, found, suspicious, misfit)
+
+
+@contextmanager
+def _all_do(job: Job | None, label: str) -> Generator[None]:
+    """Waits for all workers at the end of the work inside. All workers must enter it."""
+    if job is None:
+        yield
+        return
+    error = None
+    try:
+        yield
+    except JobError:
+        raise
+    except Exception as own:  # noqa: BLE001 (raised below, when the others know it)
+        error = own
+    said = None if error is None else f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
+    try:
+        everyone = job.all_gather_object(label, said)
+    except JobError as lost:
+        # The others are waiting in a collective of the step that has failed here.
+        raise lost from error
+    if error is not None:
+        raise error
+    for rank, what in enumerate(everyone):
+        if what is not None:
+            raise ReplicaError(
+                f"[worker {job.rank}/{job.num_workers}] Expected all workers to do "
+                f"this: {label}. Received: an error on worker {rank}: {what}. The output of "
+                "that worker has more of it."
+            )
+
+
+def _is_any(job: Job | None, suspicious: bool) -> bool:
+    if job is None:
+        return suspicious
+    return any(job.all_gather_object("a difference to one device", suspicious))
 
 
 def _beyond_chance(
@@ -248,13 +288,13 @@ def _of_outputs(
 
 
 def _common(
-    workers: TrialWorkers, found: Differences, beyond: list[Difference], misfit: str | None
+    job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
     """Returns the findings of the first worker that has some, else those of the chief."""
-    if workers.job is None:
+    if job is None:
         return found, beyond, misfit
     own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
-    numbers, rows, misfit = workers.chosen("differences to one device", own, _first_finding)
+    numbers, rows, misfit = job.choose("differences to one device", own, _first_finding)
     return Differences.of_numbers(numbers), [Difference(*row) for row in rows], misfit
 
 
@@ -301,5 +341,102 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or keras.ops.is_tensor(value)
 
 
-def _compute_dtypes(model: Any) -> list[str]:
+def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
+
+
+# Draws that drop, scale or reorder their argument: a trial returns the argument itself.
+_LEFT_OUT = ("dropout", "shuffle")
+
+
+class _Recorded(NamedTuple):
+    name: str
+    tensor: Any
+
+
+class RecordedDraws:
+    """Records the draws of the first step of a trial, and repeats them in the steps after it.
+
+    Attributes:
+        misfit: Why a draw could not be repeated, None if all could. The step then drew anew.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+        self._recorded: list[_Recorded] = []
+        self._is_recorded = False
+        self._position: dict[Any, int] = {}
+        self.misfit: str | None = None
+
+    def begin(self) -> None:
+        """Begins a step of the trial."""
+        self._position.clear()
+
+    def end_recording(self) -> None:
+        """Ends the first step; from now on its draws are repeated."""
+        self._is_recorded = True
+
+    def digest(self, as_array: Callable[[Any], Any]) -> str:
+        """Returns a digest of all recorded draws."""
+        digest = hashlib.sha256()
+        for _, drawn in self._recorded:
+            array = as_array(drawn)
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        """Returns the result of a draw in a step of the trial."""
+        if name in _LEFT_OUT:
+            return given
+        drawn = draw()
+        if not keras.ops.is_tensor(drawn):
+            return drawn
+        if not self._is_recorded:
+            self._recorded.append(_Recorded(name, keras.ops.stop_gradient(drawn)))
+            return drawn
+        return self._repeated(name, drawn)
+
+    def _repeated(self, name: str, drawn: Any) -> Any:
+        replica = context.enclosing_replica()
+        key = None if replica is None else int(replica.replica_id_in_sync_group)
+        if key is not None and not self._sizes[key]:
+            return drawn  # an empty replica's stand-in row does not count
+        shape = tuple(drawn.shape)
+        # Code that draws more often on replicas, or in another order, must not shift all others.
+        for position in range(self._position.get(key, 0), len(self._recorded)):
+            if self._recorded[position].name == name:
+                own = self._own_rows(self._recorded[position].tensor, shape, replica)
+                if own is not None:
+                    self._position[key] = position + 1
+                    return ops.cast(own, drawn.dtype)
+        self.misfit = f"{name} draws shape {shape} on a replica, and one device nothing that fits"
+        return drawn
+
+    def _own_rows(self, recorded: Any, shape: tuple[int, ...], replica: ReplicaLike | None) -> Any:
+        """Returns a replica's rows of a recorded draw, None if the shapes do not fit."""
+        whole = tuple(recorded.shape)
+        if whole == shape:
+            return recorded
+        if replica is None or len(whole) != len(shape):
+            return None
+        number, total = int(replica.replica_id_in_sync_group), sum(self._sizes)
+        pairs = enumerate(zip(whole, shape, strict=True))
+        axes = [axis for axis, (there, here) in pairs if there != here]
+        if len(axes) != 1 or not total:
+            return None
+        [axis] = axes
+        times, rest = divmod(whole[axis], total)
+        if rest or shape[axis] != self._sizes[number] * times:
+            return None
+        begin = sum(self._sizes[:number]) * times
+        rows = (slice(None),) * axis + (slice(begin, begin + shape[axis]),)
+        return recorded[rows]
+
+
+class FreshDraws:
+    """Draws anew in each step, to see what draws alone change."""
+
+    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
+        """Returns the result of a draw; what `RecordedDraws` leaves out is left out here too."""
+        return given if name in _LEFT_OUT else draw()

@@ -15,7 +15,6 @@ import keras
 from kerasdist import keras_compat
 from kerasdist.check.comparison import bytes_of_copies, compare
 from kerasdist.check.user_code import places, user_code
-from kerasdist.check.workers import TrialWorkers
 from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError
@@ -107,7 +106,9 @@ class FirstBatchCheck:
 def _has_room(model: Any) -> bool:
     """Whether every worker's devices have room for copies of the state; says so if not."""
     replicas = model.replica_set
-    least = TrialWorkers(replicas.job).chosen("free memory", replicas.free_bytes(), _least)
+    least, job = replicas.free_bytes(), replicas.job
+    if job is not None:
+        least = job.choose("free memory", least, _least)
     needed = bytes_of_copies(model)
     if least is None or needed <= least:
         return True
@@ -125,7 +126,7 @@ def _least(free: list[int | None]) -> int | None:
     return min((one for one in free if one is not None), default=None)
 
 
-def _leave_out(model: Any, error: Exception) -> None:
+def _leave_out(model: keras.Model, error: Exception) -> None:
     kinds = [kind.__name__ for kind in type(error).__mro__]
     if {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"} & {*kinds}:
         said = str(error).partition("\n")[0]
@@ -138,7 +139,7 @@ def _leave_out(model: Any, error: Exception) -> None:
         _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
 
 
-def _message_about(model: Any, batch: Any, size: int, which: str) -> str | None:
+def _message_about(model: keras.Model, batch: Any, size: int, which: str) -> str | None:
     """Compares a step; returns what to say of it, None if there is nothing to say."""
     comparison = compare(model, batch, outputs=False, spares=True)
     if not comparison.beyond_rounding:

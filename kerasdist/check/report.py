@@ -117,7 +117,7 @@ def compare_with_one_device(
     """Compares a training step of a model under its strategy with the same step on one device.
 
     Both steps are taken on copies of the model's state, get the same batch, and draw the same
-    random numbers; dropout is left out. The model, the optimizer and the metrics are not touched,
+    random numbers, or leave dropout out. The model, the optimizer and the metrics are not touched,
     and other threads may use them meanwhile. `fit` does the same with its first batch where your
     code could mix examples, and warns if the steps differ.
 

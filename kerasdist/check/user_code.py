@@ -15,7 +15,7 @@ from kerasdist.check.comparison import Comparison
 _SHOWN = 6
 
 
-def places(model: Any, comparison: Comparison) -> str:
+def places(model: keras.Model, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
     If only metrics differ, that is the metrics' code; if the model's outputs are equal, the losses
@@ -40,14 +40,14 @@ def places(model: Any, comparison: Comparison) -> str:
     return " or ".join(found[:_SHOWN]) + more
 
 
-def user_code(model: Any) -> Iterator[Callable[..., Any]]:
+def user_code(model: keras.Model) -> Iterator[Callable[..., Any]]:
     """Yields the user-defined functions in a model's training step."""
     yield from _steps_of_user(model)
     yield from _metrics_of_user(model)
     yield from _layers_of_user(model)
 
 
-def _layers_of_user(model: Any) -> Iterator[Callable[..., Any]]:
+def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
         yield from _of_user([_defined(type(layer), "call")])
         if isinstance(layer, keras.layers.Lambda):
@@ -60,14 +60,14 @@ def _layers_of_user(model: Any) -> Iterator[Callable[..., Any]]:
             yield type(operation)
 
 
-def _steps_of_user(model: Any) -> Iterator[Callable[..., Any]]:
+def _steps_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for name in ("train_step", "compute_loss"):
         yield from _of_user([_defined(type(model), name)])
     for loss in keras.tree.flatten(keras_compat.compiled_losses(model)):
         yield from _of_user(_functions_of(loss))
 
 
-def _adding_losses(model: Any) -> Iterator[Callable[..., Any]]:
+def _adding_losses(model: keras.Model) -> Iterator[Callable[..., Any]]:
     """Yields the calls of layers whose code names ``add_loss``."""
     for call in _layers_of_user(model):
         code = getattr(inspect.unwrap(call), "__code__", None)
@@ -75,7 +75,7 @@ def _adding_losses(model: Any) -> Iterator[Callable[..., Any]]:
             yield call
 
 
-def _metrics_of_user(model: Any) -> Iterator[Callable[..., Any]]:
+def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     yield from _of_user([_defined(type(model), "compute_metrics")])
     for metric in keras.tree.flatten(keras_compat.compiled_metrics(model)):
         yield from _of_user(_functions_of(metric))

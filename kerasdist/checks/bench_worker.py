@@ -31,7 +31,7 @@ def train() -> None:
     import keras  # another command starts without it
     import numpy as np
 
-    from kerasdist.strategies.auto import auto
+    from kerasdist.strategies.mirrored import auto
 
     strategy = auto()
     is_cpu = strategy.extended.worker_devices[0].startswith("cpu")

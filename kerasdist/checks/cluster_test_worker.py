@@ -19,7 +19,7 @@ from kerasdist.job import launcher
 from kerasdist.job.comparison import named_places, named_workers
 from kerasdist.keras_compat import ops
 from kerasdist.plan.report import size
-from kerasdist.strategies.auto import auto
+from kerasdist.strategies.mirrored import auto
 
 Array = np.ndarray[Any, Any]
 

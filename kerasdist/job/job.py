@@ -138,6 +138,15 @@ class Job:
         """
         return self._meet("main", label, value, protocol.FOR_CHIEF)
 
+    def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
+        """Returns what the chief chooses of all workers' values. All workers must call it.
+
+        No worker but the chief gets them all.
+        """
+        everyone = self.gather_object(label, value)
+        own = choose(everyone) if self.is_chief else None
+        return self.broadcast_object(f"what the chief chooses of {label}", own)
+
     def broadcast_object(self, label: str, value: object, channel: str = "main") -> Any:
         """Returns the chief's value. All workers must call it."""
         own = value if self.is_chief else None

@@ -19,7 +19,6 @@ from kerasdist.keras_compat.array_rows import (
     tensorflow_rows,
     torch_rows,
 )
-from kerasdist.keras_compat.attribution import install_attribution
 from kerasdist.keras_compat.data import (
     PyDataset,
     batches,
@@ -54,9 +53,9 @@ from kerasdist.keras_compat.models import (
     is_builtin,
     is_complete,
     is_default_name,
-    is_functional,
     is_in_layer,
     is_layout_map,
+    is_of_optimizer,
     is_orbax_checkpoint,
     is_symbolic,
     is_wired,

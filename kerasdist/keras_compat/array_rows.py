@@ -69,12 +69,8 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
     options.experimental_optimization.apply_default_optimizations = False
     if adapter._shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-        batches, numbers_of = _numbers(adapter).get_tf_dataset(), _same
-    else:
-        batches, numbers_of = _in_order(adapter)
 
-    def element(batch: Any, data: Any) -> Any:
-        numbers = numbers_of(batch)
+    def element(numbers: Any, data: Any) -> Any:
         wanted = chosen(numbers)
 
         def rows(leaf: Any) -> Any:
@@ -86,28 +82,8 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
         return made(keras.tree.traverse(rows, data), numbers)
 
-    pairs = tf.data.Dataset.zip((batches, data))
+    pairs = tf.data.Dataset.zip((_numbers(adapter).get_tf_dataset(), data))
     return pairs.map(element, num_parallel_calls=tf.data.AUTOTUNE).with_options(options)
-
-
-def _in_order(adapter: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns the beginnings of the batches, and the function that gives the row numbers of one.
-
-    Each function in a TensorFlow pipeline adds to the time to make and start it. Keras's pipeline,
-    which can shuffle, has three functions, and takes as long as some steps.
-    """
-    total, size = adapter._num_samples, adapter._batch_size
-
-    def numbers_of(begin: Any) -> Any:
-        if total % size == 0:
-            return begin + tf.range(size, dtype=begin.dtype)
-        return tf.range(begin, tf.minimum(begin + size, total))
-
-    return tf.data.Dataset.range(0, total, size), numbers_of
-
-
-def _same(numbers: Any) -> Any:
-    return numbers
 
 
 def _numbers(adapter: Any) -> Any:

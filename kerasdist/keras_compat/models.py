@@ -10,6 +10,7 @@ import keras
 from keras.src import api_export
 from keras.src.backend.common import global_state
 from keras.src.models.functional import Functional
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.trainer import Trainer
@@ -73,17 +74,12 @@ def model_of(callback: Any) -> Any:
     return callback._model
 
 
-def is_functional(model: Any) -> bool:
-    """Returns whether a model is of Keras's Functional class, and not of a subclass."""
-    return type(model) is Functional
-
-
-def flat_layers(model: Any) -> list[Any]:
+def flat_layers(model: keras.Model) -> list[Any]:
     """Returns a model's layers, layers inside of layers too."""
     return list(model._flatten_layers(include_self=False))
 
 
-def attached_metrics(model: Any) -> list[Any]:
+def attached_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of a model and its layers, those that its `metrics` leaves out, too."""
     attached = [metric for one in (model, *flat_layers(model)) for metric in one._metrics]
     return list({id(metric): metric for metric in (*model.metrics, *attached)}.values())
@@ -99,7 +95,7 @@ def is_default_name(name: str, kind: type) -> bool:
 _snake_case = functools.cache(naming.to_snake_case)
 
 
-def is_wired(model: Any) -> bool:
+def is_wired(model: keras.Model) -> bool:
     """Returns whether a model is Functional or Sequential."""
     return isinstance(model, Functional | keras.Sequential)
 
@@ -146,6 +142,12 @@ def is_in_layer() -> bool:
     return global_state.get_global_attribute("current_call_ctx") is not None
 
 
+def is_of_optimizer() -> bool:
+    """Returns whether a variable that this thread makes now is an optimizer's."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, BaseOptimizer)
+
+
 def is_symbolic() -> bool:
     """Returns whether this thread computes shapes alone; on PyTorch only."""
     return global_state.get_global_attribute("torch_device") == "meta"
@@ -185,7 +187,7 @@ def paste_thread_state(state: dict[str, Any]) -> None:
     here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
 
 
-def parts_of(model: Any) -> list[Any]:
+def parts_of(model: keras.Model) -> list[Any]:
     """Returns a model and all objects that hold its variables."""
     return [model, *flat_layers(model), model.optimizer, *model.metrics]
 
@@ -195,7 +197,7 @@ def has_built_layers(model: Any) -> bool:
     return all(layer.built for layer in flat_layers(model))
 
 
-def is_complete(model: Any) -> bool:
+def is_complete(model: keras.Model) -> bool:
     """Returns whether all layers, the losses and the metrics of a compiled model are built."""
     compiled = (model._compile_loss, model._compile_metrics)
     return has_built_layers(model) and all(one is None or one.built for one in compiled)

@@ -29,7 +29,7 @@ ELEMENTWISE = (
 )
 
 
-def is_elementwise(optimizer: Any) -> bool:
+def is_elementwise(optimizer: keras.Optimizer) -> bool:
     """Returns whether Keras's own code updates each element of a weight by itself."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
@@ -39,13 +39,13 @@ def updating(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
-def applies_directly(optimizer: Any) -> bool:
+def applies_directly(optimizer: keras.Optimizer) -> bool:
     """Returns whether ``optimizer.apply`` is the one whose gradients are combined, no override."""
     own = getattr(optimizer.apply, "__func__", None)
     return own in (BaseOptimizer.apply, LossScaleOptimizer.apply)
 
 
-def optimized_variables(optimizer: Any) -> list[Any]:
+def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
 
@@ -122,14 +122,16 @@ def copy_of_optimizer(optimizer: Any, strategy: Any) -> Any:
     return copy
 
 
-def referenced_variables(optimizer: Any, variables: Iterable[Any]) -> list[Any]:
+def referenced_variables(
+    optimizer: keras.Optimizer, variables: Iterable[keras.Variable]
+) -> list[Any]:
     """Returns for each variable of an optimizer the model's variable that it belongs to.
 
     Keras relates them by name alone: the variable's path, with underscores, and the slot's name.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 
-    def reference(variable: Any) -> Any:
+    def reference(variable: keras.Variable) -> Any:
         fits = [
             prefix
             for prefix, one in by_prefix.items()

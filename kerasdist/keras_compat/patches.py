@@ -8,11 +8,13 @@ the call. For a model that no strategy made, and for code outside of replicas, i
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import ModuleType
 from typing import Any, final
 
 import keras
@@ -21,6 +23,7 @@ from keras.src import backend
 from keras.src.layers.layer import Layer
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as loss_module
+from keras.src.metrics import reduction_metrics
 from keras.src.models.model import Trainer as BackendTrainer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
@@ -58,22 +61,9 @@ def _row(functions: str, owners: Any, names: str, reason: str) -> Patch:
 
 
 _OPTIMIZERS = BaseOptimizer, LossScaleOptimizer  # the second overrides the first
-_MEANS = metrics.Mean, metrics.Sum
 _NORMALIZATION = keras.layers.BatchNormalization
+_FRAMEWORK = importlib.import_module(f"keras.src.backend.{keras.config.backend()}")
 _TRAINER = sys.modules[BackendTrainer.__module__]
-
-# Keras's random functions; the last two take a tensor and change it.
-DRAWING = (
-    "beta",
-    "binomial",
-    "categorical",
-    "gamma",
-    "normal",
-    "randint",
-    "truncated_normal",
-    "uniform",
-)
-RESHUFFLING = ("dropout", "shuffle")
 
 HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
 """Whether this Keras, from 3.16 on torch, wraps models by DistributedDataParallel by itself."""
@@ -83,11 +73,11 @@ HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
 PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
-    _row("sequential_build", keras.Sequential, "build", "its inner model gets no strategy"),
-    _row("layer_created", Layer, "__init__", "an activity regularizer sees the global batch"),
-    _row("metric_created", metrics.Metric, "__init__", "one that Keras does not ship sees it too"),
-    _row("update_mean", _MEANS, "update_state", "one value stands for all examples"),
-    _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "likewise"),
+    _row("metric_created", metrics.Metric, "__init__", "one of the user's sees the global batch"),
+    _row(
+        "reduce_values", reduction_metrics, "reduce_to_samplewise_values", "one value for all rows"
+    ),
+    _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "a mean of all rows"),
     _row("add_loss", Layer, "add_loss", "a replica has the losses that its layers add"),
     _row("own_losses", Layer, "_get_own_losses", "likewise"),
     _row("clear_losses", Layer, "_clear_losses", "likewise"),
@@ -95,22 +85,17 @@ PATCHES: tuple[Patch, ...] = (
     _row("compile", Trainer, "compile", "optimizer and metrics belong to the model's strategy"),
     _row("fit", BackendTrainer, "fit", "the data go through a strategy's adapter"),
     _row("evaluate", BackendTrainer, "evaluate predict", "likewise"),
-    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch predict_on_batch", "refusals"),
+    _row("on_batch", BackendTrainer, "train_on_batch test_on_batch", "refusals"),
     _row("save", saving_lib, "save_model save_weights_only", "in a job, the chief writes"),
     _row("save", legacy_h5_format, "save_model_to_hdf5", "likewise"),
-    _row("save", keras.Model, "export", "likewise"),
-    _row("model_as_json", saving_lib, "_serialize_model_as_json", "a snapshot writes its own"),
-    _row("save_state", saving_lib, "_save_state", "likewise"),
     # Variables: their strategy; on JAX and torch they may be made in a program or replica.
     _row("variable_created variable_made", keras.Variable, "__init__", "strategies; replicas"),
     _row("initialize", keras.Variable, "_initialize_with_initializer", "JAX, torch: shards"),
     _row("assign store", keras.Variable, "_direct_assign", "values combine; JAX, torch: shards"),
     # Shards are gathered; on JAX what was read is not donated; on TensorFlow there are listeners.
     _row("read_whole read", keras.Variable, "value", "JAX, torch: shards; JAX, TensorFlow: reads"),
-    _row("scope_read", keras.StatelessScope, "get_current_value", "JAX: a custom loop's scopes"),
-    _row("track", Layer, "_track_variables _post_track_variable", "torch: shards are parameters"),
+    _row("track", Layer, "_track_variables", "torch: shards are parameters"),
     _row("keep_placed", _TRAINER, "_distribute_data", "JAX workers: JAX refuses to place it again"),
-    _row("to_numpy", backend, "convert_to_numpy", "JAX workers: a Ctrl-C ends the wait"),
     # Losses and normalization.
     _row("reduce_loss", loss_module, "reduce_weighted_values", "a share of the global loss"),
     _row("scale_loss scale_outside", loss_module, "scale_loss_for_distribution", "C2's division"),
@@ -120,8 +105,7 @@ PATCHES: tuple[Patch, ...] = (
     _row("batch_norm_weight", _NORMALIZATION, "add_weight", "moving statistics are averaged"),
     _row("batch_norm_called", _NORMALIZATION, "call", "so are those made outside of a scope"),
     _row("moments_of_mesh batch_moments", _NORMALIZATION, "_moments", "of the global batch"),
-    _row("nn_moments", backend, "nn.moments", "torch: by its fused kernels"),
-    _row("nn_normalization", backend, "nn.batch_normalization", "torch: likewise"),
+    _row("nn_normalization", backend, "nn.batch_normalization", "torch: its fused kernels"),
     # Optimizers.
     # On TensorFlow also outside of replicas; on JAX scaled gradients in custom loops.
     _row("apply apply_outside", BaseOptimizer, "apply", "gradients are combined over replicas"),
@@ -129,20 +113,18 @@ PATCHES: tuple[Patch, ...] = (
     _row("scale_by_optimizer", _OPTIMIZERS, "scale_loss", "weights come first, for float16"),
     _row("build", BaseOptimizer, "build", "TensorFlow: variables from outside are mirrored"),
     _row("slot", keras.optimizers.Optimizer, "add_variable_from_reference", "whose slot it is"),
-    _row("slot_alone", keras.optimizers.Optimizer, "add_variable", "JAX, TensorFlow: likewise"),
-    _row("stateless_apply", _OPTIMIZERS, "stateless_apply", "JAX: shards are updated"),
+    _row("stateless_apply", BaseOptimizer, "stateless_apply", "JAX: shards are updated"),
     _row("update", BaseOptimizer, "_backend_apply_gradients", "torch: shards are updated"),
     _row("clip", BaseOptimizer, "_clip_gradients", "torch: norms over all shards"),
     _row("check_finite", LossScaleOptimizer, "check_finite", "torch: on all workers"),
     # Random numbers.
     _row("draw_seed", SeedGenerator, "next", "a replica's own draws"),
-    _row("draw dropout", backend, "random.dropout", "a trial repeats draws; torch: a replica's"),
-    _row("draw", backend.random, " ".join((*DRAWING, "shuffle")), "a trial repeats draws"),
+    _row("draw", (backend, _FRAMEWORK), "random", "TensorFlow: a trial repeats draws"),
+    _row("dropout", backend, "random.dropout", "torch: a replica's own draws"),
     # On torch: code that goes backward, and torch's own modules.
     _row("remat", backend, "core.remat", "it is in its replica again"),
     _row("custom_gradient", backend, "core.custom_gradient.__call__", "likewise"),
     _row("named_parameters", Layer, "named_parameters", "the replica's"),
-    _row("zero_grad", Layer, "zero_grad", "likewise"),
     _row("module_parameters", keras.layers, "TorchModuleWrapper.parameters", "likewise"),
     _row("module_call", keras.layers, "TorchModuleWrapper.call", "likewise"),
     *(
@@ -199,6 +181,10 @@ def _put_in(patch: Patch, owner: Any, path: str, functions: dict[str, Function])
     owner = attrgetter(".".join(outer))(owner) if outer else owner
     now = inspect.getattr_static(owner, name)
     is_property = isinstance(now, property)
+    if isinstance(now, ModuleType):
+        [function] = functions.values()
+        setattr(owner, name, _Functions(now, function))
+        return
     place = _places.get((id(owner), name))
     is_new = place is None
     if place is None:
@@ -215,6 +201,25 @@ def _put_in(patch: Patch, owner: Any, path: str, functions: dict[str, Function])
         setattr(owner, name, property(place.call, doc=place.original.__doc__))
     elif is_new:
         _replace(owner, name, place)
+
+
+class _Functions(ModuleType):
+    """Stands in for a module of Keras, each function of which passes through one of ours."""
+
+    def __init__(self, module: ModuleType, function: Function) -> None:
+        super().__init__(module.__name__, module.__doc__)
+        self._module, self._function = module, function
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if getattr(found, "__module__", None) != self.__name__:  # it has come from elsewhere
+            return found
+
+        @functools.wraps(found)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            return self._function(found, *args, **kwargs)
+
+        return hooked
 
 
 def _replace(owner: Any, name: str, place: _Place) -> None:

@@ -49,12 +49,9 @@ def source_of(adapter: Any) -> Any | None:
 
 def follow_source(adapter: Any, source: Any, begun: Begun) -> None:
     """Lets one of Keras's data adapters iterate over its source by ``begun``, in Python."""
-    if isinstance(adapter, GrainDatasetAdapter):
-        adapter._dataset = _followed_by_grain(source, begun)
-    elif isinstance(adapter, TorchDataLoaderAdapter):
-        adapter._dataloader = _Followed(source, begun)
-    else:
-        adapter._dataset = _Followed(source, begun)
+    name = "_dataloader" if isinstance(adapter, TorchDataLoaderAdapter) else "_dataset"
+    followed = _followed_by_grain if isinstance(adapter, GrainDatasetAdapter) else _Followed
+    setattr(adapter, name, followed(source, begun))
 
 
 def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:

@@ -1,24 +1,25 @@
-"""Copies of a model's state, which Keras writes into a file later, in another thread.
+"""Copies of a model's state, which are written into a file later, in another thread.
 
-Keras's own code runs twice: now up to the values of the model, whose copies take the place of the
-file, and later for the file, where the copies take the place of the model.
+Keras's own code walks through the model now, and copies take the place of the file. The file that
+they become is laid out as Keras's own.
 """
 
 from __future__ import annotations
 
-import shutil
-import threading
+import tempfile
+import zipfile
 from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
-from typing import Any, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
 
-import keras
 import numpy as np
 from keras.src.saving import saving_lib
+from keras.src.utils import file_utils
 
 from kerasdist.keras_compat.models import ops
-from kerasdist.keras_compat.patches import install
+
+if TYPE_CHECKING:
+    import keras
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 """Arrays that no copy uses any more, by shape and type.
@@ -34,11 +35,8 @@ class Snapshot:
     It takes its arrays from a memory, and gives them back when they are written.
     """
 
-    def __init__(self, model: Any, memory: Memory, *, weights_only: bool) -> None:
+    def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
         """Copies the state to the host. All workers must call it where reads need all workers."""
-        _install()
-        self._model = model
-        self._save = keras.Model.save_weights if weights_only else keras.Model.save
         self._texts = None if weights_only else saving_lib._serialize_model_as_json(model)
         self._assets = None if weights_only else saving_lib.DiskIOStore("assets", mode="w")
         self._values = _Copies(memory)
@@ -49,12 +47,16 @@ class Snapshot:
             raise
 
     def write(self, path: str) -> None:
-        """Writes the file, once."""
-        _writing.snapshot = self
+        """Writes the file, once; one that is on other storage is made here first."""
         try:
-            self._save(self._model, path)
+            if not file_utils.is_remote_path(path):
+                self._write(Path(path))
+                return
+            with tempfile.TemporaryDirectory() as folder:
+                here = Path(folder, Path(path).name)
+                self._write(here)
+                file_utils.copy(str(here), path)
         finally:
-            _writing.snapshot = None
             self.discard()
 
     def discard(self) -> None:
@@ -62,21 +64,34 @@ class Snapshot:
         if self._assets is not None:
             self._assets.close()
 
-    @property
-    def texts(self) -> tuple[str, str] | None:
-        """The model's config and metadata, as JSON."""
-        return self._texts
+    def _write(self, path: Path) -> None:
+        if self._texts is None or self._assets is None:
+            self._write_weights(path)
+            return
+        config, metadata = self._texts
+        with (
+            zipfile.ZipFile(path, "w") as archive,
+            tempfile.NamedTemporaryFile(dir=path.parent) as weights,
+        ):
+            archive.writestr(saving_lib._METADATA_FILENAME, metadata)
+            archive.writestr(saving_lib._CONFIG_FILENAME, config)
+            self._write_weights(weights.name)
+            archive.write(weights.name, saving_lib._VARS_FNAME_H5)
+            self._assets.archive = archive  # it writes when it is closed
+            self._assets.close()
+            self._assets.archive = None
 
-    def fill(self, weights_store: Any, assets_store: Any) -> None:
-        """Moves the copies into an open file."""
-        for path, metadata, values in self._values.groups:
-            group = weights_store.make(path, metadata=metadata)
-            for name, array in values.items():
-                group[name] = array
-                self._values.memory[array.shape, array.dtype].append(array)
-        if self._assets is not None:
-            source, target = self._assets.working_dir, assets_store.working_dir
-            shutil.copytree(source, target, dirs_exist_ok=True)
+    def _write_weights(self, path: str | Path) -> None:
+        """Moves the copies into a file of weights."""
+        store = saving_lib.H5IOStore(path, mode="w")
+        try:
+            for inner_path, metadata, values in self._values.groups:
+                group = store.make(inner_path, metadata=metadata)
+                for name, array in values.items():
+                    group[name] = array
+                    self._values.memory[array.shape, array.dtype].append(array)
+        finally:
+            store.close()
 
 
 @final
@@ -117,36 +132,3 @@ class _Group(dict[str, Any]):
         elif array is value or not array.flags.owndata:
             array = array.copy()
         super().__setitem__(name, array)
-
-
-@final
-class _Writing(threading.local):
-    snapshot: Snapshot | None = None
-
-
-_writing = _Writing()
-
-
-@cache
-def _install() -> None:
-    install(model_as_json=_texts, save_state=_save_state)
-
-
-def _texts(original: Callable[..., Any], model: Any) -> Any:
-    snapshot = _writing.snapshot
-    return original(model) if snapshot is None else snapshot.texts
-
-
-def _save_state(
-    original: Callable[..., None],
-    saveable: Any,
-    weights_store: Any,
-    assets_store: Any,
-    *where: Any,
-    **options: Any,
-) -> None:
-    snapshot = _writing.snapshot
-    if snapshot is None:
-        original(saveable, weights_store, assets_store, *where, **options)
-    else:
-        snapshot.fill(weights_store, assets_store)

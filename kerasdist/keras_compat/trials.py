@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras.src import tree
 from keras.src.trainers.compile_utils import CompileLoss
@@ -11,29 +11,32 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from kerasdist.keras_compat.models import ops
 
+if TYPE_CHECKING:
+    import keras
+
 
 def numbers_of(logs: Any) -> dict[str, Any]:
     """Returns the logs of a step as Keras passes them to callbacks."""
     return pythonify_logs(logs) if isinstance(logs, dict) else {}
 
 
-def losses_on(layer: Any) -> list[Any]:
+def losses_on(layer: keras.Layer) -> list[Any]:
     """Returns the losses of a layer's last call, as Keras's own list."""
     return layer._losses
 
 
-def loss_ids_on(layer: Any) -> set[int]:
+def loss_ids_on(layer: keras.Layer) -> set[int]:
     """Returns Keras's set of the ids of a layer's losses in a stateless scope."""
     return layer._loss_ids
 
 
-def compiled_losses(model: Any) -> Any:
+def compiled_losses(model: keras.Model) -> Any:
     """Returns the loss of `compile`, in the structure in which it was passed."""
     compiled = getattr(model, "_compile_loss", None)
     return compiled._user_loss if isinstance(compiled, CompileLoss) else None
 
 
-def compiled_metrics(model: Any) -> list[Any]:
+def compiled_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of `compile`, weighted ones too, as they were passed."""
     compiled = getattr(model, "_compile_metrics", None)
     if compiled is None:
@@ -51,7 +54,7 @@ def whole_batch(x: Any, y: Any, sample_weight: Any) -> Any:
     )
 
 
-def seed_states(model: Any) -> list[Any]:
+def seed_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model's seed generators."""
     layers = model._flatten_layers()
     return [generator.state for layer in layers for generator in layer._seed_generators]

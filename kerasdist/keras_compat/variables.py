@@ -7,9 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras.src.backend.common import global_state
+
+if TYPE_CHECKING:
+    import keras
 
 # The names under which Keras keeps a thread's state; from 3.13 on it has a constant for the second.
 _STATELESS_SCOPE = "stateless_scope"
@@ -30,7 +33,7 @@ def set_replication(variable: Any, synchronization: str, aggregation: str) -> No
     variable._aggregation = aggregation
 
 
-def reinitialize(variable: Any) -> None:
+def reinitialize(variable: keras.Variable) -> None:
     """Replaces the framework's variable by one with the same value, made in the current scope."""
     variable._initialize(variable.numpy())
 
@@ -87,14 +90,14 @@ def initialize_waiting_variables() -> None:
         initialize_waiting_variable(variable)
 
 
-def initialize_waiting_variable(variable: Any) -> None:
+def initialize_waiting_variable(variable: keras.Variable) -> None:
     """Initializes a variable that was made while a stateless scope was open."""
     if variable._value is None:
         with outside_stateless_scopes():
             variable._deferred_initialize()
 
 
-def stored_value(variable: Any) -> Any:
+def stored_value(variable: keras.Variable) -> Any:
     """Returns a variable's stored value, in spite of open scopes; None before it has one.
 
     In a trial it is the value of the trial's copy.
@@ -103,12 +106,12 @@ def stored_value(variable: Any) -> Any:
     return variable._value if trial is None else trial.get_current_value(variable)
 
 
-def held_value(variable: Any) -> Any:
+def held_value(variable: keras.Variable) -> Any:
     """Returns the value that the variable itself holds, in a trial too."""
     return variable._value
 
 
-def stored_values(variables: Iterable[Any]) -> list[Any]:
+def stored_values(variables: Iterable[keras.Variable]) -> list[Any]:
     """Returns the stored values of variables (see `stored_value`), at less cost."""
     trial = _here.trial
     if trial is not None:
@@ -121,7 +124,7 @@ def store_value(variable: Any, value: Any) -> None:
     variable._value = value
 
 
-def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
     """Sets the stored values of variables (see `store_value`), all or none if interrupted."""
     # One call of C code: Python raises KeyboardInterrupt between its own instructions only.
     deque(map(setattr, variables, repeat("_value"), values), maxlen=0)
@@ -133,7 +136,7 @@ def multiply_initializer(variable: Any, factor: int) -> None:
     variable._initializer = lambda *args, **kwargs: initializer(*args, **kwargs) * factor
 
 
-def stored_dtype(variable: Any) -> str:
+def stored_dtype(variable: keras.Variable) -> str:
     """Returns the type in which a variable is stored, whatever type autocast reads it in."""
     return variable._dtype
 
@@ -143,6 +146,6 @@ def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
     variable._shape = shape
 
 
-def autocast(variable: Any, value: Any) -> Any:
+def autocast(variable: keras.Variable, value: Any) -> Any:
     """Returns a value of a variable in the type in which the layer that runs reads it."""
     return variable._maybe_autocast(value)

@@ -1,16 +1,26 @@
-"""The devices of a strategy: all of the machine's, or the named ones."""
+"""The devices of a strategy: all of the machine's, or the named ones; a worker's part of its GPUs.
+
+Which GPUs a worker takes is agreed before the framework starts; then whether it sees them.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
 
 from kerasdist import config
 from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
-from kerasdist.core.devices import Device, check_available, parse_devices
-from kerasdist.errors import JobError, UnsupportedError
+from kerasdist.core import gpus
+from kerasdist.core.devices import GPU_BUILDS, Device, check_available, parse_devices
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job import current
-from kerasdist.strategies import gpu_choice, processes
+from kerasdist.job.job import Job
+from kerasdist.strategies import processes
 
 
 def require_no_other_workers(strategy: str) -> None:
@@ -53,7 +63,7 @@ def chosen_devices(
         return parse_devices(names)
     accelerators = () if config.wants_cpu_devices() else backend.accelerators()
     if not accelerators and not config.wants_cpu_devices():
-        gpu_choice.check_promise(backend)
+        check_promise(backend)
     return accelerators or backend.devices("cpu")
 
 
@@ -78,3 +88,147 @@ def prepare(
     if sorted(cpus) == [*range(len(cpus))] and cpus:
         backend.prepare_cpu_devices(len(cpus))
     return wanted
+
+
+_ON_CPUS = f"set {gpus.CUDA} to nothing, or {config.CPU_DEVICES_VARIABLE}=1"
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The GPUs of a worker.
+
+    Attributes:
+        numbers: Their numbers among those that the process sees, in order; None: all of them.
+        peers: The workers of this machine that have found no GPU, this one among them.
+    """
+
+    numbers: list[int] | None
+    peers: list[int] = field(default_factory=list[int])
+
+
+def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
+    """Returns this worker's GPUs.
+
+    Workers that see the same GPUs divide them. Those with named devices, or on CPUs, take no part
+    in that. All workers must call it, before the framework starts.
+
+    Args:
+        backend: The backend of the workers.
+        job: The job of this process.
+        names: The devices that the user has named.
+
+    Raises:
+        DeviceError: If there are too few, or a named one does not exist.
+    """
+    named = None if names is None else parse_devices(names)
+    on_cpus = named is None and config.wants_cpu_devices()
+    found = () if on_cpus else gpus.visible()
+    visible = found if found and backend.uses_gpus() else ()
+    shown = [gpu.uuid for gpu in visible] if named is None else []
+    seen = job.all_gather_object("GPUs that workers see", [platform.node(), shown])
+    if on_cpus:
+        return Choice([])
+    if not visible:
+        here = platform.node()
+        without = [rank for rank, (host, uuids) in enumerate(seen) if host == here and not uuids]
+        return Choice(None, [] if found else without)
+    if named is not None:
+        wanted = [device for device in named if device.kind == "gpu"]
+        existing = [Device("gpu", index) for index in range(len(visible))]
+        check_available(wanted, existing, backend.name, ())
+        return Choice(sorted(device.index for device in wanted) or None)
+    own = gpus.own_share(seen, job.rank)
+    sharing = [rank for rank, (_, theirs) in enumerate(seen) if set(theirs) == set(shown)]
+    idle = len(shown) - len(own) * len(sharing)
+    if idle and job.rank == sharing[0]:
+        warn_user(
+            f"[worker {job.rank}/{job.num_workers}] {idle} of the {len(shown)} GPUs of "
+            f"{platform.node()} stay idle: its {len(sharing)} workers have {len(own)} each."
+        )
+    return Choice(sorted(shown.index(uuid) for uuid in own))
+
+
+def taken(
+    backend: Backend,
+    numbers: Sequence[int],
+    found: Sequence[Device],
+    names: Sequence[str] | None,
+) -> list[Device]:
+    """Returns a worker's devices by the names that they have in the framework.
+
+    Args:
+        backend: The backend, connected.
+        numbers: Those of the worker's `Choice`, one at least.
+        found: What `Backend.connect` has returned.
+        names: The devices that the user has named, by the names they had before.
+
+    Raises:
+        DeviceError: If the framework does not see all of them.
+    """
+    if len(found) != len(numbers):
+        raise _unseen(backend, [gpus.visible()[number] for number in numbers], len(found))
+    if names is None:
+        return list(found)
+    new_names = dict(zip(numbers, found, strict=True))
+    return [
+        new_names[device.index] if device.kind == "gpu" else device
+        for device in parse_devices(names)
+    ]
+
+
+def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
+    """Returns a worker's part of GPUs that only its framework has found.
+
+    Such a case is a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+
+    Args:
+        devices: What the framework sees.
+        peers: Those of the worker's `Choice`.
+        rank: The worker's number.
+    """
+    if devices[0].kind != "gpu" or rank not in peers:
+        return devices
+    own = gpus.part(len(devices), len(peers), peers.index(rank))
+    return [devices[index] for index in own] or devices  # too few: each worker sees its own
+
+
+def check_promise(backend: Backend) -> None:
+    """Warns or raises if this process would compute on CPUs although it has a GPU.
+
+    Called where the framework sees no accelerator. Warns if the framework is built for CPUs; raises
+    if a variable gives GPUs to this process, so that the user has asked for them.
+    """
+    visible, asked = gpus.visible(), gpus.are_named(os.environ)
+    built = backend.uses_gpus() if visible or asked else None
+    if built is None:  # there is nothing, or the framework is told to leave it
+        return
+    if visible and (built or asked):
+        raise _unseen(backend, visible, 0)
+    job = current.current()
+    if visible and (job is None or job.is_chief):
+        warn_user(
+            f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "
+            f"does not use. Install {GPU_BUILDS[backend.name]}; if you mean CPUs, {_ON_CPUS}."
+        )
+    problem = gpus.driver_problem() if asked and not visible else None
+    if problem is not None:
+        raise DeviceError(
+            f"Expected the GPUs that a variable gives to this process. Received: "
+            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and of NVIDIA's driver: {problem!r}. "
+            f"`nvidia-smi` should say the same: repair the driver; or, for CPUs, {_ON_CPUS}."
+        )
+
+
+def _unseen(backend: Backend, expected: Sequence[gpus.Gpu], found: int) -> DeviceError:
+    cause = (
+        f"Its driver may be too old for this {backend.name}, or a library of CUDA is missing: look "
+        f"at `nvidia-smi`, and at what {backend.name} has said above"
+        if backend.uses_gpus()
+        else f"This {backend.name} is built for CPUs: install {GPU_BUILDS[backend.name]}"
+    )
+    return DeviceError(
+        f"Expected {backend.name} to see the GPUs of this process. Received: "
+        f"gpus={[f'{gpu.uuid} ({gpu.name})' for gpu in expected]} on {platform.node()}, of which "
+        f"it sees {found or 'none'}. {cause}. To compute on CPUs, {_ON_CPUS}."
+    )

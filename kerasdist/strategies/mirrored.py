@@ -1,4 +1,4 @@
-"""One replica on every device of this machine, with equal variables on each."""
+"""The devices of this machine: one replica on each, on one of them, or what fits the machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from kerasdist.backends.base.options import (
 )
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
+from kerasdist.core.devices import parse_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
-from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
-from kerasdist.strategies.multi_worker import replicas_of_job
+from kerasdist.strategies.choice import chosen_devices, require_available, require_no_other_workers
+from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy, replicas_of_job
 from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.training import hooks
 
@@ -141,3 +142,58 @@ def _replicas(
     replicas = replicas_of_job(backend, place, own, options)
     processes.after_joining(told)
     return replicas
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Places variables and computation on a single device.
+
+    For trying out code that will later run under another strategy, and for choosing a device.
+
+    Example::
+
+        strategy = kd.OneDeviceStrategy("cpu:1")
+        with strategy.scope():
+            model = build_model()
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/distribute/OneDeviceStrategy
+    """
+
+    def __init__(self, device: str) -> None:
+        """Makes the strategy.
+
+        Args:
+            device: The device's name, ``"cpu:0"`` or ``"gpu:1"``; TensorFlow's spellings are
+                accepted.
+
+        Raises:
+            JobError: In a worker of a job of several; see `kerasdist.MultiWorkerMirroredStrategy`.
+            DeviceError: If this machine has no such device.
+        """
+        require_no_other_workers("OneDeviceStrategy")
+        backend = registry.current()
+        devices = parse_devices([device])
+        require_available(backend, devices)
+        super().__init__(backend.replica_set(devices, ReplicaOptions()))
+        hooks.install()
+
+
+def auto() -> Strategy:
+    """Picks a strategy by the environment and by what this machine has.
+
+    Example::
+
+        strategy = kd.auto()  # at the top of the script
+        print(strategy)
+
+    Returns:
+        `MultiWorkerMirroredStrategy` in a process that is one of several workers, see
+        `kerasdist.cluster.detect`. Otherwise `MirroredStrategy` over all accelerators, or all CPU
+        devices where there is no accelerator, if there is more than one; else `OneDeviceStrategy`
+        on the one there is. `MirroredStrategy` says when it starts a process a device.
+    """
+    resolver = detect()
+    if resolver is not None and not processes.are_started_by_script():
+        return MultiWorkerMirroredStrategy(resolver)
+    first, *others = chosen_devices(registry.current(), None)
+    return MirroredStrategy() if others else OneDeviceStrategy(str(first))

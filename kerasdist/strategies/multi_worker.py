@@ -24,8 +24,7 @@ from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
 from kerasdist.job import current
 from kerasdist.job.job import Job
-from kerasdist.strategies import gpu_choice
-from kerasdist.strategies.choice import chosen_devices, prepare
+from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
 from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.training import hooks, randomness
 
@@ -141,14 +140,14 @@ def replicas_of_job(
 
 def _connected(backend: Backend, job: Job, names: Sequence[str] | None) -> Sequence[Device]:
     """Starts the framework on this worker's devices, and returns them."""
-    choice = gpu_choice.agree(backend, job, names)
+    choice = agree(backend, job, names)
     found = backend.connect(job, choice.numbers)
     if choice.numbers:
-        devices = gpu_choice.taken(backend, choice.numbers, found, names)
+        devices = taken(backend, choice.numbers, found, names)
     else:
         devices = chosen_devices(backend, names)
     if names is None:
-        devices = gpu_choice.own_part(devices, choice.peers, job.rank)
+        devices = own_part(devices, choice.peers, job.rank)
         _own[:] = [device for device in devices if device.kind != "cpu"]
     return devices
 

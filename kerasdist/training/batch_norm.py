@@ -21,6 +21,8 @@ from kerasdist.keras_compat import ops
 from kerasdist.training.normalization import global_moments
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.core.protocols import ReplicaLike
 
 Original = Callable[..., Any]
@@ -47,7 +49,7 @@ class _Making(threading.local):
 _making = _Making()
 
 
-def weight_made(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def weight_made(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
     """Makes moving statistics that replicas aggregate by their mean."""
     strategy = context.scoped_strategy()
     if kwargs.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
@@ -68,7 +70,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"synchronization": "on_read"} if _making.statistics else options
 
 
-def called(original: Original, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def called(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
     """Lets custom loops treat statistics made outside of the scope as those made in it."""
     replica = context.replica()
     if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
@@ -100,7 +102,9 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     if _is_synchronized(replica, layer):
         # A tuple: torch's compiler knows nothing of Keras's lists.
         return global_moments(replica.collectives, inputs, tuple(layer._reduction_axes), mask)
-    mean, variance = original(layer, inputs, mask)
+    kernel = replica.collectives.own_moments if mask is None else None
+    own = kernel and kernel(inputs, tuple(layer._reduction_axes))
+    mean, variance = own or original(layer, inputs, mask)
     rows = ops.shape(inputs)[0] if replica.share is None else replica.share.size
     if isinstance(rows, int) and rows > 0:
         return mean, variance

@@ -14,6 +14,8 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.api.strategy import Strategy
 
 # The attribute for a model's binding; set without Keras's tracking.
@@ -61,7 +63,7 @@ class Binding:
     replicas: ReplicaSet
 
 
-def remember(model: Any, binding: Binding) -> None:
+def remember(model: keras.Model, binding: Binding) -> None:
     """Keeps the binding on a model."""
     object.__setattr__(model, _BINDING, binding)
 

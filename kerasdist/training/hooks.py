@@ -7,13 +7,13 @@ every hook calls Keras's own function and nothing else.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 from kerasdist import keras_compat
+from kerasdist.agreement import models
 from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
@@ -22,7 +22,6 @@ from kerasdist.core import context, ownership
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions
-from kerasdist.job.job import Job
 from kerasdist.training import (
     batch_norm,
     layer_losses,
@@ -30,18 +29,17 @@ from kerasdist.training import (
     numerics,
     outside,
     randomness,
-    regularizers,
     saving,
     worker_agreement,
 )
 from kerasdist.training.binding import Binding, bind, binding_of, remember
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.api.strategy import Strategy
 
 Original = Callable[..., Any]
-
-_signature = cache(inspect.signature)  # every reduction of a loss calls it
 
 
 @cache
@@ -50,7 +48,6 @@ def install() -> None:
     keras_compat.leave_accelerators()
     keras_compat.install(
         model_created=_model_created,
-        layer_created=regularizers.layer_created,
         metric_created=metrics.metric_created,
         variable_created=_variable_created,
         compile=_compile,
@@ -64,44 +61,21 @@ def install() -> None:
         reduce_loss=_reduce_loss,
         scale_loss=_scale_loss,
         unscale_loss=_unscale_loss,
-        update_mean=metrics.update_mean,
+        reduce_values=metrics.reduce_values,
         update_wrapped=metrics.update_wrapped,
         batch_norm_created=batch_norm.layer_created,
         batch_norm_weight=batch_norm.weight_made,
         batch_norm_called=batch_norm.called,
         batch_moments=batch_norm.moments,
         draw_seed=randomness.draw_seed,
-        draw=randomness.draw,
         add_loss=layer_losses.add_loss,
         own_losses=layer_losses.own_losses,
         clear_losses=layer_losses.clear_losses,
-        sequential_build=_sequential_build,
     )
-    keras_compat.install_attribution(repeats=lambda: context.replica() is not None)
 
 
-@final
-class _Building(threading.local):
-    """Whether the calling thread builds a Sequential model."""
-
-    sequential = False
-
-
-_building = _Building()
-
-
-def _sequential_build(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
-    before, _building.sequential = _building.sequential, True
-    try:
-        return original(model, *args, **kwargs)
-    finally:
-        _building.sequential = before
-
-
-def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) -> None:
+def _model_created(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> None:
     original(model, *args, **kwargs)
-    if _building.sequential and keras_compat.is_functional(model):
-        return  # the inner model of a Sequential model, which is never trained by itself
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
@@ -109,7 +83,9 @@ def _model_created(original: Original, model: Any, *args: Any, **kwargs: Any) ->
         bind(model, strategy.replica_set.trainer_class)
 
 
-def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: Any) -> None:
+def _variable_created(
+    original: Original, variable: keras.Variable, *args: Any, **kwargs: Any
+) -> None:
     original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = context.scoped_strategy()
     if strategy is not None:
@@ -118,18 +94,18 @@ def _variable_created(original: Original, variable: Any, *args: Any, **kwargs: A
             strategy.replica_set.initial_broadcast.add(variable)
 
 
-def _compile(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _compile(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.require_no_scope(model)
         return original(model, *args, **kwargs)
     _, *given = _bound(original, model, args, kwargs).arguments.items()
-    worker_agreement.record_compile(model, dict(given))
+    models.record_compile(model, dict(given))
     with binding.strategy.scope():
         return original(model, *args, **kwargs)
 
 
-def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _fit(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.warn(model, "fit")
@@ -161,28 +137,22 @@ def _fit(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     meter = on_workers.meter_of(given, binding.replicas)
     if meter is not None:
         given["x"] = meter.follow(given["x"])
-    _prepare_callbacks(binding, given, meter)
+    given["callbacks"] = on_workers.prepared(given, binding.replicas, meter)
+    _set_verbosity(binding, given)
+    if not binding.strategy.is_chief:
+        given["verbose"] = 0
     with metering.measured(), on_workers.files_written(given):
         return _run(original, binding, call, facts)
 
 
-def _prepare_callbacks(
-    binding: Binding, given: dict[str, Any], meter: metering.Meter | None
-) -> None:
+def _set_verbosity(binding: Binding, given: dict[str, Any]) -> None:
+    """Sets Keras's "auto" for a job: lines on the chief, since the launcher shows no bars."""
     job = binding.replicas.job
-    given["callbacks"] = on_workers.prepared(given, binding.replicas, meter)
-    if job is not None:
-        given["verbose"] = _verbosity(given["verbose"], job) if job.is_chief else 0
+    if job is not None and given["verbose"] == "auto":
+        given["verbose"] = 2 if job.is_chief else 0
 
 
-def _verbosity(verbose: Any, job: Job) -> Any:
-    """Returns Keras's `verbose` for a job: lines, since the launcher cannot show bars."""
-    if verbose != "auto":
-        return verbose
-    return 2 if job.is_chief else 0
-
-
-def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _evaluate(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.warn(model, original.__name__)
@@ -190,13 +160,12 @@ def _evaluate(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
     facts = worker_agreement.given(binding, call.arguments)
-    if binding.replicas.job is not None:
-        call.arguments["verbose"] = _verbosity(call.arguments["verbose"], binding.replicas.job)
+    _set_verbosity(binding, call.arguments)
     _adapt(binding, call.arguments, call.arguments["steps"])
     return _run(original, binding, call, facts)
 
 
-def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
+def _on_batch(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     binding = binding_of(model)
     if binding is not None:
         outside.require_one_distribution(binding.strategy)
@@ -205,7 +174,9 @@ def _on_batch(original: Original, model: Any, *args: Any, **kwargs: Any) -> Any:
     return _plain(original, model, args, kwargs)
 
 
-def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+def _plain(
+    original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
+) -> Any:
     """Calls Keras's own function for a model without a strategy; unwraps distributed datasets."""
 
     def given(value: Any) -> Any:
@@ -216,9 +187,9 @@ def _plain(original: Original, model: Any, args: Iterable[Any], kwargs: dict[str
 
 
 def _bound(
-    original: Original, model: Any, args: Iterable[Any], kwargs: dict[str, Any]
+    original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    call = _signature(original).bind(model, *args, **kwargs)
+    call = inspect.signature(original).bind(model, *args, **kwargs)
     call.apply_defaults()
     return call
 
@@ -254,7 +225,9 @@ def _run(
         return original(*call.args, **call.kwargs)
 
 
-def _apply(original: Original, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _apply(
+    original: Original, optimizer: keras.Optimizer, grads: Any, trainable_variables: Any = None
+) -> Any:
     replica = context.replica()
     if replica is None:
         trial = keras_compat.trial()
@@ -269,7 +242,7 @@ def _listed(variables: Any) -> list[Any] | None:
     return None if variables is None else list(variables)
 
 
-def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
+def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: Any) -> Any:
     replica = one_device_replica()
     if replica is None:
         return original(optimizer, loss)
@@ -283,7 +256,7 @@ def _scale_by_optimizer(original: Original, optimizer: Any, loss: Any) -> Any:
     return replica.collectives.differentiated_loss(optimizer, loss, is_weighted=is_weighted)
 
 
-def _assign(original: Original, variable: Any, value: Any) -> Any:
+def _assign(original: Original, variable: keras.Variable, value: Any) -> Any:
     replica = context.replica()
     if replica is None:
         return original(variable, value)
@@ -291,13 +264,26 @@ def _assign(original: Original, variable: Any, value: Any) -> Any:
     return replica.collectives.assign(variable, value, original)
 
 
-def _reduce_loss(original: Original, *args: Any, **kwargs: Any) -> Any:
+def _reduce_loss(  # noqa: PLR0917  Keras's parameters
+    original: Original,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
     replica = one_device_replica()
     if replica is None:
-        return original(*args, **kwargs)
-    call = _signature(original).bind(*args, **kwargs)
-    call.apply_defaults()
-    return numerics.global_share_of_loss(original, replica, **call.arguments)
+        return original(values, sample_weight, mask, reduction, dtype)
+    return numerics.global_share_of_loss(
+        original,
+        replica,
+        values,
+        sample_weight=sample_weight,
+        mask=mask,
+        reduction=reduction,
+        dtype=dtype,
+    )
 
 
 def _scale_loss(original: Original, value: Any) -> Any:

@@ -1,24 +1,38 @@
-"""Keeps the losses that layers add by replica, since all replicas share the layer object.
+"""The losses that layers add, by ``add_loss`` and as penalties on their outputs.
 
-Inside a ``keras.StatelessScope`` of Keras or the user (``stateless_call``, Keras's own step on JAX)
-Keras keeps these losses itself, in that scope.
+Those of ``add_loss`` are kept by replica, since all replicas share the layer object. Inside a
+``keras.StatelessScope`` of Keras or the user (``stateless_call``, Keras's own step on JAX) Keras
+keeps these losses itself, in that scope.
+
+Of the penalties, L1 and L2 are means over the examples, since Keras divides them by the number of
+rows, so they need no change. Any other activity regularizer sees the rows of all replicas. Keras
+before 3.14 does not divide: there L1 and L2 see the rows of all replicas, and nothing is divided.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext
+from kerasdist.api.replica_context import ReplicaContext, one_device_replica
 from kerasdist.core import context
 from kerasdist.keras_compat import ops
 from kerasdist.training import numerics
+from kerasdist.training.binding import bind
+
+# The penalties that are means over examples.
+_MEANS = (
+    (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+    if keras_compat.DIVIDES_ACTIVITY_PENALTY
+    else ()
+)
 
 
-def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
+def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: Any) -> None:
     """Keeps a loss that a layer adds in its call, by replica where replicas share the layer."""
     losses = _of_replica()
     if losses is None:
@@ -27,13 +41,13 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> None:
         losses.setdefault(id(layer), (layer, []))[1].extend(keras.tree.flatten(loss))
 
 
-def own_losses(original: Callable[..., Any], layer: Any) -> list[Any]:
+def own_losses(original: Callable[..., Any], layer: keras.Layer) -> list[Any]:
     """Returns the losses that a layer added in this replica."""
     losses = _of_replica()
     return original(layer) if losses is None else list(losses.get(id(layer), (layer, ()))[1])
 
 
-def clear_losses(original: Callable[..., Any], layer: Any) -> None:
+def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     """Removes the losses of a layer and of the layers inside it."""
     losses = _of_replica()
     if losses is None:
@@ -73,3 +87,29 @@ def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
         # A single replica shares its layers with no other one: Keras's own list serves.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
     return None if type(scope) is keras.StatelessScope else replica.layer_losses
+
+
+class GlobalBatchRegularizer:
+    """A mixin for an activity regularizer that may mix examples: gives it the global batch."""
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the penalty of the rows of all replicas; all replicas must call it."""
+        replica = one_device_replica()
+        if replica is None:
+            return super().__call__(x)  # type: ignore[misc]
+        penalty = super().__call__(replica.collectives.all_gather(x))  # type: ignore[misc]
+        if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
+            return penalty
+        # Keras divides by this replica's number of rows, but the global batch's is right.
+        return numerics.weighted(penalty, replica.weight)
+
+
+def prepare(model: keras.Model) -> None:
+    """Lets the activity regularizers in a model see the global batch."""
+    for layer in [model, *keras_compat.flat_layers(model)]:
+        own = layer.activity_regularizer
+        if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):
+            continue
+        # A copy, since the same object may also regularize a kernel, which has no rows to gather.
+        layer.activity_regularizer = copy.copy(own)
+        bind(layer.activity_regularizer, GlobalBatchRegularizer)

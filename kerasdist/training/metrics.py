@@ -25,6 +25,7 @@ from kerasdist.api.scopes import has_strategy
 from kerasdist.core import context
 from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
+from kerasdist.training import layer_losses
 from kerasdist.training.binding import bind
 from kerasdist.training.numerics import per_weight
 
@@ -61,7 +62,7 @@ class _State(keras.StatelessScope):
         self.own = frozenset(self.state_mapping)
         self._outer = keras_compat.stateless_scope()
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns a variable's given value, else what the scope around this one returns."""
         if id(variable) in self.own or self._outer is None:
             return super().get_current_value(variable)
@@ -135,14 +136,15 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def prepare(model: Any, strategy: Strategy) -> None:
-    """Prepares the metrics of a model for `fit`, those made outside of the scope, too."""
+    """Prepares the metrics and penalties of a model for `fit`, those from outside, too."""
+    layer_losses.prepare(model)
     for metric in metrics_of(model):
         bind(metric, ReplicatedMetric)
         if metric not in _of_global_batch and not keras_compat.is_builtin(type(metric)):
             _use_global_batch(metric, strategy)
 
 
-def _use_global_batch(metric: Any, strategy: Strategy) -> None:
+def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
     """Makes all state of a metric equal on all replicas, that of metrics inside of it, too."""
     bind(metric, GlobalBatchMetric)
     _of_global_batch.add(metric)
@@ -163,7 +165,9 @@ def _gathered(replica: ReplicaLike, structure: Any) -> Any:
     return keras.tree.map_structure(gather, structure)
 
 
-def metric_created(original: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
+def metric_created(
+    original: Callable[..., None], metric: keras.Metric, *args: Any, **kwargs: Any
+) -> None:
     """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
     original(metric, *args, **kwargs)
     if has_strategy():
@@ -188,6 +192,8 @@ def update_wrapped(
             returns_scalar = _returns_scalar[metric] = _mixes(metric, y_true, y_pred)
         if returns_scalar:
             y_true, y_pred, sample_weight = _gathered(replica, (y_true, y_pred, sample_weight))
+        elif sample_weight is None and _is_one_row(y_pred) and not hasattr(y_pred, "_keras_mask"):
+            sample_weight = ops.ones((1,))  # its value of a single row may be a scalar
     return original(metric, y_true, y_pred, sample_weight)
 
 
@@ -197,35 +203,38 @@ def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
     All replicas must find the same: of a single row, a value per example may be a scalar, too.
     """
     given: Any = (y_true, y_pred)
-    if keras.tree.flatten(y_pred)[0].shape[0] == 1:
+    if _is_one_row(y_pred):
         given = keras.tree.map_structure(lambda one: ops.concatenate([one, one]), given)
     return _is_scalar(metric._fn(*given, **metric._fn_kwargs))
 
 
-def update_mean(
-    original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+def _is_one_row(y_pred: Any) -> bool:
+    return keras.tree.flatten(y_pred)[0].shape[0] == 1
+
+
+def reduce_values(
+    original: Callable[..., Any], values: Any, sample_weight: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Updates ``keras.metrics.Mean`` or ``Sum``.
+    """Reduces the values with which ``keras.metrics.Mean`` or ``Sum`` is updated.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
     the replica's share of the batch, so that all replicas together add one value with weight 1.
     """
     replica = one_device_replica()
     if replica is None:
-        return original(metric, values, sample_weight)
-    if _returns_scalar.get(metric) is False:
-        values = ops.reshape(values, (-1,)) if _is_scalar(values) else values  # of a single row
+        return original(values, sample_weight, *args, **kwargs)
     weight = replica.weight
     if not _is_scalar(values):
         if _is_number_of_rows(sample_weight):
             # Keras weights an unreduced loss by the number of rows: take the global batch's.
-            sample_weight = per_weight(ops.cast(sample_weight, metric.dtype), weight)
-        return original(metric, values, sample_weight)
-    if not isinstance(weight, float):
-        # The mean of an empty replica is NaN, and NaN times 0 would stay NaN.
-        values = ops.convert_to_tensor(values, dtype=metric.dtype)
-        values = ops.where(weight > 0, values, ops.zeros_like(values))
-    return original(metric, values, weight if sample_weight is None else sample_weight)
+            sample_weight = per_weight(ops.cast(sample_weight, keras.config.floatx()), weight)
+    else:
+        if not isinstance(weight, float):
+            # The mean of an empty replica is NaN, and NaN times 0 would stay NaN.
+            values = ops.convert_to_tensor(values)
+            values = ops.where(weight > 0, values, ops.zeros_like(values))
+        sample_weight = weight if sample_weight is None else sample_weight
+    return original(values, sample_weight, *args, **kwargs)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -16,11 +16,14 @@ loss with another divisor ``d_r`` (valid steps of a mask, a sum of sample weight
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist import keras_compat
 from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
+
+if TYPE_CHECKING:
+    import keras
 
 _MEANS = ("sum_over_batch_size", "mean")
 _WEIGHTED_MEAN = "mean_with_sample_weight"
@@ -34,12 +37,12 @@ def weighted(gradient: Any, weight: Any) -> Any:
     return ops.where(weight > 0, gradient, ops.zeros_like(gradient)) * weight
 
 
-def is_weighted_by_loss(optimizer: Any) -> bool:
+def is_weighted_by_loss(optimizer: keras.Optimizer) -> bool:
     """Returns whether the weight multiplies the loss, not the gradients: if the loss is scaled."""
     return isinstance(optimizer, keras_compat.LossScaleOptimizer)
 
 
-def weight_of_gradients(optimizer: Any, weight: Any) -> Any:
+def weight_of_gradients(optimizer: keras.Optimizer, weight: Any) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
     It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a

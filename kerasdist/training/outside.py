@@ -18,7 +18,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 _TRAINING = ("fit", "train_on_batch")
 
 
-def require_no_scope(model: Any) -> None:
+def require_no_scope(model: keras.Model) -> None:
     """Refuses to compile, in the scope of a strategy, a model made outside of it."""
     here = context.strategy_in_force()
     if here.num_replicas_in_sync > 1:
@@ -41,7 +41,7 @@ def require_one_distribution(strategy: Any) -> None:
         )
 
 
-def warn(model: Any, call: str) -> None:
+def warn(model: keras.Model, call: str) -> None:
     """Warns once that a model runs on one device, unless the user clearly intends that.
 
     That is so if the user has made another model in the scope of the existing strategy.
@@ -69,7 +69,7 @@ def warn(model: Any, call: str) -> None:
     )
 
 
-def take_on(model: Any) -> None:
+def take_on(model: keras.Model) -> None:
     """Prepares a model without a strategy to train, if it shares layers with a strategy's model."""
     owners = [ownership.strategy_of(variable) for variable in model.variables]
     for owner in {id(one): one for one in owners if one is not None}.values():

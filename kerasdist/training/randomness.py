@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
@@ -43,34 +42,13 @@ def _offset(index: int) -> int:
     return (index * _STRIDE) % 0x7FFFFFFF
 
 
-def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
-    trial = keras_compat.trial()
-    if trial is None:
-        return original(*args, **kwargs)
-    given = args[0] if args else next(iter(kwargs.values()), None)
-    return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
-
-
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states, if theirs differ. All workers must call it.
 
     It warns once, but not of workers that `begins` finds unseeded: their states always differ.
     """
-    own = random_states.compared()
-    everyone: list[dict[str, str]] = job.gather_object(
-        "random state", {library: _digest(state) for library, state in own.items()}
-    )
-    found: Any = None
-    if job.is_chief:
-        # A library that is not imported on all workers does not shuffle what they all read.
-        common = set(everyone[0]).intersection(*everyone)
-        apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
-        differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
-        if apart:
-            drawn = own["keras"], secrets.randbits(31), random_states.kept()
-            found = [apart, differing, *drawn]
-    found = job.broadcast_object("random state of the chief", found)
+    own = {library: _digest(state) for library, state in random_states.compared().items()}
+    found = job.choose("random state", own, _states_for_all)
     if found is None:
         return
     apart, differing, seed, drawn, states = found
@@ -80,6 +58,16 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     if seed is None or "keras" in apart:  # TensorFlow's state cannot be sent
         random_states.seed(drawn if seed is None else seed)
     random_states.put_back(states)
+
+
+def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
+    """Returns what differs, on which workers, and the chief's states; None if nothing differs."""
+    # A library that is not imported on all workers does not shuffle what they all read.
+    common = set(everyone[0]).intersection(*everyone)
+    apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
+    differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
+    drawn = random_states.compared()["keras"], secrets.randbits(31), random_states.kept()
+    return [apart, differing, *drawn] if apart else None
 
 
 @cache

@@ -11,16 +11,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.core import whole_files
 from kerasdist.job.job import is_written_by_chief, write_and_tell
 from kerasdist.training.binding import binding_of
 
+if TYPE_CHECKING:
+    import keras
+
 Original = Callable[..., Any]
 
 
-def save(original: Original, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def save(original: Original, model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls Keras's function that writes a model, on the workers that must write it."""
     binding = binding_of(model)
     job = None if binding is None else binding.replicas.job

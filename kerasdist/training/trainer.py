@@ -6,7 +6,6 @@ still wins, and so does everything else that a user's class defines.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,16 @@ from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import context
 from kerasdist.input.sharding import lists_weights
-from kerasdist.training import worker_agreement
+from kerasdist.training import saving, worker_agreement
 from kerasdist.training.binding import Binding, binding_of
 from kerasdist.training.metrics import summed
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
+
+
+# The methods of a model that make what a step reports.
+_REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
 class ReplicatedTrainer:
@@ -46,7 +49,7 @@ class ReplicatedTrainer:
         return self._binding.replicas
 
     @staticmethod
-    def prepare_other(model: Any, replicas: Any) -> None:
+    def prepare_other(model: keras.Model, replicas: Any) -> None:
         """Prepares a model without a strategy to train, if it shares layers with one of this class.
 
         On most frameworks there is nothing to prepare.
@@ -79,6 +82,10 @@ class ReplicatedTrainer:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
         with self._working("predict_on_batch"):
             return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
+
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Exports the model, as Keras's own method; in a job, the chief writes."""
+        saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)  # type: ignore[misc]
 
     @contextmanager
     def _working(self, name: str) -> Generator[None]:
@@ -129,7 +136,7 @@ class ReplicatedTrainer:
     @property
     def runs_builtin_steps(self) -> bool:
         """Whether no user-defined class changes what a step reports."""
-        return _runs_builtin_steps(type(self))
+        return all(map(self.has_builtin, _REPORTING))
 
 
 def _symbol(leaf: Any) -> Any:
@@ -143,18 +150,6 @@ def _weight_of_each_row(sample_weight: Any, y: Any) -> Any:
         isinstance(one, int | float | np.number) for one in sample_weight
     )
     return np.array(sample_weight, keras.config.floatx()) if numbers else sample_weight
-
-
-_builtin: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
-
-def _runs_builtin_steps(model_class: type) -> bool:
-    known = _builtin.get(model_class)
-    if known is None:
-        names = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-        steps = [defined_by_model(model_class, name) for name in names]
-        known = _builtin[model_class] = all(map(keras_compat.is_builtin, steps))
-    return known
 
 
 def defined_by_model(model_class: type, name: str) -> Callable[..., Any]:

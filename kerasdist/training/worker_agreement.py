@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.agreement import calls, code, models, weights
+from kerasdist.agreement import description, models
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.callbacks import on_workers
@@ -34,31 +34,18 @@ def given(binding: Binding, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
     binding.replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
-    return calls.facts_of(arguments, job, on_workers.CHANGE_TRAINING)
-
-
-def record_compile(model: Any, arguments: Mapping[str, Any]) -> None:
-    """Keeps the arguments of `compile`, which workers and backups compare."""
-    models.record_compile(model, arguments)
-
-
-def calling(
-    name: str, binding: Binding, call: inspect.BoundArguments, facts: Mapping[str, Any]
-) -> AbstractContextManager[None]:
-    """Returns a context for a call of `fit`, `evaluate` or `predict` by all workers."""
-    job = binding.replicas.job
-    return nullcontext() if job is None else _calling(name, binding.replicas, call, facts)
-
-
-def working(
-    name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
-) -> AbstractContextManager[None]:
-    """Returns a context for a step of a model that needs all workers."""
-    return nullcontext() if replicas.job is None else _working(name, replicas.job, model, facts)
+    return models.facts_of_call(arguments, job, on_workers.CHANGE_TRAINING)
 
 
 @contextmanager
-def _working(name: str, job: Job, model: Any, facts: Mapping[str, Any] | None) -> Generator[None]:
+def working(
+    name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
+) -> Generator[None]:
+    """Returns a context for a step of a model that needs all workers."""
+    job = replicas.job
+    if job is None:
+        yield
+        return
     with job.translating_failures(name):
         own = {} if models.is_compared(model) else models.facts_of(model, anew=True)
         if own or facts:
@@ -67,16 +54,19 @@ def _working(name: str, job: Job, model: Any, facts: Mapping[str, Any] | None) -
 
 
 @contextmanager
-def _calling(
-    name: str, replicas: ReplicaSet, call: inspect.BoundArguments, facts: Mapping[str, Any]
+def calling(
+    name: str, binding: Binding, call: inspect.BoundArguments, facts: Mapping[str, Any]
 ) -> Generator[None]:
-    job = replicas.job
-    assert job is not None
+    """Returns a context for a call of `fit`, `evaluate` or `predict` by all workers."""
+    replicas, job = binding.replicas, binding.replicas.job
+    if job is None:
+        yield
+        return
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
         if is_inner:  # called in `fit`: this worker's data may have ended while the others train
-            weights.require_equal_batches(replicas, f"the call of {name}")
+            replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.batch_history.clear()
         own = {} if is_inner else models.facts_of(model, anew=name == "fit")
@@ -115,9 +105,11 @@ def _acts_on_batches(callback: Any) -> bool:
     return keras_compat.overrides(callback, keras_compat.BATCH_EVENTS)
 
 
-def _agree(job: Job, name: str, model: Any, own: dict[str, Any], given: dict[str, Any]) -> None:
+def _agree(
+    job: Job, name: str, model: keras.Model, own: dict[str, Any], given: dict[str, Any]
+) -> None:
     facts = {"settings": _settings(), **own, **given}
-    facts = facts if job.has_one_python else code.without(facts)
+    facts = facts if job.has_one_python else description.without(facts)
     job.assert_equal(f"call of {name}", facts, _ADVICE)
     if own:
         models.mark_compared(model, own)

@@ -10,7 +10,7 @@ from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError
-from kerasdist.strategies import choice, gpu_choice, multi_worker
+from kerasdist.strategies import choice, multi_worker
 
 A, B, C, D = (f"GPU-{index:08x}" for index in range(4))
 
@@ -64,12 +64,12 @@ def agreed(machine_with, monkeypatch):
             backend, names = enter(worker)
             job = job_of(rank, len(workers), lambda value: seen.append(value) or 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                gpu_choice.agree(backend, job, names)
+                choice.agree(backend, job, names)
         taken = []
         for rank, worker in enumerate(workers):  # what each does with what they all told
             backend, names = enter(worker)
             job = job_of(rank, len(workers), lambda value: list(seen))
-            taken.append(gpu_choice.agree(backend, job, names).numbers)
+            taken.append(choice.agree(backend, job, names).numbers)
         return taken
 
     return run
@@ -153,17 +153,17 @@ def gpus_of(*numbers):
 
 def test_devices_have_the_framework_s_names_afterwards():
     backend = FakeBackend()
-    assert gpu_choice.taken(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
-    assert gpu_choice.taken(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
-    assert gpu_choice.taken(backend, [2], gpus_of(2), ["gpu:2"]) == [Device("gpu", 2)]  # torch
-    two = gpu_choice.taken(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
+    assert choice.taken(backend, [2], gpus_of(0), None) == [Device("gpu", 0)]
+    assert choice.taken(backend, [2], gpus_of(0), ["gpu:2"]) == [Device("gpu", 0)]
+    assert choice.taken(backend, [2], gpus_of(2), ["gpu:2"]) == [Device("gpu", 2)]  # torch
+    two = choice.taken(backend, [1, 3], gpus_of(0, 1), ["gpu:3", "cpu:0", "gpu:1"])
     assert [str(device) for device in two] == ["gpu:1", "cpu:0", "gpu:0"]
 
 
 def test_a_framework_that_does_not_see_what_was_agreed(machine_with):
     machine_with("4")
     with pytest.raises(DeviceError, match=rf"{D} \(NVIDIA H100 80GB HBM3\).*sees 1"):
-        gpu_choice.taken(FakeBackend(), [2, 3], gpus_of(0), None)
+        choice.taken(FakeBackend(), [2, 3], gpus_of(0), None)
 
 
 def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with, monkeypatch):
@@ -171,20 +171,20 @@ def test_gpus_that_only_the_framework_finds_are_divided_by_machine(machine_with,
     machine_with(None)
     monkeypatch.setattr(platform, "node", lambda: "h")
     seen = [["h", []], ["far", []], ["h", []]]
-    choice = gpu_choice.agree(FakeBackend(), job_of(2, 3, lambda value: seen), None)
-    assert choice == gpu_choice.Choice(None, [0, 2])
+    own = choice.agree(FakeBackend(), job_of(2, 3, lambda value: seen), None)
+    assert own == choice.Choice(None, [0, 2])
     four = FakeBackend(sees=4).devices("gpu")
-    assert gpu_choice.own_part(four, choice.peers, 2) == list(four[2:])
-    assert gpu_choice.own_part(four[:1], choice.peers, 2) == four[:1]
+    assert choice.own_part(four, own.peers, 2) == list(four[2:])
+    assert choice.own_part(four[:1], own.peers, 2) == four[:1]
     cpus = (Device("cpu", 0), Device("cpu", 1))
-    assert gpu_choice.own_part(cpus, choice.peers, 2) == cpus
+    assert choice.own_part(cpus, own.peers, 2) == cpus
 
 
 def test_gpus_that_the_framework_was_told_to_take_are_left_as_they_are(machine_with, monkeypatch):
     machine_with("4")
     monkeypatch.setattr(platform, "node", lambda: "h")
     told = job_of(0, 2, lambda value: [["h", []], ["h", []]])
-    assert gpu_choice.agree(FakeBackend(built=None), told, None) == gpu_choice.Choice(None, [])
+    assert choice.agree(FakeBackend(built=None), told, None) == choice.Choice(None, [])
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_promised_gpu_that_the_framework_does_not_see(
     if visible is not None:
         variables(CUDA_VISIBLE_DEVICES=visible)
     with pytest.raises(DeviceError) as error:
-        gpu_choice.check_promise(FakeBackend(built))
+        choice.check_promise(FakeBackend(built))
     for word in words:
         assert word in str(error.value)
 
@@ -219,7 +219,7 @@ def test_a_promised_gpu_that_the_framework_does_not_see(
 def test_a_framework_for_cpus_on_a_machine_with_gpus_is_one_warning(machine_with):
     machine_with("2")
     with pytest.warns(UserWarning, match=r"has 2 GPUs that jax, which is built for CPUs") as warned:
-        gpu_choice.check_promise(FakeBackend(built=False))
+        choice.check_promise(FakeBackend(built=False))
     assert len(warned) == 1
 
 
@@ -239,14 +239,14 @@ def test_where_no_gpu_is_promised_the_cpu_is_right(machine_with, variables, gpus
     machine_with(gpus)
     if visible is not None:
         variables(CUDA_VISIBLE_DEVICES=visible)
-    gpu_choice.check_promise(FakeBackend(built))
+    choice.check_promise(FakeBackend(built))
 
 
 def test_a_promised_gpu_whose_driver_does_not_work(machine_with, variables):
     machine_with("broken")
     variables(CUDA_VISIBLE_DEVICES="0")
     with pytest.raises(DeviceError, match="Driver/library version mismatch"):
-        gpu_choice.check_promise(FakeBackend())
+        choice.check_promise(FakeBackend())
 
 
 def test_cpu_devices_that_a_variable_chooses_come_before_accelerators(monkeypatch):

@@ -12,24 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.conformance.worker import prepare
+from tests.multiprocess.forks import imported, wait_to_be_one
 
 # What a shell has started in the background ignores Ctrl-C; workers are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-prepare(sys.argv[1])
+imported(sys.argv[1])
 
 import keras  # noqa: E402
 
 import kerasdist as kd  # noqa: E402
-from kerasdist.backends import registry  # noqa: E402
 from tests.multiprocess import networks  # noqa: E402
-from tests.multiprocess.forks import wait_to_be_one  # noqa: E402
 
 ROWS = 40
 STRIKES = 3
 if len(sys.argv) == 2:
-    registry.current()  # what workers import only when they need it
-    kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
     wait_to_be_one()
 RANK = int(os.environ["KERASDIST_RANK"])
 

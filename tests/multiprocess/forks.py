@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.environment import WORKERS, values
@@ -56,6 +57,51 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], log: str):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(file, 1)
     os.dup2(file, 2)
+
+
+class Fork:
+    """A fork of this process that runs a function; its output is read from pipes, as it comes."""
+
+    def __init__(self, function: Callable[[], None], environment: Mapping[str, str]):
+        pipes = [os.pipe(), os.pipe()]
+        self._code: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.environ.update(environment)
+            for number, (_, written) in enumerate(pipes, 1):
+                os.dup2(written, number)
+            for one in (descriptor for pipe in pipes for descriptor in pipe):
+                os.close(one)
+            _run(function)
+        for _, written in pipes:
+            os.close(written)
+        self.stdout, self.stderr = (os.fdopen(read, errors="replace") for read, _ in pipes)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, seconds: float) -> int:
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self._pid} does not end")
+            time.sleep(0.02)
+        return code
+
+    def kill(self):
+        if self.poll() is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _run(function: Callable[[], None]):
+    try:
+        function()
+    except BaseException:  # noqa: BLE001 (what follows is the other process's)
+        traceback.print_exc()
+    os._exit(1)
 
 
 class Nursery:
@@ -145,17 +191,21 @@ class Job:
         return Ended(rank, code, at - self._began, output)
 
 
-def main():
-    """Imports what workers import, and becomes the modules that are ordered."""
+def imported(backend: str):
+    """Imports what workers of a backend import, and starts nothing."""
     from tests.conformance.worker import prepare
 
-    prepare(sys.argv[1])
+    prepare(backend)
 
     import kerasdist as kd
     from kerasdist.backends import registry
 
     registry.current()  # what workers import only when they need it
     kd.MultiWorkerMirroredStrategy, kd.callbacks.BackupAndRestore  # noqa: B018
+
+
+def main():
+    imported(sys.argv[1])
     wait_to_be_one()
     runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 

@@ -7,11 +7,11 @@ or falls behind the others, all are killed.
 """
 
 import argparse
+import functools
 import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +20,8 @@ from collections import deque
 from kerasdist.launch.placement import free_port
 from tests.conformance import registry
 from tests.environment import WORKERS, values
+from tests.multiprocess import worker
+from tests.multiprocess.forks import Fork, imported
 from tests.multiprocess.layouts import Layout
 
 BEHIND_SECONDS = 400.0
@@ -32,39 +34,14 @@ class Group:
     def __init__(self, backend: str, layout: Layout, keys: list[str]):
         self.lines: queue.Queue[tuple[int, dict | None]] = queue.Queue()
         self._waiting: list[deque[dict]] = [deque() for _ in range(layout.workers)]
-        self.workers = [self._started(backend, layout, rank) for rank in range(layout.workers)]
-        for rank, worker in enumerate(self.workers):
-            worker.stdin.write("\n".join(keys) + "\n")
-            worker.stdin.close()
-            threading.Thread(target=self._read, args=(rank, worker.stdout), daemon=True).start()
-            threading.Thread(target=_log, args=(rank, worker.stderr), daemon=True).start()
-
-    _port = 0
-
-    def _started(self, backend: str, layout: Layout, rank: int) -> subprocess.Popen:
-        if rank == 0:
-            self._port = free_port()
-        environment = {
-            "KERASDIST_RANK": str(rank),
-            "KERASDIST_WORKERS": str(layout.workers),
-            "KERASDIST_COORDINATOR": f"localhost:{self._port}",
-            "KERASDIST_LOCAL_RANK": str(rank),
-            "KERASDIST_LOCAL_WORKERS": str(layout.workers),
-            # Longer than the chief computes plain Keras's numbers, for which the others wait.
-            "KERASDIST_MEETING_TIMEOUT": "200",
-            "KERASDIST_HEARTBEAT_TIMEOUT": "30",
-            **values(WORKERS),
-        }
-        command = [sys.executable, "-m", "tests.multiprocess.worker", "--backend", backend]
-        return subprocess.Popen(
-            [*command, "--layout", str(layout)],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        os.environ.update(values(WORKERS))
+        imported(backend)
+        work = functools.partial(worker.main, backend, layout, keys)
+        at = free_port()
+        self.workers = [Fork(work, _place(layout, rank, at)) for rank in range(layout.workers)]
+        for rank, one in enumerate(self.workers):
+            threading.Thread(target=self._read, args=(rank, one.stdout), daemon=True).start()
+            threading.Thread(target=_log, args=(rank, one.stderr), daemon=True).start()
 
     def _read(self, rank: int, stream):
         for line in stream:
@@ -91,11 +68,24 @@ class Group:
         return [lines.popleft() for lines in self._waiting]
 
     def kill(self):
-        for worker in self.workers:
-            if worker.poll() is None:
-                worker.kill()
-        for worker in self.workers:
-            worker.wait(10)
+        for one in self.workers:
+            one.kill()
+        for one in self.workers:
+            one.wait(10)
+
+
+def _place(layout: Layout, rank: int, port: int) -> dict[str, str]:
+    """What tells a worker which it is."""
+    return {
+        "KERASDIST_RANK": str(rank),
+        "KERASDIST_WORKERS": str(layout.workers),
+        "KERASDIST_COORDINATOR": f"localhost:{port}",
+        "KERASDIST_LOCAL_RANK": str(rank),
+        "KERASDIST_LOCAL_WORKERS": str(layout.workers),
+        # Longer than the chief computes plain Keras's numbers, for which the others wait.
+        "KERASDIST_MEETING_TIMEOUT": "200",
+        "KERASDIST_HEARTBEAT_TIMEOUT": "30",
+    }
 
 
 def _log(rank: int, stream):
@@ -138,8 +128,8 @@ def main():
     finally:
         if line["event"] != "done":
             group.kill()
-    for worker in group.workers:
-        worker.wait(30)
+    for one in group.workers:
+        one.wait(30)
 
 
 if __name__ == "__main__":

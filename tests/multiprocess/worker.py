@@ -1,27 +1,21 @@
 """One worker of a group: runs cases with the others, and tells of each in a JSON line.
 
-Started by `tests.multiprocess.group`, with kerasdist's variables in the environment.
+Forked by `tests.multiprocess.group`, with kerasdist's variables in the environment.
 """
 
-import argparse
 import faulthandler
 import json
 import os
 import sys
 
 from tests.conformance import registry
-from tests.conformance.worker import collect, prepare, reset, run_item
+from tests.conformance.worker import collect, reset, run_item
 from tests.gpu_like import emulation
 from tests.multiprocess.lab import labs, sharding_of
 from tests.multiprocess.layouts import Layout, cases
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", required=True, choices=registry.BACKENDS)
-    parser.add_argument("--layout", type=Layout.of, required=True)
-    arguments = parser.parse_args()
-
+def main(backend: str, layout: Layout, keys: list[str]):
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -29,37 +23,35 @@ def main():
         lines.write(json.dumps(line) + "\n")
         lines.flush()
 
-    wanted = [line.strip() for line in sys.stdin if line.strip()]
-    prepare(arguments.backend)
-    os.environ["KERASDIST_CPU_DEVICES"] = str(arguments.layout.devices)
+    os.environ["KERASDIST_CPU_DEVICES"] = str(layout.devices)
     faulthandler.dump_traceback_later(900, exit=True)
     import kerasdist as kd
 
-    if arguments.layout.like_gpus:
-        emulation.install(arguments.backend)
+    if layout.like_gpus:
+        emulation.install(backend)
     # Before anything starts the framework.
     # By groups of 64 bytes, each layer is gathered by itself, the smallest ones together.
     by_groups = {"communication_options": kd.CommunicationOptions(bytes_per_pack=64)}
     strategy = kd.MultiWorkerMirroredStrategy(
-        sharding=sharding_of(arguments.layout), **by_groups if arguments.layout.sharding else {}
+        sharding=sharding_of(layout), **by_groups if layout.sharding else {}
     )
-    if strategy.num_replicas_in_sync != arguments.layout.replicas:
-        raise SystemExit(f"Expected {arguments.layout.replicas} replicas. Received: {strategy}.")
+    if strategy.num_replicas_in_sync != layout.replicas:
+        raise SystemExit(f"Expected {layout.replicas} replicas. Received: {strategy}.")
     import keras
 
     from kerasdist.job import current
 
     job = current.current()
-    lab_of = labs(strategy, arguments.layout)
+    lab_of = labs(strategy, layout)
     keras.utils.disable_interactive_logging()
     keras.config.disable_traceback_filtering()
     collect()
     known = cases()
     with strategy.scope():
         keras.Sequential()  # so that plain models beside the strategy are clearly meant
-    tell(event="ready", backend=arguments.backend)
-    for key in wanted:
-        item = registry.Item(known[key], arguments.backend, arguments.layout.replicas)
+    tell(event="ready", backend=backend)
+    for key in keys:
+        item = registry.Item(known[key], backend, layout.replicas)
         faulthandler.dump_traceback_later(item.case.seconds, exit=True)
         tell(event="start", key=key)
         print(f"\n===== {key} =====", file=sys.stderr, flush=True)
@@ -76,7 +68,3 @@ def main():
     sys.stderr.flush()
     job.leave()
     os._exit(0)  # a case may leave a thread behind; it shall not keep us from ending
-
-
-if __name__ == "__main__":
-    main()

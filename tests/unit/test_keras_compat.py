@@ -92,21 +92,11 @@ except ValueError:
     refused = True
 
 # What one framework needs; put in last, since it stays.
-told, reads, scope_reads, applied = {}, [], [], []
+told, reads, applied = {}, [], []
 v = keras.Variable(3.0, name="v")
 keras_compat.install(read=lambda read, variable: reads.append(variable.name) or read(variable))
 told["read"] = [float(v.value), float(v + 1), float(keras.ops.add(v, 2))]
 told["reads"] = list(reads)
-
-def scope_read(original, scope, variable):
-    scope_reads.append([type(scope).__name__, variable.name, original(scope, variable) is None])
-    first = len(scope_reads) == 1
-    return keras.ops.convert_to_tensor(7.0) if first else original(scope, variable)
-
-keras_compat.install(scope_read=scope_read)
-with keras.StatelessScope():
-    told["scope_read"] = float(v.value)
-told["scope_reads"] = list(scope_reads)
 
 def scaled_apply(original, optimizer, grads, trainable_variables=None):
     applied.append([optimizer is scaling, len(grads), trainable_variables[0] is v])
@@ -131,9 +121,7 @@ if keras_compat.backend_name() == "torch":
 
         return hook
 
-    keras_compat.install(
-        nn_moments=look_at("moments"), nn_normalization=look_at("batch_normalization")
-    )
+    keras_compat.install(nn_normalization=look_at("batch_normalization"))
     keras.layers.BatchNormalization()(keras.ops.ones((1, 3, 3, 1)), training=True)
     told["in nn"] = in_nn
 
@@ -142,6 +130,15 @@ if keras_compat.backend_name() == "torch":
 REPORT = """
 signatures, missing = {}, []
 targets = Counter(target for patch in PATCHES for target in patch.targets)
+with keras.name_scope("other"):
+    made_by = [keras_compat.is_of_optimizer()]
+class Noting(keras.optimizers.SGD):
+    def build(self, variables):
+        super().build(variables)
+        self.add_variable(
+            (1,), lambda *args, **_: made_by.append(keras_compat.is_of_optimizer()) or np.ones(1)
+        )
+Noting().build([v])
 for patch in PATCHES:
     for owner, name in patch.targets:
         try:
@@ -186,6 +183,8 @@ print(json.dumps({
     "synchronized": [keras_compat.KNOWS_SYNCHRONIZED, not refused],
     "batch_norm": list(inspect.signature(keras.layers.BatchNormalization.__init__).parameters),
     "told": told,
+    "made_by": made_by,
+    "number": len(targets),
 }))
 """
 
@@ -200,11 +199,9 @@ SIGNATURES = {
     "batch_norm_weight": ["self"],
     "clear_losses": ["self"],
     "compile": ["self", "optimizer", "loss"],
-    "draw": [],
     "draw_seed": ["self"],
     "evaluate": ["self", "x"],
     "fit": ["self", "x", "y", "batch_size"],
-    "layer_created": ["self"],
     "metric_created": ["self"],
     "model_created": ["self"],
     "on_batch": ["self", "x"],
@@ -213,9 +210,8 @@ SIGNATURES = {
     "save": ["model", "filepath"],
     "scale_by_optimizer": ["self", "loss"],
     "scale_loss": ["value"],
-    "sequential_build": ["self", "input_shape"],
     "unscale_loss": ["value"],
-    "update_mean": ["self", "values", "sample_weight"],
+    "reduce_values": ["values", "sample_weight"],
     "update_wrapped": ["self", "y_true", "y_pred", "sample_weight"],
     "variable_created": ["self"],  # what else there is, is handed on
 }
@@ -228,9 +224,6 @@ def probe(request):
 
 def test_every_place_has_the_parameters_that_the_hooks_use(probe):
     for place, parameters in probe["signatures"].items():
-        if place == "save: Model.export":
-            assert parameters[:2] == ["self", "filepath"]
-            continue
         expected = SIGNATURES.get(place.partition(":")[0], [])
         assert (parameters or [])[: len(expected)] == expected, place
 
@@ -238,14 +231,13 @@ def test_every_place_has_the_parameters_that_the_hooks_use(probe):
 def test_every_target_is_there_and_patched_by_one_row(probe):
     assert {place.partition(":")[0] for place in probe["signatures"]} >= set(SIGNATURES)
     assert not probe["twice"]
+    assert probe["number"] <= 50  # move 6 of the redesign: nobody raises it
     on_torch_alone = {
         "named_parameters",
-        "zero_grad",
         "TorchModuleWrapper.parameters",
         "TorchModuleWrapper.call",
         "core.custom_gradient.__call__",
         "_track_variables",
-        "_post_track_variable",
     }
     elsewhere = {"torch": on_torch_alone, "jax": {"_distribute_data"}}
     elsewhere.pop(probe["backend"], None)
@@ -310,9 +302,8 @@ def test_reads_are_noticed(probe):
     assert set(probe["told"]["reads"]) == {"v"}
 
 
-def test_a_scope_is_asked_where_it_was(probe):
-    assert probe["told"]["scope_reads"] == [["StatelessScope", "v", True]]
-    assert probe["told"]["scope_read"] == 7.0
+def test_an_optimizer_names_what_it_makes(probe):
+    assert probe["made_by"] == [False, True]
 
 
 def test_an_optimizer_that_scales_applies_where_it_did(probe):
@@ -325,10 +316,7 @@ def test_the_seed_of_a_process_is_known(probe):
 
 def test_where_torch_computes_what_layers_have_in_common(probe):
     channels = ["x", "mean", "variance", "axis", "offset", "scale", "epsilon"]
-    told = {
-        "moments": ["x", "axes", "keepdims", "synchronized"],
-        "batch_normalization": channels,
-    }
+    told = {"batch_normalization": channels}
     assert probe["told"].get("in nn") == (told if probe["backend"] == "torch" else None)
 
 
@@ -345,7 +333,7 @@ def test_a_callback_that_does_nothing_is_recognised(probe):
 
 def test_what_a_trial_of_a_step_steps_into_is_where_it_was(probe):
     trials = probe["trials"]
-    assert trials["by layers"] == ["dropout", "normal"]
+    assert trials["by layers"] == ["dropout", "normal", "uniform"]
     assert trials["public"]
 
 

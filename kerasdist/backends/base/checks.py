@@ -1,16 +1,16 @@
-"""Checks of callers' arguments that all backends share, and checksums of values."""
+"""Checks of callers' arguments that all backends share."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.current import current
+
+if TYPE_CHECKING:
+    import keras
 
 
 def check_summable(dtype: str) -> None:
@@ -27,7 +27,7 @@ def not_summable(dtype: str, wider: str) -> TypeError:
     )
 
 
-def differing_assignment(variable: Any) -> DisagreementError:
+def differing_assignment(variable: keras.Variable) -> DisagreementError:
     """Returns the error if workers assign different values to a variable that they divide."""
     job = current()
     place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
@@ -80,8 +80,3 @@ def check_no_compression(compression: str | None, backend: str) -> None:
             f"compression={compression!r}. Leave it out, or use PyTorch; "
             "mixed_float16 and mixed_bfloat16 policies compute in smaller types on each backend."
         )
-
-
-def checksum_of(array: Any, start: int = 0) -> int:
-    """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.core.protocols import StrategyLike
+
+if TYPE_CHECKING:
+    import keras
 
 # Keras's ``optimizer.apply``: takes the optimizer, gradients, and variables or None.
 Apply = Callable[[Any, list[Any], "list[Any] | None"], Any]
@@ -30,7 +33,9 @@ class Collectives(abc.ABC):
     weights_scaled_losses = False
     own_moments: Callable[[Any, Sequence[int]], tuple[Any, Any] | None] | None = None
 
-    def differentiated_loss(self, optimizer: Any, loss: Any, *, is_weighted: bool) -> Any:
+    def differentiated_loss(
+        self, optimizer: keras.Optimizer, loss: Any, *, is_weighted: bool
+    ) -> Any:
         """Returns the loss with which the backward pass is to begin.
 
         Args:
@@ -63,7 +68,7 @@ class Collectives(abc.ABC):
             The function's result; of a distributed value, this replica's component.
         """
 
-    def assign(self, variable: Any, value: Any, write: Callable[[Any, Any], Any]) -> Any:
+    def assign(self, variable: keras.Variable, value: Any, write: Callable[[Any, Any], Any]) -> Any:
         """Assigns to a Keras variable in replica code, outside of stateless scopes.
 
         Args:
@@ -92,7 +97,7 @@ class Collectives(abc.ABC):
             options: How to communicate.
         """
 
-    def summed(self, variables: Sequence[Any]) -> list[Any]:
+    def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the sums over the replicas of variables that are sums; in `fit`.
 
         Unlike with `all_sum`, what an empty replica added in earlier steps counts.
@@ -133,9 +138,9 @@ class Collectives(abc.ABC):
     def apply_gradients(
         self,
         apply: Apply,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         gradients: list[Any],
-        variables: list[Any] | None,
+        variables: list[keras.Variable] | None,
     ) -> Any:
         """Sums gradients over the replicas, then updates the variables once, everywhere.
 

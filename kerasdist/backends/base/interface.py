@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from kerasdist.agreement.batches import FirstBatches
+from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.collectives import CommunicationOptions
-from kerasdist.backends.base.checks import checksum_of
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.first_batches import FirstBatches
-from kerasdist.backends.base.initial_broadcast import InitialBroadcast
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.errors import UnsupportedError
-from kerasdist.input.batch_forms import BatchHistory
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
@@ -206,8 +204,8 @@ class ReplicaSet(abc.ABC):
         self.options = options
         self.job = job
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
-        self.batch_history = BatchHistory()
         self.first_batches = FirstBatches(job, wanted=options.check != "off")
+        self.batch_history = self.first_batches.history
 
     @property
     def num_replicas(self) -> int:

@@ -10,6 +10,8 @@ from kerasdist.api.collectives import CommunicationOptions, ReduceOp
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.core.protocols import StrategyLike
 
 
@@ -92,7 +94,7 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def update(
         self,
-        variable: Any,
+        variable: keras.Variable,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -138,7 +140,7 @@ class Runner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
@@ -146,7 +148,7 @@ class Runner(abc.ABC):
         """
 
     @abc.abstractmethod
-    def created(self, variable: Any) -> bool:
+    def created(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was made in the strategy's scope.
 
         Args:

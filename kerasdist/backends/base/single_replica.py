@@ -18,6 +18,8 @@ from kerasdist.core import context
 from kerasdist.core.structures import flatten, map_leaves
 
 if TYPE_CHECKING:
+    import keras
+
     from kerasdist.core.protocols import StrategyLike
 
 
@@ -54,7 +56,11 @@ class SoleReplica(Collectives):
         return tensor
 
     def apply_gradients(
-        self, apply: Apply, optimizer: Any, gradients: list[Any], variables: list[Any] | None
+        self,
+        apply: Apply,
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: list[keras.Variable] | None,
     ) -> Any:
         """Calls Keras's own ``apply``."""
         return apply(optimizer, gradients, variables)
@@ -117,7 +123,7 @@ class SoleRunner(Runner):
 
     def update(
         self,
-        variable: Any,
+        variable: keras.Variable,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -140,13 +146,13 @@ class SoleRunner(Runner):
         """Returns a tuple of the value."""
         return value.values if isinstance(value, DistributedValues) else (value,)
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: keras.Variable) -> Any:
         """Returns the variable's value."""
         from kerasdist.keras_compat import ops
 
         return ops.convert_to_tensor(variable)
 
-    def created(self, variable: Any) -> bool:
+    def created(self, variable: keras.Variable) -> bool:
         """Returns True: with one replica, any variable can be used."""
         del variable
         return True

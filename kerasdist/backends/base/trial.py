@@ -74,7 +74,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     sees_inside = True
 
     def __init__(
-        self, model: Any, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0
+        self, model: keras.Model, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0
     ) -> None:
         super().__init__(initialize_variables=False)
         self.draws = draws
@@ -96,7 +96,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         with keras_compat.in_trial(self):
             yield
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the copy of a variable, made at its first use; None of one without a value."""
         known = self._copies.get(id(variable))
         if known is None:
@@ -110,11 +110,11 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.write(*update)
 
     @abc.abstractmethod
-    def copy(self, variable: Any) -> Any:
+    def copy(self, variable: keras.Variable) -> Any:
         """Returns what the step reads in place of a variable's stored value."""
 
     @abc.abstractmethod
-    def write(self, variable: Any, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""
 
     @abc.abstractmethod
@@ -125,7 +125,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     def as_array(self, value: Any) -> Any:
         """Returns a tensor or a gradient as a NumPy array, sparse ones made dense."""
 
-    def values(self, variables: Sequence[Any]) -> dict[str, Any]:
+    def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the values of variables as the step sees them, by path."""
         return {one.path: self.as_array(one.value) for one in variables}
 
@@ -139,12 +139,16 @@ class Trial(keras.StatelessScope, abc.ABC):
                     variable * keras_compat.ops.convert_to_tensor(factors, variable.dtype)
                 )
 
-    def stand_in(self, optimizer: Any) -> Any:
+    def stand_in(self, optimizer: keras.Optimizer) -> Any:
         """Returns what updates the copies of variables in place of an optimizer."""
         return optimizer
 
     def apply(
-        self, original: Callable[..., Any], optimizer: Any, gradients: list[Any], variables: Any
+        self,
+        original: Callable[..., Any],
+        optimizer: keras.Optimizer,
+        gradients: list[Any],
+        variables: Any,
     ) -> Any:
         """Lets an optimizer update the copies, and records the gradients that it gets."""
         if optimizer in self._applying:  # one of the hooked functions calls another
@@ -160,7 +164,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         finally:
             self._applying = before
 
-    def _build(self, optimizer: Any, variables: Any) -> None:
+    def _build(self, optimizer: keras.Optimizer, variables: Any) -> None:
         """Makes the optimizer's variables, as the strategy's first step would."""
         if optimizer.built or variables is None:
             return
@@ -171,7 +175,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         ):
             optimizer.build(variables)
 
-    def _record(self, optimizer: Any, gradients: list[Any], variables: Any) -> None:
+    def _record(self, optimizer: keras.Optimizer, gradients: list[Any], variables: Any) -> None:
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         self._applied += 1
         prefix = f"step {self._applied} of the optimizers, " if self._applied > 1 else ""
@@ -180,7 +184,7 @@ class Trial(keras.StatelessScope, abc.ABC):
                 name = prefix + getattr(variable, "path", getattr(variable, "name", "variable"))
                 self.gradients[name] = self.as_array(gradient)
 
-    def record_outputs(self, model: Any, outputs: Any) -> None:
+    def record_outputs(self, model: keras.Model, outputs: Any) -> None:
         """Keeps what the first call of the model returns, on one device or a replica."""
         replica = context.replica()
         key = None if replica is None else replica.replica_id_in_sync_group
@@ -192,7 +196,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 class Trials(abc.ABC):
     """Makes the trials of one model, whose steps are compared."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
 
     @abc.abstractmethod

@@ -19,7 +19,10 @@ each component gets an equal share of the value.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
 
 
 class Assignment(enum.Enum):
@@ -31,7 +34,7 @@ class Assignment(enum.Enum):
     FIRST = "only_first_replica"
 
 
-def assignment_in_loop(variable: Any, *, is_float: bool) -> Assignment:
+def assignment_in_loop(variable: keras.Variable, *, is_float: bool) -> Assignment:
     """Returns how the values that replicas assign become one (`is_float`: all are floats)."""
     if variable.synchronization == "none":
         raise ValueError(
@@ -51,22 +54,22 @@ def assignment_in_loop(variable: Any, *, is_float: bool) -> Assignment:
     return Assignment(variable.aggregation)
 
 
-def is_on_read(variable: Any) -> bool:
+def is_on_read(variable: keras.Variable) -> bool:
     """Returns whether a variable is aggregated when cross-replica code reads it."""
     return variable.synchronization == "on_read"
 
 
-def is_sum_on_read(variable: Any) -> bool:
+def is_sum_on_read(variable: keras.Variable) -> bool:
     """Returns whether a variable is read as the sum of its components."""
     return is_on_read(variable) and variable.aggregation == "sum"
 
 
-def counts_all_replicas(variable: Any) -> bool:
+def counts_all_replicas(variable: keras.Variable) -> bool:
     """Returns whether the aggregate of a variable is a sum or mean, not the first component."""
     return variable.aggregation in ("sum", "mean")
 
 
-def require_aggregate(variable: Any) -> None:
+def require_aggregate(variable: keras.Variable) -> None:
     """Refuses to read, outside of replicas, a variable that has no aggregate."""
     if is_on_read(variable) and variable.aggregation == "none":
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, final
 from keras.callbacks import Callback
 
 from kerasdist import keras_compat
-from kerasdist.agreement import weights
+from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup import fit_call, storage
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
@@ -320,8 +320,8 @@ class BackupAndRestore(Callback):
         variables, binding = variables_of(self.model), binding_of(self.model)
         if batches and binding is not None:  # at the end of an epoch they are known to be equal
             when = f"batch {batches} of epoch {epoch + 1}"
-            weights.require_equal_batches(binding.replicas, when)
-            weights.require_equal(self.model, binding.replicas, when)
+            binding.replicas.first_batches.require_equal_since(when)
+            results.require_equal_weights(self.model, binding.replicas, when)
         pieces = {}
         if binding is not None and self._files.in_parts:
             pieces = pieces_of(variables, binding.replicas)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from kerasdist import keras_compat
-from kerasdist.agreement import code, models
+from kerasdist.agreement import description, models
 from kerasdist.agreement.description import described, of_array
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.input.distributed import DistributedDataset, equivalent
 
 # Of user code, and of the rows of data: to differ there is worth a warning.
-_MAY_DIFFER = frozenset({code.KEY, "uses", "content"})
+_MAY_DIFFER = frozenset({description.KEY, "uses", "content"})
 
 # Of `compile`, what changes how fast a step is, not what it computes.
 _HOW_IT_RUNS = ("jit_compile", "run_eagerly")

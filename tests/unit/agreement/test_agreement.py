@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasdist.agreement import calls, code, description, models
+from kerasdist.agreement import description, models
 from kerasdist.agreement.description import configuration, described, of_array
 from kerasdist.job.comparison import described_difference, digest
 
@@ -21,7 +21,7 @@ def difference(one, other):
 
 
 def of_call(**arguments):
-    return calls.facts_of(arguments, AnyJob(), (keras.callbacks.EarlyStopping,))
+    return models.facts_of_call(arguments, AnyJob(), (keras.callbacks.EarlyStopping,))
 
 
 def of_model(model):
@@ -117,8 +117,8 @@ def test_closures_and_globals_count_but_not_what_a_worker_is():
 
 
 def test_without_code():
-    facts = {"layers": [{"class": "Own", code.KEY: "0123"}], code.KEY: "4567"}
-    assert code.without(facts) == {"layers": [{"class": "Own"}]}
+    facts = {"layers": [{"class": "Own", description.KEY: "0123"}], description.KEY: "4567"}
+    assert description.without(facts) == {"layers": [{"class": "Own"}]}
 
 
 def test_addresses_and_the_order_of_sets_are_no_difference():

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from kerasdist.agreement.measures import difference, measures_of, rounding_of
-from kerasdist.backends.base.checks import checksum_of
+from kerasdist.agreement.results import checksum_of, difference, measures_of, rounding_of
 from tests.fresh import run_forked
 
 DRAWS = np.random.default_rng(0).standard_normal(100_000, dtype="float32")

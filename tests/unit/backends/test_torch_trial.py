@@ -8,7 +8,7 @@ PROBE = """
 import keras
 import torch
 from kerasdist.backends.torch.fit.trial import _Drawing
-from kerasdist.check.draws import FreshDraws, RecordedDraws
+from kerasdist.check.comparison import FreshDraws, RecordedDraws
 
 like, probabilities = torch.zeros(6, 3), torch.full((6, 3), 0.5)
 DRAWN = {

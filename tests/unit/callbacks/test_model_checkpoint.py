@@ -1,5 +1,6 @@
 """Files that a thread writes: copies of the moment, waited for, whole whatever happens."""
 
+import io
 import signal
 import subprocess
 import sys
@@ -60,8 +61,17 @@ def snapshot(model, memory=None, *, weights_only=False):
 
 
 def members(path):
+    """The files in a model's file; of that with the weights what it holds, by path."""
     with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+        found = {name: archive.read(name) for name in archive.namelist()}
+
+    def note(name, one):
+        value = np.array(one).tobytes() if isinstance(one, h5py.Dataset) else None
+        found[name] = [{key: str(held) for key, held in one.attrs.items()}, value]
+
+    with h5py.File(io.BytesIO(found.pop("model.weights.h5"))) as file:
+        file.visititems(note)
+    return found
 
 
 def change(model):

@@ -31,7 +31,7 @@ def test_another_run_orders_the_rows_by_the_same_number_of_epochs():
 
 
 def test_a_backup_without_the_number_leaves_the_adapters_own():
-    position, adapter = followed(5)
+    position, _ = followed(5)
     position.epoch_begins()
     form = position.kept(1, [])
     del form["epochs read"]

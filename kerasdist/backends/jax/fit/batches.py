@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.first_batches import FirstBatches
+from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement
 from kerasdist.errors import InputError

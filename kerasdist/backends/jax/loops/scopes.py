@@ -200,11 +200,12 @@ def place_of(scope: ProgramScope) -> Placement | None:
     return places[0] if places else None
 
 
-def read_through(original: Any, scope: Any, variable: Any) -> Any:
-    """Lets a plain stateless scope inside one of these look up variables it has no value for."""
-    value = original(scope, variable)
-    if value is not None or keras_compat.stateless_scope() is not scope or current() is None:
-        return value
+def read_through(variable: Any) -> Any:
+    """Returns what a plain scope inside one of these has no value for; None: read as Keras does."""
+    scope = keras_compat.stateless_scope()
+    if isinstance(scope, Scope) or current() is None:
+        return None
+    value = scope.get_current_value(variable)
     while value is None and scope is not None:
         if isinstance(scope, Scope):
             return scope.get_current_value(variable)

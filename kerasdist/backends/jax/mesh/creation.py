@@ -22,8 +22,7 @@ def install() -> None:
     """Puts the hooks into Keras that only JAX needs, once in a process."""
     keras_compat.install(
         variable_made=_made,
-        scope_read=scopes.read_through,
-        read=donation.read,
+        read=_read,
         apply_scaled=_apply_scaled,
     )
     normalization.install()
@@ -59,6 +58,14 @@ def _made(
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)
     elif value.dtype != bool:
         keras_compat.store_value(variable, value * strategy.num_replicas_in_sync)
+
+
+def _read(original: Any, variable: Any) -> Any:
+    donation.mark_read(variable)
+    value = scopes.read_through(variable)
+    if value is not None:
+        return keras_compat.autocast(variable, value)
+    return donation.read(original, variable)
 
 
 def _apply_scaled(

@@ -22,8 +22,8 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.jax.mesh import slots
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.layout import layout_of_step

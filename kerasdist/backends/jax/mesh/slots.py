@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from kerasdist import keras_compat
@@ -16,9 +15,8 @@ _weights: VariableTable[Any] = VariableTable()
 
 @final
 class _Making(threading.local):
-    """Whether an optimizer makes a variable in this thread, and for which weight."""
+    """The weight for which an optimizer makes a variable in this thread."""
 
-    is_on: bool = False
     weight: Any = None
 
 
@@ -26,8 +24,8 @@ _making = _Making()
 
 
 def install() -> None:
-    """Installs the hooks where optimizers make variables."""
-    keras_compat.install(slot=_from_weight, slot_alone=_alone)
+    """Installs the hook where optimizers make variables for weights."""
+    keras_compat.install(slot=_from_weight)
 
 
 def _from_weight(
@@ -37,28 +35,16 @@ def _from_weight(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    with _made_for(reference_variable):
-        return original(optimizer, reference_variable, *args, **kwargs)
-
-
-def _alone(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    with _made_for(_making.weight):
-        return original(optimizer, *args, **kwargs)
-
-
-@contextmanager
-def _made_for(weight: Any) -> Generator[None]:
-    before = _making.is_on, _making.weight
-    _making.is_on, _making.weight = True, weight
+    before, _making.weight = _making.weight, reference_variable
     try:
-        yield
+        return original(optimizer, reference_variable, *args, **kwargs)
     finally:
-        _making.is_on, _making.weight = before
+        _making.weight = before
 
 
 def note_new(variable: Any) -> None:
     """Notes a variable that is about to be made, if an optimizer makes it."""
-    if _making.is_on:
+    if keras_compat.is_of_optimizer():
         _note(variable, _making.weight)
 
 

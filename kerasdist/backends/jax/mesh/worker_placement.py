@@ -17,8 +17,8 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kerasdist import keras_compat
-from kerasdist.agreement import programs
-from kerasdist.backends.base.checks import checksum_of
+from kerasdist.agreement import results
+from kerasdist.agreement.results import checksum_of
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
 from kerasdist.backends.jax.mesh.exchange import ByName
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout
@@ -289,7 +289,7 @@ class WorkerPlacement(MeshPlacement):
         form = _shapes(batch)
         if seen and form not in seen:
             # Without waiting for the others, whose batch may have another shape.
-            digest = programs.digest_of(text_of(program.lower(state, batch)))
+            digest = results.digest_of(text_of(program.lower(state, batch)))
             seen[form] = f"program {digest[:12]}"
         if form in seen:
             self.note_batch(f"{form} {seen[form]}" if seen[form] else form)
@@ -301,7 +301,7 @@ class WorkerPlacement(MeshPlacement):
     def compare(self, program: Any, *arguments: Any) -> None:
         """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
-        programs.require_equal(self._job, text_of(program.lower(*arguments)))
+        results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
 
     def _output_sharding(self, leaf: Any) -> NamedSharding:
         del leaf

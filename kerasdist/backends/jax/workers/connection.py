@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.workers.coordinator_proxy import Relay
@@ -74,7 +73,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
         jax.local_devices()  # starts JAX, and with it Gloo
-    keras_compat.install(to_numpy=_to_numpy, keep_placed=_keep_placed)
+    keras_compat.install(keep_placed=_keep_placed)
 
 
 def _keep_placed(original: Callable[..., Any], data: Any, layouts: Any = None) -> Any:
@@ -85,17 +84,6 @@ def _keep_placed(original: Callable[..., Any], data: Any, layouts: Any = None) -
     leaves = jax.tree.leaves(data)
     placed = any(isinstance(one, jax.Array) and not one.is_fully_addressable for one in leaves)
     return data if placed else original(data, layouts)
-
-
-def _to_numpy(original: Callable[..., Any], array: Any) -> Any:
-    """Waits for a JAX array before NumPy does, since NumPy drops a Ctrl-C while it waits for JAX.
-
-    Seen with NumPy 2.4 and JAX 0.10: the loop of ``fit`` waits here for most of each step, and
-    continued after Ctrl-C.
-    """
-    if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-        array.block_until_ready()
-    return original(array)
 
 
 def check_way_back(job: Job) -> None:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from kerasdist.agreement.batches import BYTES, ELEMENTS, ROWS, names_of
 from kerasdist.api.replica_context import BatchShare
-from kerasdist.backends.base.first_batches import BYTES, ELEMENTS, ROWS, names_of
 from kerasdist.errors import InputError
 
 # Where batches are divided, and where results for code outside of the replicas go.

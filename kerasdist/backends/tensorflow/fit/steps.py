@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.agreement.batches import FirstBatches, beginnings
 from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.first_batches import FirstBatches, beginnings
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.tensorflow.fit.batches import (

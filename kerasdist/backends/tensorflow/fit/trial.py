@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, final
 
 import keras
@@ -27,9 +29,27 @@ from kerasdist.errors import ShapeError
 from kerasdist.input import sharding
 
 
+@cache
+def _install() -> None:
+    keras_compat.install(draw=_draw)
+
+
+def _draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
+    trial = keras_compat.trial()
+    if trial is None:
+        return original(*args, **kwargs)
+    given = args[0] if args else next(iter(kwargs.values()), None)
+    return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
+
+
 @final
 class TensorFlowTrials(Trials):
     """Makes the trials of one model."""
+
+    def __init__(self, model: Any) -> None:
+        _install()
+        super().__init__(model)
 
     def trial(self, draws: Draws, *, alone: bool, outputs: bool = False, seed: int = 0) -> Trial:
         """Returns a trial."""

@@ -49,7 +49,6 @@ def _install() -> None:
         apply_outside=_apply,
         build=_build,
         slot=_make_state,
-        slot_alone=_make_state,
     )
 
 

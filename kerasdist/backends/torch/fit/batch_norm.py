@@ -24,8 +24,8 @@ _OF = "_kerasdist_moments_of"
 
 @cache
 def install() -> None:
-    """Puts the hooks into Keras, once in a process."""
-    keras_compat.install(nn_moments=_moments, nn_normalization=_normalized)
+    """Puts the hook into Keras, once in a process."""
+    keras_compat.install(nn_normalization=_normalized)
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -33,22 +33,9 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
     if not _serves(inputs) or sorted(axes) != list(range(inputs.ndim - 1)):
         return None
     mean, variance = _Moments.apply(inputs.reshape(-1, inputs.shape[-1]))
+    for one in (mean, variance):
+        setattr(one, _OF, inputs)
     return mean, variance
-
-
-def _moments(
-    original: Callable[..., Any],
-    x: Any,
-    axes: Sequence[int],
-    keepdims: bool = False,
-    synchronized: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    found = None if keepdims or synchronized else moments(x, axes)
-    if found is None:
-        return original(x, axes, keepdims, synchronized)
-    for one in found:
-        setattr(one, _OF, x)
-    return found
 
 
 def _normalized(  # noqa: PLR0917  Keras's parameters

@@ -9,8 +9,8 @@ import keras
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.first_batches import FirstBatches
 from kerasdist.backends.torch.fit.batches import Part, divide, has_rows, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.logs import Logs

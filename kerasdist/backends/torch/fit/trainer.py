@@ -11,6 +11,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Steps
+from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.process_group import is_default_group_ours
@@ -85,6 +86,11 @@ class TorchTrainer(ReplicatedTrainer):
         if trial is not None:
             trial.record_outputs(self, outputs)
         return outputs
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the replica that runs this; of layers torch's own does it."""
+        original = super(TorchTrainer, type(self)).zero_grad  # type: ignore[misc]
+        modules.zero_grad(original, self, set_to_none=set_to_none)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""

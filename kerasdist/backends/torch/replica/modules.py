@@ -37,7 +37,6 @@ def install() -> None:
     """Makes every access to parameters go through the replica's scope; once per process."""
     keras_compat.install(
         named_parameters=partial(_lead, _named_parameters),
-        zero_grad=partial(_lead, _zero_grad),
         module_parameters=partial(_lead, _wrapped_parameters),
         module_call=partial(_lead, _call_module),
     )
@@ -61,8 +60,14 @@ def _lead(
     return in_replica(original, scope, layer, *args, **kwargs)
 
 
-def _zero_grad(original: Any, scope: ReplicaScope, layer: Any, set_to_none: bool = True) -> None:
-    scope.clear_gradients(layer.trainable_variables)
+def zero_grad(original: Callable[..., Any], model: Any, *, set_to_none: bool) -> None:
+    """Clears the gradients of a model's weights: the replica's, outside of replicas their own."""
+    _lead(_clear_gradients, original, model, set_to_none=set_to_none)
+
+
+def _clear_gradients(original: Any, scope: ReplicaScope, model: Any, *, set_to_none: bool) -> None:
+    del original, set_to_none
+    scope.clear_gradients(model.trainable_variables)
 
 
 def _named_parameters(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import checksum_of
 from kerasdist.api.collectives import CommunicationOptions
-from kerasdist.backends.base.checks import checksum_of
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions

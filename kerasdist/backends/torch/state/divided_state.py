@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights
 from kerasdist.backends.torch.state.shards import Shard, padded

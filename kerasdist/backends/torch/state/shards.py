@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import checksum_of, unnumbered
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.checks import checksum_of, differing_assignment
-from kerasdist.backends.base.initial_broadcast import unnumbered
+from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.job.current import current

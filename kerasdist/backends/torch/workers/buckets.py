@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from kerasdist import keras_compat
+from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.initial_broadcast import unnumbered
 from kerasdist.backends.torch.fit.gradients import Gradients
 from kerasdist.backends.torch.state.shards import Shard, SumOfParts, Waitable, Workers
 from kerasdist.backends.torch.workers.group import ALL_WHOLE

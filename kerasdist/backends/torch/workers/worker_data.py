@@ -9,7 +9,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.first_batches import FirstBatches
+from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.torch.fit import gpu_input
 from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.worker_shard import OwnNumbers

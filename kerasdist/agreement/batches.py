@@ -1,4 +1,4 @@
-"""Checks that workers which all read a whole dataset read the same batches.
+"""Whether workers read the same batches, of which each takes its own rows.
 
 Each worker takes its own rows of every batch. If workers shuffle the dataset in different orders,
 some rows are trained on twice and others never. So workers compare the first batch of each
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.checks import checksum_of
+from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.job.comparison import described_difference
+from kerasdist.input.batch_forms import BatchHistory, first_difference
+from kerasdist.job.comparison import described_difference, digest
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -62,10 +63,12 @@ class FirstBatches:
     Attributes:
         drawn_by_threads: Whether threads of the source race for random numbers, such as those of
             a ``PyDataset``, so that no two workers draw the same.
+        history: The forms of global batches that workers have not compared yet.
     """
 
     def __init__(self, job: Job | None, *, wanted: bool) -> None:
         """Starts without a batch."""
+        self.history = BatchHistory()
         self.drawn_by_threads = False
         self._job = job
         self._wanted = wanted
@@ -119,6 +122,38 @@ class FirstBatches:
         taken, self._checksums = self._checksums, {}
         self._begins, self._begun = {}, self._begins
         return taken
+
+    def require_equal_since(self, when: str) -> None:
+        """Raises DisagreementError if workers trained on different batches since the last call.
+
+        All workers must call it.
+        """
+        job = self._job
+        if job is None:
+            return
+        runs = self.history.end()
+        read = self.take_checksums()
+        facts = [
+            digest(runs),
+            digest(sorted((count, sums.tobytes().hex()) for count, sums in read.items())),
+        ]
+        everyone = job.all_gather_object(f"batches before {when}", facts)
+        self.history.clear()
+        if all(one == facts for one in everyone):
+            return
+        if len({sizes for sizes, _ in everyone}) == 1:
+            self.require_equal_checksums(read, when)
+            return
+        step, forms = first_difference(
+            job.all_gather_object(f"sizes of batches before {when}", runs)
+        )
+        said = described_difference([{f"batch {step}": form} for form in forms])
+        raise DisagreementError(
+            f"[worker {job.rank}/{job.num_workers}] Expected all workers to train on the same "
+            f"batches before {when}. Received: {said}. All workers read the same data, and each "
+            "takes its rows of every batch. If each worker has data of its own, pass a "
+            "dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)."
+        )
 
     def require_equal_checksums(self, taken: dict[int, array[int]], when: str) -> None:
         """Says which batch differs between workers. All workers must call it, if one does.
@@ -186,9 +221,7 @@ class FirstBatches:
         own = list(beginning) if self._wanted else None
         if job.all_have_one("first batch of a dataset", own):
             return
-        everyone = job.gather_object("first batch of a dataset, which differs", own)
-        found = _found_in(everyone) if job.is_chief else None
-        found = job.broadcast_object("first batch of a dataset, compared", found)
+        found = job.choose("first batch of a dataset, which differs", own, _found_in)
         if found is None:
             return
         difference, drawn = found

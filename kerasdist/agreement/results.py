@@ -1,0 +1,354 @@
+"""Whether workers have computed the same: the first step, the programs, the variables.
+
+Code may depend on anything: globals, files, the environment. So workers compare what a step
+computes, not what it is made of. How far apart their values of an array are, a few numbers tell
+that each of them sends: workers multiply the array by the same random signs and add up. The
+difference of two such sums has the size of the norm of the arrays' difference, whatever the number
+of elements.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import re
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.core.user_warnings import warn_user
+from kerasdist.errors import DisagreementError
+from kerasdist.job import comparison
+from kerasdist.job.comparison import described_difference
+from kerasdist.job.job import Job
+from kerasdist.keras_compat import ops
+
+if TYPE_CHECKING:
+    import keras
+
+# The signs of a line are the same in each line, but for one sign of the whole line.
+_SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
+
+# The norm of a difference by rounding, relative to the array's: between that of some roundings of
+# each element in each step of an epoch, and a thousandth. In 16 bits one rounding is a thousandth.
+_ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+# The size of an array is the norm of its deviations from the mean, but at least this part of its
+# norm, if it is nearly constant, and at least this value in each element.
+_PART_OF_NORM, _LEAST = 0.1, 1e-6
+
+# The size of fewer elements is their norm, and at least this value in each: what is left of larger
+# numbers that cancel, such as in a bias, may be small.
+_FEW, _LEAST_OF_FEW = 100, 0.1
+
+
+def measures_of(array: Any) -> list[float]:
+    """Returns the norm, the size, the numbers of elements that are not finite, and the sums."""
+    flat = np.asarray(array).reshape(-1)
+    squares = total = 0.0
+    strange, sums = np.zeros(3), np.zeros(_SUMS)
+    turns = np.random.RandomState(1)
+    for begin in range(0, flat.size, _CHUNK):
+        some = flat[begin : begin + _CHUNK].astype("float64")
+        if not np.isfinite(some).all():
+            strange += [np.isnan(some).sum(), np.isposinf(some).sum(), np.isneginf(some).sum()]
+            some[~np.isfinite(some)] = 0.0
+        squares += float(some @ some)
+        total += float(some.sum())
+        lines = np.pad(some, (0, -some.size % _LINE)).reshape(-1, _LINE)
+        signs = 1.0 - 2.0 * turns.randint(0, 2, (len(lines), _SUMS))
+        sums += np.sum((lines @ _signs()) * signs, 0)
+    if flat.size < _FEW:
+        size = max(squares, _LEAST_OF_FEW**2 * flat.size) ** 0.5
+    else:
+        deviations = squares - total * total / flat.size
+        size = max(deviations, _PART_OF_NORM**2 * squares, _LEAST**2 * flat.size) ** 0.5
+    return [squares**0.5, size, *strange.tolist(), *sums.tolist()]
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns the norm of the difference of two arrays, relative to the larger one's size."""
+    if list(one[2:5]) != list(other[2:5]):
+        return float("inf")
+    between = np.subtract(one[5:], other[5:])
+    return float(np.sqrt(np.mean(between**2)) / max(one[1], other[1], np.finfo(float).tiny))
+
+
+def rounding_of(dtype: str) -> float:
+    """Returns the largest relative difference that rounding explains; 0 for whole numbers."""
+    return _ROUNDING.get(dtype, 0.0)
+
+
+@cache
+def _signs() -> np.ndarray[Any, Any]:
+    return 1.0 - 2.0 * np.random.RandomState(0).randint(0, 2, (_LINE, _SUMS))
+
+
+def checksum_of(array: Any, start: int = 0) -> int:
+    """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
+
+
+# Workers may have other devices, whose products are exact to three digits only. CPUs round as their
+# type does; the loss, a mean over the batch, shows it. Gradients that cancel round more, and a
+# metric jumps where an example changes its class.
+_DEVICES = 0.01
+
+# Gradients smaller than this part of the largest one may be rounding alone.
+_LEAST_PART = 1e-3
+
+
+def require_equal_results(
+    job: Job,
+    logs: Mapping[str, float],
+    gradients: Mapping[str, Any],
+    dtypes: Iterable[str] | None = None,
+) -> None:
+    """Raises DisagreementError if a step on the same rows gives workers other results.
+
+    All workers must call it. They send digests, and the chief its results if these differ.
+
+    Args:
+        job: The job.
+        logs: The losses and metrics.
+        gradients: The gradients, by the paths of their variables.
+        dtypes: The types in which CPUs have computed; None: other devices have.
+    """
+    exact = {
+        **{name: repr(float(value)) for name, value in logs.items()},
+        **{f"gradient of {path}": checksum_of(one) for path, one in gradients.items()},
+    }
+    if job.all_have_one("results of the first step", comparison.digest(exact)):
+        return
+    own: dict[str, Any] = {name: float(value) for name, value in logs.items()}
+    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
+    chiefs = job.broadcast_object("results of the first step on the chief", own)
+    rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
+    apart = [name for name in {**chiefs, **own} if _is_apart(name, own, chiefs, rounding)]
+    shown = {name: _shown_result(own.get(name)) for name in apart}
+    everyone = job.all_gather_object("results of the first step that differ", shown)
+    names = list(dict.fromkeys(name for theirs in everyone for name in theirs))
+    if not names:
+        return
+    said = comparison.described_difference(
+        [
+            {name: theirs.get(name, _shown_result(chiefs.get(name))) for name in names}
+            for theirs in everyone
+        ]
+    )
+    raise DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to compute the same in the "
+        f"first step, here from the same rows. Received: {said}. The code of the model, its loss "
+        "and metrics, or something that it uses (a global, an attribute of a layer, a file, a "
+        "variable of the environment), is not the same on all of them."
+    )
+
+
+def _is_apart(
+    name: str, own: Mapping[str, Any], chiefs: Mapping[str, Any], rounding: float
+) -> bool:
+    one, other = own.get(name), chiefs.get(name)
+    if one is None or other is None:
+        return True
+    if isinstance(one, float):
+        both_strange = not math.isfinite(one) and not math.isfinite(other)
+        allowed = min(rounding, _DEVICES) if name.endswith("loss") else _DEVICES
+        return not both_strange and not math.isclose(one, other, rel_tol=allowed, abs_tol=1e-6)
+    largest = max(theirs[0] for theirs in chiefs.values() if isinstance(theirs, list))
+    if max(one[0], other[0]) < _LEAST_PART * largest:
+        return False
+    return difference(one, other) > _DEVICES
+
+
+def _shown_result(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value:.7g}" if isinstance(value, float) else f"norm {value[0]:.7g}"
+
+
+# A program that calls Python holds the address of the function.
+_NUMBER = re.compile(r"\d{6,}")
+
+# How many characters of a line of a program are sent.
+_CHARACTERS = 300
+
+
+def digest_of(program: str) -> str:
+    """Returns a digest of a program that is equal on workers which run the same."""
+    return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
+
+
+def _lines(program: str) -> list[str]:
+    return [_NUMBER.sub("", one) if "callback" in one else one for one in program.splitlines()]
+
+
+def require_equal_programs(job: Job, program: str) -> None:
+    """Raises DisagreementError if workers run different programs. All workers must call it."""
+    lines, digest = _lines(program), digest_of(program)
+    if job.all_have_one("program of a step", digest):
+        return
+    everyone = job.all_gather_object(
+        "lines of the program", [zlib.crc32(one.encode()) for one in lines]
+    )
+    shortest = min(map(len, everyone))
+    first = next(
+        (at for at in range(shortest) if len({theirs[at] for theirs in everyone}) > 1), shortest
+    )
+    own = lines[first].strip()[:_CHARACTERS] if first < len(lines) else "no further line"
+    texts = job.all_gather_object("a line of the program", own)
+    said = described_difference([{f"line {first + 1} of the program": text} for text in texts])
+    raise DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to run the same program. "
+        f"Received: {said}. The model, its step, or the first batch is not the same on all of them."
+    )
+
+
+_NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
+
+
+@final
+class InitialBroadcast:
+    """The variables that a strategy's workers have made and not compared yet.
+
+    Those that are gone by then do not count: one worker alone may have made them, as Keras does
+    where the chief alone saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
+    """
+
+    def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:
+        """Starts with no variables; `equalize` gives variables the chief's values."""
+        self._job = job
+        self._equalize = equalize
+        self._new: list[weakref.ref[Any]] = []
+
+    def add(self, variable: keras.Variable) -> None:
+        """Adds a new variable; all workers must make the same variables in the same order."""
+        if self._job is not None:
+            self._new.append(weakref.ref(variable))
+
+    def ensure(self) -> None:
+        """Gives new variables the chief's values. All workers must call it."""
+        job = self._job
+        if job is None or not self._new:
+            return
+        if self._ready():
+            gc.collect()  # else one worker may hold in a circle what is gone on another
+        ready = self._ready()
+        if not ready:
+            return
+        done = set(map(id, ready))
+        self._new = [known for known in self._new if id(known()) not in done]
+        facts: dict[str, Any] = {"number of variables": len(ready)}
+        facts |= {
+            f"variable {number}": f"{unnumbered(one.path)} {tuple(one.shape)} {one.dtype}"
+            for number, one in enumerate(ready)
+        }
+        job.assert_equal("variables made in the scope", facts)
+        # A metric that is built in an eager step has added up this worker's examples already.
+        equal = [
+            one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
+        ]
+        if equal:
+            self._equalize(equal)
+
+    def _ready(self) -> list[Any]:
+        """Returns the variables that still exist, and have values."""
+        alive = [one for one in (known() for known in self._new) if one is not None]
+        self._new = list(map(weakref.ref, alive))
+        return [one for one in alive if keras_compat.stored_value(one) is not None]
+
+
+def unnumbered(path: str) -> str:
+    """Returns a variable's path without numbers, which Keras counts up with each layer it makes."""
+    return _NUMBER_OF_LAYER.sub("", path)
+
+
+class Workers(Protocol):
+    """A `ReplicaSet`, as far as its workers compare variables."""
+
+    job: Job | None
+
+    def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
+        """Returns a checksum of each variable's value on this worker."""
+        ...
+
+    def equalize(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives variables the values that they have on the chief."""
+        ...
+
+
+def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
+    """Raises DisagreementError if a model or its optimizer has different values on workers.
+
+    All workers must call it. Values that differ by no more than rounding become the chief's.
+    """
+    job = replicas.job
+    if job is None:
+        return
+    variables = _variables(model)
+    sums = replicas.checksums(variables)
+    if job.all_have_one(f"weights at {when}", comparison.digest(sums)):
+        return
+    everyone = job.all_gather_object(f"checksums at {when}", sums)
+    lengths = {len(theirs) for theirs in everyone}
+    if len(lengths) > 1:
+        said = described_difference([{"number of variables": len(theirs)} for theirs in everyone])
+        raise _disagreement(replicas, when, said)
+    apart = [index for index, one in enumerate(zip(*everyone, strict=True)) if len(set(one)) > 1]
+    own = [measures_of(ops.convert_to_numpy(variables[index])) for index in apart]
+    measures = job.all_gather_object(f"sizes of what differs at {when}", own)
+    largest = 0.0
+    for number, index in enumerate(apart):
+        chiefs, *others = [theirs[number] for theirs in measures]
+        between = max(difference(theirs, chiefs) for theirs in others)
+        largest = max(largest, between)
+        rounding = rounding_of(variables[index].dtype)
+        if between > rounding:
+            values = [
+                {variables[index].path: f"norm {theirs[number][0]:.9g} ({sums[index]:08x})"}
+                for theirs, sums in zip(measures, everyone, strict=True)
+            ]
+            said = (
+                f"{described_difference(values)}: apart by {between:.2g} of its size, more than "
+                f"rounding ({rounding:.2g})"
+            )
+            raise _disagreement(replicas, when, said, len(apart) - 1)
+    replicas.equalize([variables[index] for index in apart])
+    warn_user(
+        f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
+        f"at {when}, by {largest:.2g} of their size at most, first {variables[apart[0]].path!r}; "
+        "all workers go on with the chief's. It comes from machines or numbers of threads that are "
+        "not alike."
+    )
+
+
+def _variables(model: keras.Model) -> list[Any]:
+    """Returns the variables to compare: training alone changes them, alike on all workers."""
+    optimizer = model.optimizer if model.compiled else None
+    known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
+    return [
+        one
+        for one in {id(variable): variable for variable in known}.values()
+        # Each worker has its own part of a metric; moving statistics are the same on all.
+        if (one.synchronization != "on_read" or one.aggregation == "mean")
+        and keras_compat.stored_value(one) is not None
+        # Not the seeds of layers that augment data: pipelines of workers run ahead differently.
+        and not one.path.endswith("seed_generator_state")
+    ]
+
+
+def _disagreement(replicas: Workers, when: str, said: str, more: int = 0) -> DisagreementError:
+    job = replicas.job
+    assert job is not None
+    further = f" ({more} more variables differ)" if more else ""
+    return DisagreementError(
+        f"[worker {job.rank}/{job.num_workers}] Expected all workers to have the same weights at "
+        f"{when}. Received: {said}{further}. Something has changed them on some workers alone, "
+        "such as `assign` in a callback. Do the same on all workers, or send the chief's to all: "
+        "kerasdist.callbacks.BroadcastGlobalVariables."
+    )
