@@ -13,17 +13,17 @@ COMPUTING := conformance
 BESIDE_OTHERS := $(COMPUTING) multiprocess
 
 # What `make test` leaves to `make test-everything`; of other folders it runs a part there.
-REST := gpu_like sharded keras_suites keras_versions
+REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
 IN_PART := conformance examples facade multiprocess/test_one_device.py ahead_of_time unit/job/test_scale.py
 
 # What is installed into folders of its own, beside the locked packages.
-BESIDE := oldest-keras ahead-of-time keras-hub
+BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
 
 # Tests start some hundred processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others test-everything test-rest test-in-part install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
+.PHONY: help venv demo gallery gallery-pages check lint unit unit-backends unit-others test $(BESIDE_OTHERS:%=test-%) test-others test-everything test-rest test-in-part versions install-locked $(BESIDE:%=install-%) keras-tests gpu-like gpu in-scope sharded ahead-of-time wheels docs pictures benchmarks house support format clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -31,7 +31,7 @@ help: ## print this list
 venv: $(STAMP) ## make .venv: the locked packages and kerasdist, editable
 
 # Side by side: the locked packages and kerasdist, and into folders of their own the oldest supported
-# Keras, compilers for TPUs and GPUs, KerasHub and KerasTuner.
+# Keras, the newest JAX, compilers for TPUs and GPUs, KerasHub and KerasTuner.
 # Python compiles modules as they are imported. pip would compile all of them, five times as many.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 $(STAMP): requirements/lock.txt $(BESIDE:%=requirements/%.txt) pyproject.toml
@@ -114,6 +114,11 @@ gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 
 ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither (two minutes)
 	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q tests/ahead_of_time
+
+# The newest PyTorch is in this alone: beside the lock's it would take 5 GB, as PyPI has no build
+# of it for CPUs.
+versions: $(STAMP) ## a selection with the oldest, newest and locked versions, on each Python; writes docs/versions.md (an hour)
+	$(BIN)/python -m tests.versions
 
 wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each (20 minutes)
 	$(BIN)/python -m tests.packaging.wheels

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from kerasdist.api.collectives import ReduceOp
@@ -18,6 +18,7 @@ from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.core import context, ownership
+from kerasdist.core.backend_choice import backend_choice, untested
 from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import ScopeError
 from kerasdist.input.array_dataset import RowDataset
@@ -56,6 +57,7 @@ class Strategy:
         ownership.remember(self)
         if replica_set is not None:
             _logger.info("%s", _described(self, replica_set))
+            _log_untested_versions()
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -371,6 +373,14 @@ class DefaultStrategy(Strategy):
 
     def __str__(self) -> str:
         return "DefaultStrategy()"
+
+
+@cache
+def _log_untested_versions() -> None:
+    """Says once, for whoever looks for the cause of a failure, what no test has run with."""
+    versions = untested(backend_choice().name)
+    if versions:
+        _logger.info("Not among the versions of docs/versions.md: %s", ", ".join(versions))
 
 
 def _described(strategy: Strategy, replicas: ReplicaSet) -> str:

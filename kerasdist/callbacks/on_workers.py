@@ -141,6 +141,12 @@ def _on_worker(callback: Callback, replicas: ReplicaSet, job: Job) -> Callback:
         return _SavesOnChief(callback, replicas)
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return _RestoresAll(callback, job)
+    if keras_compat.is_orbax_checkpoint(callback):
+        raise UnsupportedError(
+            "Expected a callback that lets the chief alone write, in a job of several workers. "
+            "Received: OrbaxCheckpoint, with which each worker writes to one folder. Use "
+            'kerasdist.callbacks.ModelCheckpoint(save="async"), which saves in the background, too.'
+        )
     return callback
 
 

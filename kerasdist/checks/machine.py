@@ -30,7 +30,6 @@ _SHM = Path("/dev/shm")
 _LEAST_SHM = 1 << 30
 _LEAST_DISK, _FULL_DISK = 10e9, 1e9
 _LEAST_FILES = 4096
-_CPU_PACKAGES = {"tensorflow": "tensorflow-cpu"}
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
@@ -57,7 +56,7 @@ def _versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     found, old = [f"Python {python}", f"kerasdist {metadata.version('kerasdist')}"], []
     for name, requirement in needed.items():
-        version = version_of(name) or version_of(_CPU_PACKAGES.get(name, name))
+        version = version_of(name) or version_of(f"{name}-cpu")  # TensorFlow's smaller build
         if version is None:
             continue
         found.append(f"{name} {version}")

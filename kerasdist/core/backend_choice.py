@@ -18,6 +18,14 @@ VARIABLE = "KERAS_BACKEND"
 KNOWN = ("tensorflow", "jax", "torch")
 """The backends that kerasdist has an engine for; also the names of their packages."""
 
+TESTED = {
+    "keras": ("3.15.1",),
+    "tensorflow": ("2.21.0",),
+    "jax": ("0.10.2", "0.12.0.1"),
+    "torch": ("2.13.0",),
+}
+"""The releases that passed in docs/versions.md."""
+
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which several GPUs compute faster with a process each than in one process."""
 
@@ -85,6 +93,17 @@ def is_installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
         return False
+
+
+def untested(backend: str) -> list[str]:
+    """Returns those of Keras and a backend that are installed in a version not in `TESTED`."""
+    found = {name: version_of(name) for name in ("keras", backend)}
+    found[backend] = found[backend] or version_of(f"{backend}-cpu")  # TensorFlow's smaller build
+    return [
+        f"{name} {version}"
+        for name, version in found.items()
+        if version is not None and version.partition("+")[0] not in TESTED.get(name, ())
+    ]
 
 
 def version_of(package: str) -> str | None:

@@ -23,6 +23,7 @@ from kerasdist.keras_compat.data import (
     PyDataset,
     batches,
     copied,
+    epochs_read,
     get_data_adapter,
     has_threads,
     is_array,
@@ -30,6 +31,7 @@ from kerasdist.keras_compat.data import (
     is_native_dataset,
     is_torch_dataloader,
     reads_aside,
+    set_epochs_read,
     shuffles_without_seed,
     spec_of_rows,
     train_validation_split,
@@ -54,8 +56,10 @@ from kerasdist.keras_compat.models import (
     is_in_layer,
     is_layout_map,
     is_of_optimizer,
+    is_orbax_checkpoint,
     is_symbolic,
     is_wired,
+    metrics_here,
     model_of,
     ops,
     overrides,
@@ -82,7 +86,7 @@ from kerasdist.keras_compat.optimizers import (
     referenced_variables,
     updating,
 )
-from kerasdist.keras_compat.patches import install
+from kerasdist.keras_compat.patches import HAS_DDP, install
 from kerasdist.keras_compat.pipelines import (
     begun_at,
     facts_of,

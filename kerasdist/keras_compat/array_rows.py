@@ -8,7 +8,7 @@ would yield the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, final
 
 import keras
 import numpy as np
@@ -87,9 +87,29 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
 
 def _numbers(adapter: Any) -> Any:
-    return ArrayDataAdapter(
-        np.arange(adapter._num_samples), batch_size=adapter._batch_size, shuffle=adapter._shuffle
-    )
+    return _Numbers(adapter)
+
+
+@final
+class _Numbers(ArrayDataAdapter):
+    """An adapter of the row numbers, in the order of another adapter's rows."""
+
+    def __init__(self, adapter: Any) -> None:
+        super().__init__(
+            np.arange(adapter._num_samples),
+            batch_size=adapter._batch_size,
+            shuffle=adapter._shuffle,
+        )
+        self._adapter = adapter
+
+    @property
+    def _epoch(self) -> int:
+        """The order depends on it from Keras 3.16 on, and the other adapter counts."""
+        return self._adapter._epoch
+
+    @_epoch.setter
+    def _epoch(self, value: int) -> None:
+        """Drops Keras's own count, which begins at zero."""
 
 
 def _taker(

@@ -93,6 +93,17 @@ def shuffles_without_seed(adapter: Any) -> bool:
     return bool(adapter._shuffle) and global_seed() is None
 
 
+def epochs_read(adapter: Any) -> int | None:
+    """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
+    return getattr(adapter, "_epoch", None)
+
+
+def set_epochs_read(adapter: Any, epochs: int | None) -> None:
+    """Lets an adapter go on as after this many epochs."""
+    if epochs is not None:
+        adapter._epoch = epochs
+
+
 def reads_aside(adapter: Any) -> bool:
     """Returns whether TensorFlow reads the data ahead by Python code, in another thread."""
     return backend_name() == "tensorflow" and isinstance(adapter, _READ_BY_PYTHON)

@@ -13,6 +13,7 @@ from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import object_registration
 from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming, python_utils
 
 from kerasdist.core.structures import flatten
@@ -47,6 +48,12 @@ def is_layout_map(value: Any) -> bool:
     return isinstance(value, keras.distribution.LayoutMap)
 
 
+def is_orbax_checkpoint(callback: Any) -> bool:
+    """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
+    kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
+    return kind is not None and isinstance(callback, kind)
+
+
 def is_default(method: Any) -> bool:
     """Returns whether a callback's method is Keras's own, which does nothing."""
     return python_utils.is_default(method)
@@ -55,6 +62,11 @@ def is_default(method: Any) -> bool:
 def overrides(callback: Any, events: Iterable[str]) -> bool:
     """Returns whether a callback overrides one of Keras's events."""
     return any(not is_default(getattr(callback, event)) for event in events)
+
+
+def metrics_here(model: Any) -> dict[str, Any]:
+    """Returns what a model's metrics say, without a sum over processes."""
+    return Trainer.get_metrics_result(model)
 
 
 def model_of(callback: Any) -> Any:

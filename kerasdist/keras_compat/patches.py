@@ -65,7 +65,11 @@ _NORMALIZATION = keras.layers.BatchNormalization
 _FRAMEWORK = importlib.import_module(f"keras.src.backend.{keras.config.backend()}")
 _TRAINER = sys.modules[BackendTrainer.__module__]
 
-# All supported versions of Keras have these places; `apply_mask` changes with 3.15.
+HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
+"""Whether this Keras, from 3.16 on torch, wraps models by DistributedDataParallel by itself."""
+
+# All supported versions of Keras have these places; `apply_mask` changes with 3.15. The last two
+# rows are of 3.16.
 PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
@@ -123,6 +127,14 @@ PATCHES: tuple[Patch, ...] = (
     _row("named_parameters", Layer, "named_parameters", "the replica's"),
     _row("module_parameters", keras.layers, "TorchModuleWrapper.parameters", "likewise"),
     _row("module_call", keras.layers, "TorchModuleWrapper.call", "likewise"),
+    *(
+        (
+            _row("initialize_ddp", BackendTrainer, "_initialize_ddp", "torch: not in our group"),
+            _row("metrics_result", BackendTrainer, "get_metrics_result", "likewise"),
+        )
+        if HAS_DDP
+        else ()
+    ),
 )
 
 # Private methods of Keras's trainers that a backend's trainer overrides by name, and why.

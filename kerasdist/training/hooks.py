@@ -111,6 +111,7 @@ def _fit(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> A
         outside.warn(model, "fit")
         outside.take_on(model)
         return _plain(original, model, args, kwargs)
+    outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
     given = call.arguments
     facts = worker_agreement.given(binding, given)
@@ -156,6 +157,7 @@ def _evaluate(original: Original, model: keras.Model, *args: Any, **kwargs: Any)
     if binding is None:
         outside.warn(model, original.__name__)
         return _plain(original, model, args, kwargs)
+    outside.require_one_distribution(binding.strategy)
     call = _bound(original, model, args, kwargs)
     facts = worker_agreement.given(binding, call.arguments)
     _set_verbosity(binding, call.arguments)
@@ -164,7 +166,9 @@ def _evaluate(original: Original, model: keras.Model, *args: Any, **kwargs: Any)
 
 
 def _on_batch(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-    if binding_of(model) is not None:
+    binding = binding_of(model)
+    if binding is not None:
+        outside.require_one_distribution(binding.strategy)
         return original(model, *args, **kwargs)
     outside.warn(model, original.__name__)
     return _plain(original, model, args, kwargs)

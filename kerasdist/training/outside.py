@@ -1,17 +1,16 @@
-"""Warns of models made outside of the scope, which train on one device, or refuses them."""
+"""What is not the strategy's: models made outside of its scope, and Keras's own distribution."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from kerasdist.core import context, ownership
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import ScopeError
+from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.job.current import current
-
-if TYPE_CHECKING:
-    import keras
 
 # The models about which a warning was given.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,6 +26,18 @@ def require_no_scope(model: keras.Model) -> None:
             "Expected a model made in the scope in which it is compiled. Received: model="
             f"{model.name!r}, made outside of the scope of {here}. Make the model, too, inside of "
             "`with strategy.scope():`. To train it on one device, compile it outside."
+        )
+
+
+def require_one_distribution(strategy: Any) -> None:
+    """Refuses ``keras.distribution`` beside a strategy: Keras would split the batch again."""
+    theirs = keras.distribution.distribution()
+    if theirs is not None:
+        raise UnsupportedError(
+            f"Expected one distribution of a model. Received: the strategy {strategy} and "
+            f"keras.distribution.distribution()={theirs}. Call "
+            "keras.distribution.set_distribution(None), or make the model outside of the "
+            "strategy's scope."
         )
 
 

@@ -428,3 +428,14 @@ def clocks_of_machines(lab):
         found = profile.offset_of_clock(lab.job)
     lab.check(abs(found.microseconds) < 1e5, f"{found}")
     lab.check(lab.job.is_chief == (found == alike), f"{found}")
+
+
+@case("workers")
+def orbax_checkpoint(lab):
+    """OrbaxCheckpoint is refused by name: each worker would write to one folder."""
+    if "OrbaxCheckpoint" not in dir(keras.callbacks):  # before Keras 3.13
+        return
+    callback = object.__new__(keras.callbacks.OrbaxCheckpoint)  # Orbax need not be installed
+    with lab.raises(kd.errors.UnsupportedError, "chief alone write.*Received: OrbaxCheckpoint"):
+        _fit(_model(lab), [callback])
+    _fit(_model(lab), [], epochs=1)

@@ -15,6 +15,7 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.profiler import Event, Profiler, read_chrome_trace
+from kerasdist.backends.torch.fit import trainer
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
@@ -40,6 +41,7 @@ class TorchBackend(Backend):
 
     def __init__(self) -> None:
         creation.install()
+        trainer.install()
         self._cpu_devices = 1
 
     def devices(self, kind: str) -> tuple[Device, ...]:

@@ -54,11 +54,13 @@ class _Begin:
         random: The states of the random generators; None for those that the backup has anyway.
         source: The changed attributes of the source, as forms.
         arrays: The arrays that the forms name, from number 0.
+        epochs: How many epochs Keras's adapter has read, None where no order depends on it.
     """
 
     random: Mapping[str, object] | None
     source: Sequence[object]
     arrays: Sequence[np.ndarray]
+    epochs: int | None
 
 
 @final
@@ -84,6 +86,7 @@ class Position:
         self._passed_before, self._passed = 0, 0
         self._resume: _Resume | None = None
         self._epochs = 0
+        self._adapter: Any = None
         self._batches: int | None = None
         self._length: int | None = None
         self.unread = 0
@@ -100,6 +103,7 @@ class Position:
 
     def follow(self, adapter: Any) -> None:
         """Takes the adapter that Keras made, and follows its source where that has places."""
+        self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
                 "the order of the arrays, which TensorFlow shuffles without a seed (call "
@@ -248,6 +252,7 @@ class Position:
             "passed": passed,
             "late": self._is_late and bool(batches),
             "epochs": self._epochs - (1 if batches else 0),
+            "epochs read": begin.epochs,
         }
         arrays += begin.arrays
         return {**form, "place": None if place is None else place.kept(arrays)}
@@ -257,6 +262,7 @@ class Position:
         self._source.put_back(form["source"], arrays)
         self._passed_before, self._passed = int(form["passed"]), 0
         self._epochs = int(form["epochs"])
+        keras_compat.set_epochs_read(self._adapter, form.get("epochs read"))
         if self._pass_epochs is not None and not self._goes_on:
             self._pass_epochs(self._epochs)
         passed, read = self._passed_before if self._goes_on else 0, 0
@@ -282,7 +288,8 @@ class Position:
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
         forms, arrays = self._source.state(0)
-        return _Begin(random, forms, [array.copy() for array in arrays])
+        epochs = keras_compat.epochs_read(self._adapter)
+        return _Begin(random, forms, [array.copy() for array in arrays], epochs)
 
 
 @final

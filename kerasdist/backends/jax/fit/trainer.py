@@ -106,14 +106,6 @@ class JaxTrainer(ReplicatedTrainer):
     def _function(
         self, step: Step, names: tuple[str, ...], keeps_outputs: bool = False
     ) -> Callable[..., Any]:
-        if keras.distribution.distribution() is not None:
-            raise UnsupportedError(
-                "Expected one distribution of a model. Received: the strategy "
-                f"{self.bound_strategy} and keras.distribution.distribution()="
-                f"{keras.distribution.distribution()}. Call "
-                "keras.distribution.set_distribution(None), or make the model outside of the "
-                "strategy's scope."
-            )
         if self.replica_set.num_replicas > 1:
             prepare(self, self.bound_strategy)  # its metrics in a custom loop
         execution = Execution(

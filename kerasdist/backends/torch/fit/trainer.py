@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -13,10 +14,12 @@ from kerasdist.backends.torch.fit.steps import Function, Step, StepReplicas, Ste
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.training.binding import binding_of
 from kerasdist.training.trainer import ReplicatedTrainer
 
 _UNCOMPILED = (
@@ -34,6 +37,33 @@ _GATHERS = (
 
 # The name under which a model keeps its `Steps`.
 _STEPS = "_kerasdist_steps"
+
+
+@cache
+def install() -> None:
+    """Keeps Keras's own data parallelism, from 3.16 on, from what a strategy does already.
+
+    That Keras wraps every model by ``DistributedDataParallel``, and sums every metric, as soon as
+    torch has a default process group, which a job makes. A strategy's model has the gradients and
+    metrics of all workers; another one belongs to its worker alone, and what the chief evaluates in
+    a callback would wait for the others for good. A group that the script has made itself serves
+    the models outside of the scope, as in plain Keras.
+    """
+    if keras_compat.HAS_DDP:
+        keras_compat.install(initialize_ddp=_initialize_ddp, metrics_result=_metrics_result)
+
+
+def _initialize_ddp(original: Callable[..., None], model: Any) -> None:
+    if not _is_left_alone(model):
+        original(model)
+
+
+def _metrics_result(original: Callable[..., Any], model: Any) -> Any:
+    return keras_compat.metrics_here(model) if _is_left_alone(model) else original(model)
+
+
+def _is_left_alone(model: Any) -> bool:
+    return binding_of(model) is not None or is_default_group_ours()
 
 
 @final

@@ -45,7 +45,9 @@ _TYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dt
 _MOST_AXES = 10
 
 
-# The groups of jobs whose script has made torch's default group.
+# Torch's default group, if `connect` has made it.
+_made: dist.ProcessGroup | None = None
+# The groups of jobs whose script has made it.
 _beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
@@ -88,9 +90,16 @@ def connect(job: Job) -> None:
             world_size=job.num_workers,
             timeout=timeout,
         )
+    global _made
+    _made = dist.group.WORLD
     # At leave all workers are still there. At the exit of the process this call could wait for a
     # worker that has ended.
     job.at_leave(dist.destroy_process_group)
+
+
+def is_default_group_ours() -> bool:
+    """Whether torch's default group is the job's: it is there, and not of the script's making."""
+    return dist.is_initialized() and dist.group.WORLD is _made
 
 
 def _backend() -> str:

@@ -1,0 +1,156 @@
+"""What recent versions of Keras brought: distillation, quantization, Orbax, nnx's variables."""
+
+import contextlib
+import sys
+from unittest import mock
+
+from tests.conformance.actions import evaluate, fit, predict
+from tests.conformance.compare import Tolerance
+from tests.conformance.lab import fresh
+from tests.conformance.lazy import kd, keras
+from tests.conformance.models import dense, regression
+from tests.conformance.registry import case
+
+N, BATCH = 11, 6
+TOPIC = "newer parts of Keras"
+# Relative to a loss: gradients are rounded to an eighth of themselves, each another way.
+FLOAT8 = Tolerance(0.05, 0.0, "float8 gradients have 2 bits of mantissa")
+
+
+@case(TOPIC, replicas=(2,))
+def distiller(lab):
+    """`keras.distillation.Distiller`: the student learns, the teacher stays."""
+    x, y = regression(N)
+
+    def build():
+        teacher, student = (
+            keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.layers.Dense(units, activation="tanh"),
+                    keras.layers.Dense(1),
+                ]
+            )
+            for units in (6, 3)
+        )
+        model = keras.distillation.Distiller(
+            teacher=teacher,
+            student=student,
+            distillation_losses=keras.distillation.LogitsDistillation(loss="mse"),
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
+
+
+@case(TOPIC, replicas=(2,))
+def quantized_int8(lab):
+    """`model.quantize("int8")`, then `evaluate`, `predict`, and `fit` of what is left to train."""
+    x, y = regression(N)
+
+    def build():
+        model = dense()
+        model.quantize("int8")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(
+        build,
+        evaluate(x, y, batch_size=BATCH),
+        predict(x, batch_size=BATCH),
+        fit(x, y, batch_size=BATCH, epochs=2),
+    )
+
+
+@case(TOPIC, replicas=(2,))
+def quantized_float8(lab):
+    """`model.quantize("float8")`, then `predict` and `fit`."""
+    x, y = regression(N)
+
+    def build():
+        model = dense()
+        model.quantize("float8")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    lab.same(build, predict(x, batch_size=BATCH))
+    # Trained, the ranges of gradients differ as docs/numerics.md says.
+    _, expected = lab.run(build, (fit(x, y, batch_size=BATCH, epochs=2),))
+    _, actual = lab.run(build, (fit(x, y, batch_size=BATCH, epochs=2),), lab.strategy())
+    losses = [one.results[0]["history"]["history"]["loss"] for one in (expected, actual)]
+    lab.equal(*losses, FLOAT8)
+
+
+@case(
+    TOPIC,
+    backends=("jax",),
+    replicas=(2,),
+    refused={"jax": ("UnsupportedError", "Received: nnx_enabled=True. Unset KERAS_NNX_ENABLED")},
+)
+def nnx_mode(lab):
+    """`KERAS_NNX_ENABLED`: Keras's variables are Flax's."""
+    with mock.patch.object(keras.config, "is_nnx_enabled", return_value=True):
+        lab.strategy()
+
+
+@case(TOPIC, replicas=(2,))
+def orbax_checkpoint(lab):
+    """`keras.callbacks.OrbaxCheckpoint` in one process: what Orbax gets is one device's state."""
+    if "OrbaxCheckpoint" not in dir(keras.callbacks):  # before Keras 3.13
+        return
+    x, y = regression(N)
+    callbacks = sys.modules[keras.callbacks.OrbaxCheckpoint.__module__]
+    saved = []
+
+    class Checkpointer:
+        def save_checkpointables(self, step, payload):
+            saved.append([step, keras.tree.map_structure(lab_value, payload["pytree"])])
+
+        def close(self):
+            saved.append("closed")
+
+    def lab_value(leaf):
+        return keras.ops.convert_to_numpy(leaf)
+
+    orbax = mock.MagicMock()
+    orbax.training.Checkpointer.return_value = Checkpointer()
+    orbax.multihost.is_jax_distributed_client_initialized.return_value = False
+    each = []
+    with mock.patch.object(callbacks, "ocp", orbax):
+        for strategy in (None, lab.strategy()):
+            fresh()  # equal names
+            with strategy.scope() if strategy else contextlib.nullcontext():
+                keras.utils.set_random_seed(3)
+                model = dense("adam")
+            orbax_callback = keras.callbacks.OrbaxCheckpoint("unused", save_on_background=False)
+            model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[orbax_callback])
+            each.append([*saved])
+            saved.clear()
+    plain, ours = each
+    assert plain[-1] == ours[-1] == "closed"
+    assert [step for step, _ in ours[:-1]] == [0, 1]
+    lab.equal([state for _, state in plain[:-1]], [state for _, state in ours[:-1]])
+
+
+@case(TOPIC, replicas=(2,))
+def one_distribution(lab):
+    """`keras.distribution.set_distribution` beside a strategy is refused, before any step."""
+    x, y = regression(N)
+    with lab.strategy().scope():
+        model = dense()
+    before = model.get_weights()
+    keras.distribution.set_distribution(object())
+    try:
+        for call in (
+            lambda: model.fit(x, y, verbose=0),
+            lambda: model.evaluate(x, y, verbose=0),
+            lambda: model.predict(x, verbose=0),
+            lambda: model.train_on_batch(x, y),
+        ):
+            with lab.raises(kd.errors.UnsupportedError, "one distribution.*set_distribution.None"):
+                call()
+    finally:
+        keras.distribution.set_distribution(None)
+    lab.equal(before, model.get_weights())
+    model.fit(x, y, verbose=0)

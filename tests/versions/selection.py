@@ -1,0 +1,174 @@
+"""What is run with each version: the tripwires, and a case of each kind of each suite.
+
+    python -m tests.versions.selection jax [suite ...]
+
+runs it in this environment, a line a case that fails; the exit status is the number of those.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import registry, runner
+from tests.conformance.runner import BackendRun, Result
+from tests.fresh import ROOT, run_fresh
+from tests.multiprocess.layouts import PAIR, limits
+
+BACKENDS = registry.BACKENDS
+TRIPWIRES = ("tests/unit/test_keras_compat.py", "tests/unit/test_keras_compat_data.py")
+TRIPWIRE_SECONDS = 900
+
+# A case for each hook, and for each thing that an older Keras does otherwise.
+CONFORMANCE = (
+    "async_checkpoint.best_alone",
+    "callbacks.callback_reads_and_writes",
+    "data.validation_split",
+    "losses.activity_regularizer",
+    "losses.add_loss_mean",
+    "losses.loss_weights",
+    "losses.masking_and_pooling",
+    "losses.mean_with_sample_weight_masked_weighted",
+    "losses.sample_weight_all_zero_on_a_replica",
+    "losses.sum_over_batch_size_masked_weighted",
+    "losses.weights_per_output",
+    "metrics.of_binary_classification",
+    "metrics.state_is_a_maximum",
+    "models.subclassed_model",
+    "normalization.moving_statistics",
+    "optimizers.accumulation",
+    "optimizers.adam",
+    "optimizers.ema_overwrite",
+    "optimizers.loss_scale",
+    "ragged.fewer_examples_than_replicas",
+    "ragged.predict_in_order",
+    "random.dropout",
+    "saving.loaded_in_the_scope",
+    "saving.saved_here_loaded_plain",
+    "steps.train_step",
+    "steps.two_optimizers",
+    "training.on_batch_methods",
+    "training.steps_per_execution_equals_single_steps",
+)
+
+# The same of custom loops: what they run, sum, differentiate, trace and hold.
+FACADE = (
+    "batch_norm.synchronized",
+    "collectives.gradient_of_an_all_mean",
+    "collectives.sums_and_means_of_nests",
+    "creation.a_variable_made_in_run",
+    "datasets.from_rows",
+    "functions.a_compiled_step_is_traced_once",
+    "gradients.gradients_of_models_with_state",
+    "losses.compute_average_loss",
+    "replica_context.merge_calls",
+    "run.ragged_components",
+    "training.adam",
+    "training.keras_loss_objects",
+    "values.reduce_values",
+    "variables.metrics_in_steps",
+)
+
+# The same of what workers do.
+WORKERS = (
+    "data.generator",
+    "data.py_dataset_uneven",
+    "shards.arrays_by_rows",
+    "shards.pipeline_a_worker",
+    "worker_callbacks.backup_and_restore",
+    "worker_callbacks.checkpoints",
+    "worker_callbacks.metrics_reduction",
+    "worker_callbacks.stop_in_an_epoch",
+    "workers.custom_loop",
+    "workers.equal_order",
+    "workers.equal_results",
+    "workers.mixed_float16",
+)
+
+SUITES = {"conformance": CONFORMANCE, "facade": FACADE, "workers": WORKERS}
+_FACADE = "tests.facade"
+
+
+def start(backend: str, suite: str, names: Sequence[str] = ()) -> BackendRun:
+    """Starts a suite's cases, all of the selection without names, in processes of their own."""
+    names = names or SUITES[suite]
+    if suite == "workers":
+        return BackendRun.of_group(backend, names, str(PAIR), limits())
+    if suite == "facade":
+        return BackendRun(backend, _keys(backend, names, _FACADE), suite=_FACADE)
+    return BackendRun(backend, _keys(backend, names, registry.CONFORMANCE))
+
+
+def _keys(backend: str, names: Sequence[str], suite: str) -> list[str]:
+    """Each case once: the numbers of replicas are no matter of a version."""
+    first = {item.case.name: item.key for item in reversed([*registry.items(backend, suite)])}
+    return [first[name] for name in names]
+
+
+def bad(run: BackendRun, number: int) -> list[Result]:
+    """Waits for all the cases of a run, and returns those that are not good."""
+    results = [*run.results()]
+    assert len(results) == number, f"{len(results)} of {number} cases have run; see {run.log}"
+    return [one for one in results if not one.good]
+
+
+def expect_good(run: BackendRun, number: int):
+    """Fails with what was wrong."""
+    said = [f"{one.key}: {one.status}: {one.message}\n{one.traceback}" for one in bad(run, number)]
+    assert not said, "\n\n".join(said)
+
+
+def look_at_tripwires(backend: str):
+    """Fails if one of a backend's tripwires does."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", backend]
+    done = subprocess.run(
+        [*command, *TRIPWIRES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TRIPWIRE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@contextmanager
+def first_on_the_path(folder: Path, results: Path) -> Iterator[None]:
+    """Processes find the packages of a folder first; docs/support.md's results lie elsewhere."""
+    assert folder.is_dir(), f"Expected packages in {folder}. Make it with `make venv`."
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setattr(runner, "RESULTS", results / "conformance")
+        yield
+
+
+def imported_version(package: str) -> str:
+    """The version that a fresh process imports."""
+    code = f"import {package}; print({package}.__version__)"
+    return run_fresh(code, KERAS_BACKEND="numpy").split()[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("backend", choices=BACKENDS)
+    parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}; all without one")
+    parser.add_argument("--results", type=Path, help="folder for their logs")
+    arguments = parser.parse_args()
+    if arguments.results:
+        runner.RESULTS = arguments.results / "conformance"
+    failed = 0
+    for suite in arguments.suites or SUITES:
+        for one in bad(start(arguments.backend, suite), len(SUITES[suite])):
+            failed += 1
+            print(f"{one.key}: {one.status}: {one.message}\n{one.traceback}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""docs/guides/keras-on-torch.md has what its script prints; Keras's own part needs Keras 3.16."""
+
+import os
+import re
+
+import pytest
+
+from tests.fresh import ROOT
+from tests.versions.comparison import CASES, SCRIPT, TOOLS, run
+
+PAGE = ROOT / "docs" / "guides" / "keras-on-torch.md"
+MEASURED = ("speed", "killed")  # seconds, which the page says of one run
+HERE = [tool for tool in TOOLS if tool != "keras" or "KERAS_MAIN" in os.environ]
+
+
+def cells():
+    """What the page shows, by case and tool."""
+    text = PAGE.read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*?\| (.*?) \| (.*?) \| (.*?) \|$", text, re.M)
+    return {
+        (case, tool): cell for case, *each in rows for tool, cell in zip(TOOLS, each, strict=True)
+    }
+
+
+def test_the_page_has_every_case_and_the_script():
+    assert {case for case, _ in cells()} == set(CASES)
+    assert f'--8<-- "{SCRIPT.relative_to(ROOT)}"' in PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("tool", HERE)
+@pytest.mark.parametrize("case", [one for one in CASES if one not in MEASURED])
+def test_it_prints_what_the_page_shows(case, tool):
+    found = run(tool, case)
+    print(case, tool, found)
+    assert re.sub(r" after \d+ s$", "", found) == cells()[case, tool]

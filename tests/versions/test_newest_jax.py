@@ -1,0 +1,51 @@
+"""The newest JAX, on a Python that has one newer than the lock's: a few cases of each suite.
+
+It lies in a folder of the same virtual environment, as the oldest Keras does. PyTorch's newest is
+in `make versions` alone, since PyPI's build for Linux takes 5 GB. The newest TensorFlow is locked.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.fresh import ROOT, run_fresh
+from tests.versions.selection import expect_good, first_on_the_path, start
+
+NEWEST = Path(sys.prefix) / "newest-jax"
+LINES = (ROOT / "requirements" / "newest-jax.txt").read_text("utf-8").splitlines()
+PINS = [Requirement(line) for line in LINES if not line.startswith("#")]
+FITS = [pin for pin in PINS if pin.marker is None or pin.marker.evaluate()]
+CASES = {
+    "conformance": (
+        "losses.masking_and_pooling",
+        "normalization.moving_statistics",
+        "optimizers.adam",
+        "ragged.fewer_examples_than_replicas",
+        "steps.train_step",
+    ),
+    "facade": ("run.ragged_components", "training.adam", "variables.metrics_in_steps"),
+    "workers": ("workers.custom_loop", "workers.equal_results"),
+}
+
+
+def test_there_is_one_or_this_python_is_too_old():
+    assert FITS or sys.version_info < (3, 12)
+
+
+@pytest.fixture(scope="module")
+def newest_jax(tmp_path_factory):
+    with first_on_the_path(NEWEST, tmp_path_factory.mktemp("results")):
+        code = "import jax, jaxlib; print(jax.__version__, jaxlib.__version__)"
+        found = run_fresh(code).split()
+        expected = [str(pin.specifier).removeprefix("==") for pin in FITS]
+        assert found == expected, "Call `make venv` again."
+        yield
+
+
+@pytest.mark.parametrize("suite", CASES if FITS else [])
+def test_equals_one_device(suite, newest_jax):
+    run = start("jax", suite, CASES[suite])
+    expect_good(run, len(CASES[suite]))
+    run.stop()

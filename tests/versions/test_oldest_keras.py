@@ -1,0 +1,59 @@
+"""The oldest Keras that is supported: tripwires, workers, and a case of each kind everywhere.
+
+Everything else runs over the Keras of requirements/lock.txt, which is the newest. The oldest lies
+in a folder of the same virtual environment that `make venv` fills; with it first on the path, fresh
+processes find that one.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fresh import ROOT
+from tests.versions.selection import (
+    BACKENDS,
+    SUITES,
+    expect_good,
+    first_on_the_path,
+    imported_version,
+    look_at_tripwires,
+    start,
+)
+
+OLDEST = Path(sys.prefix) / "oldest-keras"
+PINS = ROOT / "requirements" / "oldest-keras.txt"
+# What needs another framework beside the backend's, as this environment has it.
+MORE = {"conformance": ("async_checkpoint.same_bytes",), "workers": ("shards.data_loader",)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oldest_keras(tmp_path_factory):
+    with first_on_the_path(OLDEST, tmp_path_factory.mktemp("results")):
+        yield
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def runs(request, oldest_keras):
+    """A suite's cases, on all backends beside each other."""
+    names = (*SUITES[request.param], *MORE.get(request.param, ()))
+    started = {backend: start(backend, request.param, names) for backend in BACKENDS}
+    yield started, len(names)
+    for run in started.values():
+        run.stop()
+
+
+def test_it_is_the_pinned_one():
+    found = imported_version("keras")
+    assert f"keras=={found}" in PINS.read_text("utf-8").splitlines(), "Call `make venv` again."
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_tripwires_hold(backend):
+    look_at_tripwires(backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_one_device(backend, runs):
+    started, number = runs
+    expect_good(started[backend], number)

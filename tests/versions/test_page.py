@@ -1,0 +1,50 @@
+"""docs/versions.md is what `make versions` has written; the package knows its versions."""
+
+import pytest
+
+from kerasdist.core.backend_choice import TESTED
+from tests.fresh import run_fresh
+from tests.versions.__main__ import PAGE, page, rows
+from tests.versions.selection import BACKENDS
+
+
+def of_releases():
+    return [row for row in rows() if row.set != "main"]
+
+
+def test_the_page_is_as_it_was_written():
+    assert rows()
+    assert PAGE.read_text("utf-8") == page(rows())
+
+
+def test_the_package_knows_the_versions_that_passed():
+    found = {name: set() for name in TESTED}
+    for row in of_releases():
+        if row.is_good:
+            found["keras"].add(row.keras)
+            found[row.backend].add(row.framework.partition("+")[0])
+    assert found == {name: set(versions) for name, versions in TESTED.items()}
+
+
+SCRIPT = """
+import logging, sys
+from kerasdist.core import backend_choice
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+import kerasdist as kd
+from kerasdist.api import strategy
+kd.OneDeviceStrategy("cpu:0")
+print("others:", flush=True)
+backend_choice.TESTED = dict.fromkeys(backend_choice.TESTED, ("0.1",))
+strategy._log_untested_versions.cache_clear()
+for _ in range(2):
+    kd.OneDeviceStrategy("cpu:0")
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_version_is_one_line_and_no_refusal(backend):
+    tested, _, others = run_fresh(SCRIPT, KERAS_BACKEND=backend).partition("others:")
+    assert "Not among" not in tested
+    [line] = [line for line in others.splitlines() if line.startswith("Not among the versions")]
+    assert "keras " in line
+    assert f"{backend} " in line
