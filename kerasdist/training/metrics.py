@@ -27,7 +27,6 @@ from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses
 from kerasdist.training.binding import bind
-from kerasdist.training.numerics import per_weight
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
@@ -225,9 +224,9 @@ def reduce_values(
         return original(values, sample_weight, *args, **kwargs)
     weight = replica.weight
     if not _is_scalar(values):
-        if _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by the number of rows: take the global batch's.
-            sample_weight = per_weight(ops.cast(sample_weight, keras.config.floatx()), weight)
+        if _is_number_of_rows(sample_weight) and not isinstance(weight, float):
+            # Keras weights an unreduced loss by its rows: the stand-in of an empty replica is none.
+            sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):
             # The mean of an empty replica is NaN, and NaN times 0 would stay NaN.

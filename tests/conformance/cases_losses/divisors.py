@@ -60,14 +60,14 @@ for _reduction, _masked, _weighted in itertools.product(REDUCTIONS, (False, True
     reduction_case(_reduction, _masked, _weighted)
 
 
-@case("loss reductions")
+@case("loss reductions", replicas=REPLICAS)
 def reduction_none(lab):
     """`reduction=None`: the loss is a vector, as in plain Keras, or the same error."""
-    x, y = regression(8)
+    x, y = regression(11)
 
     def outcome(strategy):
         try:
-            action = fit(x, y, batch_size=4, shuffle=False)
+            action = fit(x, y, batch_size=5, shuffle=False)  # 3 and 2 rows, at last 1 and none
             build = lambda: dense(loss=keras.losses.MeanSquaredError(reduction=None))  # noqa: E731
             return lab.run(build, [action], strategy)[1].results
         except Exception as error:  # noqa: BLE001 (plain Keras decides what is right here)
