@@ -309,7 +309,7 @@ def _checksum(leaf: Any, number: int) -> int:
         return 0
 
 
-def names_of(batch: Any) -> list[str]:
+def names_of(batch: object) -> list[str]:
     """Returns a name for each leaf of a batch, after Keras's arguments, such as ``x``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
@@ -320,7 +320,7 @@ def names_of(batch: Any) -> list[str]:
     return names
 
 
-def beginnings(batch: Any) -> list[Beginning]:
+def beginnings(batch: object) -> list[Beginning]:
     """Returns the `Beginning` of each dense array of a batch."""
     found: list[Beginning] = []
     for name, leaf in zip(names_of(batch), flatten(batch), strict=False):

@@ -38,7 +38,7 @@ _LONG = 1000
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
-def described(value: Any, known: Collection[str] = ()) -> Any:
+def described(value: object, known: Collection[str] = ()) -> Any:
     """Returns a value as JSON; the class alone of a value that cannot be described."""
     try:
         return _described(value, known)
@@ -46,7 +46,7 @@ def described(value: Any, known: Collection[str] = ()) -> Any:
         return type(value).__name__
 
 
-def _described(value: Any, known: Collection[str]) -> Any:
+def _described(value: object, known: Collection[str]) -> Any:
     match value:
         case None | bool() | int():
             return value
@@ -85,7 +85,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     return {"class": kind.__name__, **described(given, known), **of_class(kind)}
 
 
-def _kept(instance: Any) -> dict[str, Any]:
+def _kept(instance: object) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
     is_own = is_of_user(type(instance))
     # Keras takes some arguments, such as `rms_scaling`, without naming them.
@@ -114,7 +114,7 @@ def _is_setting(name: str, kept: Mapping[str, Any]) -> bool:
     return type(kept[name]) in (bool, int, float, str) and name not in {"built", "training"}
 
 
-def _is_plain_or_of_keras(value: Any) -> bool:
+def _is_plain_or_of_keras(value: object) -> bool:
     if isinstance(value, bool | int | float | str | tuple | None):
         return True
     return callable(getattr(value, "get_config", None))
@@ -134,7 +134,7 @@ def _parameters(kind: type) -> Iterator[str]:
 _OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 
-def _functions(instance: Any) -> dict[str, Any]:
+def _functions(instance: object) -> dict[str, Any]:
     """Returns the user-defined functions that a user-defined object keeps."""
     return {
         name: value
@@ -174,7 +174,7 @@ def _rows(array: Any) -> str:
     return f"{checksum:08x}"
 
 
-def _numpy(rows: Any) -> np.ndarray[Any, Any]:
+def _numpy(rows: object) -> np.ndarray[Any, Any]:
     return rows if isinstance(rows, np.ndarray) else np.asarray(keras.ops.convert_to_numpy(rows))
 
 
@@ -192,7 +192,7 @@ def _of_mapping(value: Mapping[Any, Any], known: Collection[str]) -> Any:
     }
 
 
-def _of_object(value: Any, known: Collection[str]) -> Any:
+def _of_object(value: object, known: Collection[str]) -> Any:
     if isinstance(value, type):
         return cast("type[Any]", value).__name__
     if isinstance(value, FunctionType):
@@ -265,7 +265,7 @@ _PACKAGES = frozenset(
 )
 
 
-def is_of_user(function_or_class: Any) -> bool:
+def is_of_user(function_or_class: object) -> bool:
     """Returns whether a function or class belongs to neither Keras, a framework, nor kerasdist."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
     return module.partition(".")[0] not in _PACKAGES
@@ -292,7 +292,7 @@ def of_class(kind: type) -> dict[str, str]:
     return {KEY: hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]} if parts else {}
 
 
-def without(facts: Any) -> Any:
+def without(facts: object) -> Any:
     """Returns facts without digests of code."""
     if isinstance(facts, dict):
         named = cast("dict[str, Any]", facts)
@@ -300,7 +300,7 @@ def without(facts: Any) -> Any:
     return [without(one) for one in cast("list[Any]", facts)] if isinstance(facts, list) else facts
 
 
-def _is_compared(name: str, value: Any) -> bool:
+def _is_compared(name: str, value: object) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
         return False  # a path, which may differ by worker
     return isinstance(value, bool | int | float | str | None)

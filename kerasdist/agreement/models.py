@@ -68,7 +68,7 @@ def _wiring(model: keras.Model) -> list[Any]:
     return [_of_call(*one) for one in keras_compat.wiring(model)]
 
 
-def _of_call(operation: Any, calls: list[Any]) -> Any:
+def _of_call(operation: object, calls: list[Any]) -> Any:
     is_layer = isinstance(operation, keras.Layer)
     facts = {"class": _named(operation)} if is_layer else configuration(operation)
     return {**facts, "calls": described(calls)}
@@ -167,14 +167,14 @@ def _of_rows(data: Any) -> Any:
         return facts
 
 
-def callbacks_of(callbacks: Any) -> list[Any]:
+def callbacks_of(callbacks: object) -> list[Any]:
     """Returns the callbacks in an argument of `fit`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
-def _of_callback(callback: Any) -> dict[str, Any]:
+def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
     # LearningRateWarmup keeps its target and start as `_given`.
     given = {*inspect.signature(type(callback).__init__).parameters, "given"}
     own = {

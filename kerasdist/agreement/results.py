@@ -48,7 +48,7 @@ _PART_OF_NORM, _LEAST = 0.1, 1e-6
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
-def measures_of(array: Any) -> list[float]:
+def measures_of(array: object) -> list[float]:
     """Returns the norm, the size, the numbers of elements that are not finite, and the sums."""
     flat = np.asarray(array).reshape(-1)
     squares = total = 0.0
@@ -90,7 +90,7 @@ def _signs() -> np.ndarray[Any, Any]:
     return 1.0 - 2.0 * np.random.RandomState(0).randint(0, 2, (_LINE, _SUMS))
 
 
-def checksum_of(array: Any, start: int = 0) -> int:
+def checksum_of(array: object, start: int = 0) -> int:
     """Returns the CRC-32 of an array's bytes, in their order, after those that gave `start`."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
 

@@ -9,7 +9,7 @@ from kerasdist.errors import ScopeError
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    per_example_loss: object, sample_weight: object = None, global_batch_size: object = None
 ) -> Any:
     """Returns a replica's part of the mean loss of the global batch.
 
@@ -70,13 +70,13 @@ def compute_average_loss(
     return ops.where(size > 0, quotient, ops.zeros_like(quotient))
 
 
-def _is_float(dtype: Any) -> bool:
+def _is_float(dtype: object) -> bool:
     from keras import backend
 
     return backend.is_float_dtype(backend.standardize_dtype(dtype))
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: object) -> Any:
     """Returns a loss that does not depend on the batch, divided by the number of replicas.
 
     Example::

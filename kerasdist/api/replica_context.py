@@ -206,7 +206,7 @@ class ReplicaContext:
 one_device_replica = context.one_device_replica
 
 
-def global_batch(tensor: Any) -> Any:
+def global_batch(tensor: object) -> Any:
     """Returns the rows of all replicas, in the order of the global batch.
 
     For code inside a model, a loss or a `train_step` that mixes examples by itself, such as a

@@ -72,7 +72,7 @@ class Mirrored(DistributedValues):
     """
 
 
-def component(structure: Any, index: int) -> Any:
+def component(structure: object, index: int) -> Any:
     """Returns a structure in which each distributed value is replaced by a replica's component."""
     return map_leaves(
         lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf, structure

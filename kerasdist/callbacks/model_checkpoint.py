@@ -121,7 +121,9 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Waits until all files are written; warns if writing has failed."""
         self._file.settle()
 
-    def _begin(self, model: Any, save: Callable[..., None], filepath: str, **options: Any) -> None:
+    def _begin(
+        self, model: Any, save: Callable[..., None], filepath: str, **options: object
+    ) -> None:
         del options
         name = save.__name__
         if getattr(type(model), name) is not getattr(keras.Model, name):
@@ -144,7 +146,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 snapshot.discard()
 
 
-def _replicas(model: object) -> ReplicaSet | None:
+def _replicas(model: keras.Model) -> ReplicaSet | None:
     binding = binding_of(model)
     return None if binding is None else binding.replicas
 

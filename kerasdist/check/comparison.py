@@ -337,7 +337,7 @@ def _attributes_kept(layers: Sequence[Any]) -> Iterator[None]:
                     del now[name]
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or keras.ops.is_tensor(value)
 
 

@@ -188,7 +188,7 @@ def beyond(
 
 
 def difference(
-    name: str, expected: Any, received: Any, tolerance: float, least_size: float = 0.0
+    name: str, expected: object, received: object, tolerance: float, least_size: float = 0.0
 ) -> Difference:
     """Returns how two arrays differ."""
     one, other = np.asarray(expected, "float64"), np.asarray(received, "float64")
@@ -234,10 +234,10 @@ def _of_all(
     return found
 
 
-def _norm(value: Any) -> float:
+def _norm(value: object) -> float:
     values = np.asarray(value, "float64")
     return float(np.linalg.norm(values[np.isfinite(values)]))
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     return np.asarray(value).dtype.kind in "biuf"

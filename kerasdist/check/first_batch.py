@@ -139,7 +139,7 @@ def _leave_out(model: keras.Model, error: Exception) -> None:
         _log.debug("%s: not checked: %r", model.name, error, exc_info=True)
 
 
-def _message_about(model: keras.Model, batch: Any, size: int, which: str) -> str | None:
+def _message_about(model: keras.Model, batch: object, size: int, which: str) -> str | None:
     """Compares a step; returns what to say of it, None if there is nothing to say."""
     comparison = compare(model, batch, outputs=False, spares=True)
     if not comparison.beyond_rounding:

@@ -83,7 +83,7 @@ def _metrics_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
         yield from _of_user(_functions_of(metric))
 
 
-def _functions_of(loss_or_metric: Any) -> list[Any]:
+def _functions_of(loss_or_metric: object) -> list[Any]:
     """Returns the functions that compute a loss or a metric."""
     if inspect.isclass(loss_or_metric):
         loss_or_metric = loss_or_metric.__new__(loss_or_metric)

@@ -255,7 +255,7 @@ def _driver(nvml: Any) -> Finding:
     return Finding("GPU driver", "ok", f"{found}, {nccl or 'NCCL of the framework'}", said)
 
 
-def _memory(nvml: Any) -> Finding:
+def _memory(nvml: object) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
         memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)  # None: it shares the machine's

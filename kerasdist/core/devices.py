@@ -38,7 +38,7 @@ class Device:
         return f"{self.kind}:{self.index}"
 
 
-def parse_device(name: Any) -> Device:
+def parse_device(name: object) -> Device:
     """Reads a device's name. Returns the `Device`."""
     if isinstance(name, Device):
         return name
@@ -51,7 +51,7 @@ def parse_device(name: Any) -> Device:
     return Device(_KINDS[match.group(1).lower()], int(match.group(2) or 0))
 
 
-def _hint(name: Any) -> str:
+def _hint(name: object) -> str:
     if isinstance(name, int):
         return f"Did you mean 'gpu:{name}'? Name a device by its kind and its number."
     if isinstance(name, str) and "," in name:

@@ -9,7 +9,7 @@ E = TypeVar("E", bound=enum.Enum)
 Options = TypeVar("Options")
 
 
-def member_of(kind: type[E], value: Any, argument: str) -> E:
+def member_of(kind: type[E], value: object, argument: str) -> E:
     """Returns the member of an enumeration for its name, or for an equally named member."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
@@ -20,7 +20,7 @@ def member_of(kind: type[E], value: Any, argument: str) -> E:
     )
 
 
-def options_of(kind: type[Options], value: Any, argument: str) -> Options:
+def options_of(kind: type[Options], value: object, argument: str) -> Options:
     """Returns the given options, the defaults for None."""
     if value is None:
         return kind()

@@ -145,7 +145,7 @@ def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
             yield index, handle
 
 
-def ask(name: str, *arguments: Any) -> Any:
+def ask(name: str, *arguments: object) -> Any:
     """Calls a function of NVML, which is open; returns None where it, or the GPU, refuses."""
     nvml = _library()
     try:
@@ -294,7 +294,7 @@ def _nvidia() -> Iterator[tuple[Gpu, ...]]:
                 yield (_described(handle), *_parts(handle))
 
 
-def _parts(handle: Any) -> Iterator[Gpu]:
+def _parts(handle: object) -> Iterator[Gpu]:
     mode = ask("nvmlDeviceGetMigMode", handle)  # None of a GPU that cannot be divided
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else None
     for index in range(count or 0):
@@ -303,7 +303,7 @@ def _parts(handle: Any) -> Iterator[Gpu]:
             yield _described(part)
 
 
-def _described(handle: Any) -> Gpu:
+def _described(handle: object) -> Gpu:
     nvml = _library()
     memory = ask("nvmlDeviceGetMemoryInfo", handle)  # None of a GPU that shares the machine's
     size = None if memory is None else int(memory.total)

@@ -69,7 +69,7 @@ def any_is_used() -> bool:
     return any(strategy.is_used for strategy in _strategies)
 
 
-def record_owner(variable: Any, strategy: StrategyLike) -> None:
+def record_owner(variable: object, strategy: StrategyLike) -> None:
     """Records the strategy that a variable is made under."""
     _made_under.put(variable, weakref.ref(strategy))
 
@@ -88,7 +88,7 @@ def require_own(variable: Any) -> None:
         )
 
 
-def strategy_of(variable: Any) -> StrategyLike | None:
+def strategy_of(variable: object) -> StrategyLike | None:
     """Returns the strategy that a variable was made under, None if it was made outside of all."""
     owner = _made_under.get(variable)
     return None if owner is None else owner()

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
-def flatten(structure: Any) -> list[Any]:
+def flatten(structure: object) -> list[Any]:
     """Returns the leaves of a structure; those of dicts in the order of insertion."""
     leaves: list[Any] = []
     _collect(structure, leaves)
     return leaves
 
 
-def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+def pack(structure: object, leaves: Sequence[Any]) -> Any:
     """Returns a structure with other leaves."""
     return _packed(structure, iter(leaves))
 
 
-def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
     """Returns a structure with ``function(leaf)`` for each leaf."""
     if isinstance(structure, dict):
         return _dict_like(structure, {k: map_leaves(function, v) for k, v in structure.items()})
@@ -47,7 +47,7 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
     return merged(structures)
 
 
-def _packed(structure: Any, leaves: Iterator[Any]) -> Any:
+def _packed(structure: object, leaves: Iterator[Any]) -> Any:
     if isinstance(structure, dict):
         return _dict_like(structure, {k: _packed(v, leaves) for k, v in structure.items()})
     if isinstance(structure, list | tuple):
@@ -55,7 +55,7 @@ def _packed(structure: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def _collect(structure: Any, leaves: list[Any]) -> None:
+def _collect(structure: object, leaves: list[Any]) -> None:
     if isinstance(structure, dict):
         structure = structure.values()
     elif not isinstance(structure, list | tuple):
@@ -69,7 +69,7 @@ def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
     return items if type(original) is dict else type(original)(items)
 
 
-def _sequence_like(original: Any, items: list[Any]) -> Any:
+def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
     return tuple(items) if type(original) is tuple else type(original)(*items)

@@ -49,7 +49,7 @@ class OwnSource:
     pass_epochs: Callable[[int], None] | None = None
 
 
-def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
+def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
     """Returns the policy by which to shard a dataset: the user's, else the dataset's own."""
     if said is not None:
         return said
@@ -65,7 +65,7 @@ def policy_of(dataset: Any, said: AutoShardPolicy | None) -> AutoShardPolicy:
     return AutoShardPolicy[own]
 
 
-def own_source(dataset: Any, policy: AutoShardPolicy, job: Job) -> OwnSource:
+def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
     """Returns the part of a dataset that this worker reads. All workers must call it."""
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     if policy is AutoShardPolicy.OFF:
@@ -99,7 +99,7 @@ def _by_batch(dataset: Any, job: Job) -> Any:
     return EveryNth(batches_of(dataset), lambda: length_of(dataset), step, first)
 
 
-def _by_file(dataset: Any, job: Job) -> Any:
+def _by_file(dataset: object, job: Job) -> Any:
     if keras_compat.is_tf_dataset(dataset):
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:

@@ -186,7 +186,7 @@ def _any_worker(job: Job | None, *, has_batch: bool) -> bool:
     )
 
 
-def distributed(dataset: Any, strategy: StrategyLike, options: InputOptions) -> Any:
+def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) -> Any:
     """Returns a dataset of global batches, divided among a strategy's replicas."""
     if isinstance(dataset, DistributedDataset):
         return dataset
@@ -205,7 +205,7 @@ def distributed(dataset: Any, strategy: StrategyLike, options: InputOptions) -> 
     return _preferred(DividedDataset(dataset, strategy, options))
 
 
-def shards_itself(dataset: Any, job: Job | None) -> bool:
+def shards_itself(dataset: object, job: Job | None) -> bool:
     """Returns whether a dataset's own options make each worker read a part of it."""
     if job is None or keras_compat.auto_shard_policy(dataset) is None:
         return False
@@ -233,7 +233,7 @@ def from_function(
     return _preferred(GatheredDataset(pipelines, strategy, options))
 
 
-def equivalent(dataset: Any) -> Any:
+def equivalent(dataset: object) -> Any:
     """Returns kerasdist's `DistributedDataset` for a dataset that a framework has distributed."""
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
@@ -261,7 +261,7 @@ def _preferred(ours: DistributedDataset) -> Any:
     return ours
 
 
-def _is_ours(dataset: Any) -> bool:
+def _is_ours(dataset: object) -> bool:
     # Not `isinstance` of the base: a framework's class may be registered there.
     return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 

@@ -23,7 +23,7 @@ from kerasdist.input.sources import length_of
 from kerasdist.input.worker_batches import ShardedAdapter, WorkerBatches
 
 
-def whole(dataset: Any, **beside: Any) -> Any:
+def whole(dataset: object, **beside: object) -> Any:
     """Returns a dataset of a distributed dataset's global batches, for Keras's data adapters."""
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
@@ -52,7 +52,7 @@ def whole(dataset: Any, **beside: Any) -> Any:
     return _BatchesAdapter(source)
 
 
-def as_plain_keras(dataset: Any) -> Any:
+def as_plain_keras(dataset: object) -> Any:
     """Returns a dataset of a distributed dataset's global batches, for plain Keras."""
     source = whole(dataset)
     if isinstance(source, ShardedAdapter):

@@ -83,12 +83,12 @@ def spared(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(size, max(1, most // replicas)) for size in sizes)
 
 
-def split_batch(batch: Any, replicas: int) -> list[Any]:
+def split_batch(batch: object, replicas: int) -> list[Any]:
     """Cuts a batch into one structure per replica; None and scalars go to all."""
     return [rows(batch, *bounds) for bounds in piece_bounds(examples(batch), replicas)]
 
 
-def examples(batch: Any) -> int:
+def examples(batch: object) -> int:
     """Returns how many examples a batch has, 0 where it has no array."""
     sizes = {leaf.shape[0] for leaf in arrays(batch)}
     if len(sizes) > 1:
@@ -100,12 +100,12 @@ def examples(batch: Any) -> int:
     return next(iter(sizes), 0)
 
 
-def rows(batch: Any, begin: int, end: int) -> Any:
+def rows(batch: object, begin: int, end: int) -> Any:
     """Returns a batch with its examples from `begin` to `end` only."""
     return map_leaves(lambda leaf: leaf[begin:end] if has_rows(leaf) else leaf, batch)
 
 
-def arrays(batch: Any) -> Iterator[Any]:
+def arrays(batch: object) -> Iterator[Any]:
     """Yields the arrays of a batch."""
     return filter(has_rows, flatten(batch))
 
@@ -131,10 +131,10 @@ def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
     return (batch[0], batch[1], stacked(batch[2]))
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def has_rows(leaf: Any) -> bool:
+def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     return len(getattr(leaf, "shape", ())) > 0

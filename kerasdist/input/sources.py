@@ -43,7 +43,7 @@ def length_of(source: Any) -> int | None:
         return None
 
 
-def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
+def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
     """Returns the same as `batches_of`, with batches that the source does not overwrite later.
 
     A generator may reuse one array for each batch, and the next batch may be fetched before this
@@ -53,17 +53,17 @@ def lasting_batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     return start if is_lasting(source) else lambda: map(copied, start())
 
 
-def is_lasting(source: Any) -> bool:
+def is_lasting(source: object) -> bool:
     """Returns whether a source does not overwrite a batch's arrays when it yields the next one."""
     return isinstance(source, list | tuple) or keras_compat.yields_new_arrays(source)
 
 
-def copied(batch: Any) -> Any:
+def copied(batch: object) -> Any:
     """Returns a batch of copies of its arrays and tensors."""
     return map_leaves(keras_compat.copied, batch)
 
 
-def _is_of_arrays(source: Any) -> bool:
+def _is_of_arrays(source: object) -> bool:
     """Returns whether a source is an array, or a tuple of arrays as `fit` takes them."""
     parts = cast("tuple[Any, ...]", source) if isinstance(source, tuple) else (source,)
     return any(map(keras_compat.is_array, parts))
@@ -161,7 +161,7 @@ def samplers_of(loader: Any) -> list[Any]:
     return list({id(one): one for one in listed if one is not None}.values())
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
+def tell_epoch(loader: object, epoch: int) -> None:
     """Sets the epoch of a ``DataLoader``'s samplers that know one."""
     for sampler in samplers_of(loader):
         if isinstance(sampler, KnowsEpoch):

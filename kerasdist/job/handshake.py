@@ -56,7 +56,7 @@ def challenge(mine: Credentials) -> Message:
     }
 
 
-def answer(asked: Any, mine: Credentials) -> Message:
+def answer(asked: object, mine: Credentials) -> Message:
     """Returns the worker's answer to a challenge."""
     asked = _checked(asked, "challenge", {"job": str, "secret": bool, "nonce": str})
     if asked.get("protocol") != protocol.VERSION:
@@ -80,7 +80,7 @@ def answer(asked: Any, mine: Credentials) -> Message:
     }
 
 
-def reply(asked: Message, answered: Any, mine: Credentials) -> Message:
+def reply(asked: Message, answered: object, mine: Credentials) -> Message:
     """Returns the chief's reply to a worker's answer."""
     if isinstance(answered, dict) and answered.get("type") == "hello":
         raise RefusedError(f"it runs another kerasdist, not protocol {protocol.VERSION}")
@@ -94,7 +94,7 @@ def reply(asked: Message, answered: Any, mine: Credentials) -> Message:
     return {"type": "proof", "digest": _digest(mine, _CHIEF, asked["nonce"], answered["nonce"])}
 
 
-def check_proof(asked: Message, answered: Message, proof: Any, mine: Credentials) -> None:
+def check_proof(asked: Message, answered: Message, proof: object, mine: Credentials) -> None:
     """Checks the chief's reply, on the worker."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
@@ -116,7 +116,7 @@ def _equal(received: str, expected: str) -> bool:
     return hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
 
-def _checked(message: Any, kind: str, fields: dict[str, type]) -> Message:
+def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     """Returns a message that has a type and fields; raises for any other."""
     if not isinstance(message, dict) or message.get("type") != kind:
         raise ConnectionError("not a kerasdist worker: its first message is of another kind")

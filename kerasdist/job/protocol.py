@@ -58,7 +58,7 @@ def unpacked(body: bytes) -> Any:
         raise MalformedError("not a kerasdist worker: its message is no JSON") from error
 
 
-def compressed(value: Any) -> str:
+def compressed(value: object) -> str:
     """Returns a value as text, compressed: for what is long, and goes to all workers."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 

@@ -23,7 +23,7 @@ from kerasdist.core.structures import map_leaves
 Chosen = Callable[[Any], Any]
 
 
-def is_array_adapter(adapter: Any) -> bool:
+def is_array_adapter(adapter: object) -> bool:
     """Returns whether this is Keras's adapter of arrays."""
     return isinstance(adapter, ArrayDataAdapter)
 
@@ -35,7 +35,7 @@ def has_sparse(adapter: Any) -> bool:
     return any(kind(leaf) for leaf in leaves if leaf is not None for kind in kinds)
 
 
-def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
+def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Yields the chosen rows of each batch, as arrays for JAX, and the size of the whole batch."""
     taken = _taker(
         adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
@@ -44,7 +44,7 @@ def jax_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
         yield taken(chosen(numbers)), len(numbers)
 
 
-def torch_rows(adapter: Any, chosen: Chosen) -> Iterator[tuple[Any, int]]:
+def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Returns the chosen rows of each batch, as tensors, and the size of the whole batch."""
 
     def tensor(kind: Any, rows: Any) -> Any:
@@ -70,10 +70,10 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
     if adapter._shuffle:
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
 
-    def element(numbers: Any, data: Any) -> Any:
+    def element(numbers: object, data: object) -> Any:
         wanted = chosen(numbers)
 
-        def rows(leaf: Any) -> Any:
+        def rows(leaf: object) -> Any:
             if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
                 return array_slicing.slice_tensorflow_sparse_wrapper(leaf, wanted)
             if isinstance(leaf, list | tuple | dict):
@@ -86,7 +86,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
     return pairs.map(element, num_parallel_calls=tf.data.AUTOTUNE).with_options(options)
 
 
-def _numbers(adapter: Any) -> Any:
+def _numbers(adapter: object) -> Any:
     return _Numbers(adapter)
 
 
@@ -117,7 +117,7 @@ def _taker(
 ) -> Callable[[Any], Any]:
     sliceables = array_slicing.convert_to_sliceable(adapter._inputs, target_backend=framework)
 
-    def taken(numbers: Any) -> Any:
+    def taken(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:
             return None if sliceable is None else converted(sliceable, sliceable[numbers])
 

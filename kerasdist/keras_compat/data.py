@@ -27,7 +27,7 @@ _READ_BY_PYTHON = (GeneratorDataAdapter, PyDatasetAdapter)
 train_validation_split: Any = array_slicing.train_validation_split
 
 
-def is_dataset(source: Any) -> bool:
+def is_dataset(source: object) -> bool:
     """Returns whether Keras takes this as a dataset; generators do not count."""
     return (
         isinstance(source, keras.utils.PyDataset)
@@ -37,34 +37,34 @@ def is_dataset(source: Any) -> bool:
     )
 
 
-def has_threads(source: Any) -> bool:
+def has_threads(source: object) -> bool:
     """Returns whether several threads or processes make a source's batches, in no set order."""
     return isinstance(source, PyDataset) and source.workers > 1
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Returns whether a value is a NumPy array or a tensor of the backend."""
     return isinstance(value, np.ndarray) or keras.ops.is_tensor(value)
 
 
-def is_native_dataset(source: Any) -> bool:
+def is_native_dataset(source: object) -> bool:
     """Returns whether this is a ``tf.data`` dataset, and Keras runs on TensorFlow."""
     return backend_name() == "tensorflow" and data_adapters.is_tf_dataset(source)
 
 
-def yields_new_arrays(source: Any) -> bool:
+def yields_new_arrays(source: object) -> bool:
     """Returns whether a dataset makes new arrays for each batch."""
     return data_adapters.is_tf_dataset(source) or data_adapters.is_torch_dataloader(source)
 
 
-def copied(leaf: Any) -> Any:
+def copied(leaf: object) -> Any:
     """Returns a copy of an array or tensor, and anything else as it is."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return keras.ops.copy(leaf) if keras.ops.is_tensor(leaf) else leaf
 
 
-def batches(dataset: Any) -> Iterator[Any]:
+def batches(dataset: object) -> Iterator[Any]:
     """Yields a dataset's batches once, as NumPy arrays, with the dataset's own workers."""
     adapter = get_data_adapter(dataset)
     adapter.on_epoch_begin()
@@ -93,7 +93,7 @@ def shuffles_without_seed(adapter: Any) -> bool:
     return bool(adapter._shuffle) and global_seed() is None
 
 
-def epochs_read(adapter: Any) -> int | None:
+def epochs_read(adapter: object) -> int | None:
     """Returns by which number of epochs an adapter orders its rows, as from Keras 3.16 on."""
     return getattr(adapter, "_epoch", None)
 
@@ -104,6 +104,6 @@ def set_epochs_read(adapter: Any, epochs: int | None) -> None:
         adapter._epoch = epochs
 
 
-def reads_aside(adapter: Any) -> bool:
+def reads_aside(adapter: object) -> bool:
     """Returns whether TensorFlow reads the data ahead by Python code, in another thread."""
     return backend_name() == "tensorflow" and isinstance(adapter, _READ_BY_PYTHON)

@@ -43,23 +43,23 @@ TRAIN_BATCH_EVENTS = (
 BATCH_EVENTS = (*TRAIN_BATCH_EVENTS, "on_test_batch_begin", "on_test_batch_end")
 
 
-def is_layout_map(value: Any) -> bool:
+def is_layout_map(value: object) -> bool:
     """Returns whether a value is a LayoutMap of Keras."""
     return isinstance(value, keras.distribution.LayoutMap)
 
 
-def is_orbax_checkpoint(callback: Any) -> bool:
+def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback is Keras's OrbaxCheckpoint, which 3.12 has not."""
     kind: type | None = vars(keras.callbacks).get("OrbaxCheckpoint")
     return kind is not None and isinstance(callback, kind)
 
 
-def is_default(method: Any) -> bool:
+def is_default(method: object) -> bool:
     """Returns whether a callback's method is Keras's own, which does nothing."""
     return python_utils.is_default(method)
 
 
-def overrides(callback: Any, events: Iterable[str]) -> bool:
+def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
     """Returns whether a callback overrides one of Keras's events."""
     return any(not is_default(getattr(callback, event)) for event in events)
 
@@ -100,7 +100,7 @@ def is_wired(model: keras.Model) -> bool:
     return isinstance(model, Functional | keras.Sequential)
 
 
-def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
+def wiring(model: keras.Model) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
     An argument is the number of the operation that it comes from, of its call, and of its output;
@@ -114,7 +114,7 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     def calls(operation: Any) -> list[Any]:
         return [node for node in operation._inbound_nodes if id(node) in mine]
 
-    def origin(argument: Any) -> Any:
+    def origin(argument: object) -> Any:
         if not isinstance(argument, keras.KerasTensor):
             return argument
         history: Any = vars(argument)["_keras_history"]
@@ -158,7 +158,7 @@ def backend_name() -> str:
     return keras.config.backend()
 
 
-def is_builtin(function_or_class: Any) -> bool:
+def is_builtin(function_or_class: object) -> bool:
     """Returns whether Keras ships this function or class."""
     module = getattr(function_or_class, "__module__", None) or ""
     # Keras's own tests count as user code.

@@ -34,7 +34,7 @@ def is_elementwise(optimizer: keras.Optimizer) -> bool:
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
-def updating(optimizer: Any) -> Any:
+def updating(optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer that updates weights: the one that a LossScaleOptimizer wraps."""
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
@@ -114,7 +114,7 @@ def move_optimizer(optimizer: Any, strategy: Any) -> Any:
     return before
 
 
-def copy_of_optimizer(optimizer: Any, strategy: Any) -> Any:
+def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
     """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer))

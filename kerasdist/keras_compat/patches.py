@@ -53,7 +53,7 @@ class Patch:
     reason: str
 
 
-def _row(functions: str, owners: Any, names: str, reason: str) -> Patch:
+def _row(functions: str, owners: object, names: str, reason: str) -> Patch:
     """Returns a row, from names with spaces between, and one owner or several."""
     listed = owners if isinstance(owners, tuple) else (owners,)
     targets = tuple((owner, name) for owner in listed for name in names.split())
@@ -176,7 +176,7 @@ def install(**functions: Function) -> None:
     assert not left, left
 
 
-def _put_in(patch: Patch, owner: Any, path: str, functions: dict[str, Function]) -> None:
+def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Function]) -> None:
     *outer, name = path.split(".")
     owner = attrgetter(".".join(outer))(owner) if outer else owner
     now = inspect.getattr_static(owner, name)
@@ -216,15 +216,15 @@ class _Functions(ModuleType):
             return found
 
         @functools.wraps(found)
-        def hooked(*args: Any, **kwargs: Any) -> Any:
+        def hooked(*args: object, **kwargs: object) -> Any:
             return self._function(found, *args, **kwargs)
 
         return hooked
 
 
-def _replace(owner: Any, name: str, place: _Place) -> None:
+def _replace(owner: object, name: str, place: _Place) -> None:
     @functools.wraps(place.original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def hooked(*args: object, **kwargs: object) -> Any:
         return place.call(*args, **kwargs)
 
     # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
@@ -238,7 +238,7 @@ def _without_change_of_mask(original: Function) -> Function:
     """Returns an ``apply_mask`` that does not change the mask, as from Keras 3.15 on."""
 
     @functools.wraps(original)
-    def apply_mask(sample_weight: Any, mask: Any, **options: Any) -> Any:
+    def apply_mask(sample_weight: object, mask: object, **options: object) -> Any:
         return original(sample_weight, None if mask is None else ops.copy(mask), **options)
 
     return apply_mask

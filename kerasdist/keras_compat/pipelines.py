@@ -31,7 +31,7 @@ _CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
-def source_of(adapter: Any) -> Any | None:
+def source_of(adapter: object) -> Any | None:
     """Returns the source with places that one of Keras's data adapters reads, None if it has none.
 
     Grain's loaders compare the texts of what they read, which without ``__repr__`` are addresses.
@@ -47,7 +47,7 @@ def source_of(adapter: Any) -> Any | None:
     return None
 
 
-def follow_source(adapter: Any, source: Any, begun: Begun) -> None:
+def follow_source(adapter: object, source: object, begun: Begun) -> None:
     """Lets one of Keras's data adapters iterate over its source by ``begun``, in Python."""
     name = "_dataloader" if isinstance(adapter, TorchDataLoaderAdapter) else "_dataset"
     followed = _followed_by_grain if isinstance(adapter, GrainDatasetAdapter) else _Followed
@@ -74,11 +74,11 @@ def place_of(source: Any, iterator: Any) -> Any:
     return _state_of(iterator) if _is_of_tensorflow(iterator) else iterator.get_state()
 
 
-def _loads_state(source: Any) -> bool:
+def _loads_state(source: object) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
-def _is_of_tensorflow(iterator: Any) -> bool:
+def _is_of_tensorflow(iterator: object) -> bool:
     return hasattr(iterator, "_iterator_resource")
 
 
@@ -114,7 +114,7 @@ class PipelineFacts:
     unrepeatable: tuple[str, ...]
 
 
-def facts_of(dataset: Any) -> PipelineFacts:
+def facts_of(dataset: object) -> PipelineFacts:
     """Returns the state of a pipeline that is not in its iterators."""
     steps = list(_pipeline(dataset))
     operations = [operation for step in steps for operation in _operations(step)]

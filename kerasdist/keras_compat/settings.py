@@ -29,7 +29,7 @@ def settings() -> tuple[str, str, bool]:
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
-def is_seeded(seed: Any) -> bool:
+def is_seeded(seed: object) -> bool:
     """Returns whether the user has seeded a draw; else torch's own generator is used."""
     return seed is not None and not (isinstance(seed, SeedGenerator) and seed._initial_seed is None)
 
@@ -39,7 +39,7 @@ def global_seed_generator() -> Any:
     return global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
 
 
-def set_global_seed_generator(generator: Any) -> None:
+def set_global_seed_generator(generator: object) -> None:
     """Sets the generator that unseeded draws of this thread take their seeds from."""
     global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
 

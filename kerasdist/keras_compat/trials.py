@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import keras
 
 
-def numbers_of(logs: Any) -> dict[str, Any]:
+def numbers_of(logs: object) -> dict[str, Any]:
     """Returns the logs of a step as Keras passes them to callbacks."""
     return pythonify_logs(logs) if isinstance(logs, dict) else {}
 
@@ -51,7 +51,7 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     return [compiled._user_metrics, compiled._user_weighted_metrics]
 
 
-def whole_batch(x: Any, y: Any, sample_weight: Any) -> Any:
+def whole_batch(x: object, y: object, sample_weight: object) -> Any:
     """Returns arrays as one batch of tensors, as Keras's loop passes it to a step."""
     rows = len(next(leaf for leaf in tree.flatten(x) if leaf is not None))
     adapter = ArrayDataAdapter(x, y=y, sample_weight=sample_weight, batch_size=rows, shuffle=False)

@@ -53,7 +53,7 @@ def trial() -> Any:
 
 
 @contextmanager
-def in_trial(trial: Any) -> Iterator[None]:
+def in_trial(trial: object) -> Iterator[None]:
     """Lets this thread read and write a trial's copies of variables; None: the variables."""
     before, _here.trial = _here.trial, trial
     try:
@@ -146,6 +146,6 @@ def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
     variable._shape = shape
 
 
-def autocast(variable: keras.Variable, value: Any) -> Any:
+def autocast(variable: keras.Variable, value: object) -> Any:
     """Returns a value of a variable in the type in which the layer that runs reads it."""
     return variable._maybe_autocast(value)

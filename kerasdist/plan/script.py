@@ -152,10 +152,10 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
     return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
 
 
-def _make_train_function(self: Any, force: bool = False) -> None:
+def _make_train_function(self: object, force: bool = False) -> None:
     del force
 
-    def step(_: Any, iterator: Iterator[Any]) -> None:
+    def step(_: object, iterator: Iterator[Any]) -> None:
         binding = binding_of(self)
         name = None if binding is None else type(binding.strategy).__name__
         raise _Reached(FirstStep(self, next(iterator), name))
@@ -163,7 +163,7 @@ def _make_train_function(self: Any, force: bool = False) -> None:
     object.__setattr__(self, "train_function", step)
 
 
-def _get_jax_state(self: Any, **which: bool) -> tuple[()]:
+def _get_jax_state(self: object, **which: bool) -> tuple[()]:
     """Leaves the values in the variables: they are not needed."""
     del self, which
     return ()
@@ -181,19 +181,19 @@ def devices_of(target: Target) -> list[Any]:
     return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
 
 
-def sharding_of(model: Any) -> Any:
+def sharding_of(model: keras.Model) -> Any:
     """Returns the argument `sharding` of the strategy that a model was made under."""
     layout = _layout_of(model)
     return None if layout is None else layout.sharding
 
 
-def _layout_of(model: Any) -> Any:
+def _layout_of(model: keras.Model) -> Any:
     """Returns the layout of the strategy that a model was made under."""
     binding = binding_of(model)
     return None if binding is None else binding.replicas.logical_devices
 
 
-def compiler(model: Any, batch: Any, report: Callable[[str], None]) -> Compile:
+def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -> Compile:
     """Returns a function that compiles a model's training step, with batches like this one.
 
     Args:

@@ -165,7 +165,7 @@ class TPUStrategy(Strategy):
         return self.replica_set.logical_devices
 
 
-def _resolver(given: Any) -> ClusterResolver | None:
+def _resolver(given: object) -> ClusterResolver | None:
     if isinstance(given, ClusterResolver):
         return given
     try:

@@ -49,7 +49,7 @@ class _Making(threading.local):
 _making = _Making()
 
 
-def weight_made(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Makes moving statistics that replicas aggregate by their mean."""
     strategy = context.scoped_strategy()
     if kwargs.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
@@ -70,7 +70,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"synchronization": "on_read"} if _making.statistics else options
 
 
-def called(original: Original, layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Lets custom loops treat statistics made outside of the scope as those made in it."""
     replica = context.replica()
     if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:

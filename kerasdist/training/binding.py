@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
@@ -44,7 +44,7 @@ def bound_class(front: type, own: type) -> type:
     return bound
 
 
-def bind(instance: Any, front: type) -> None:
+def bind(instance: object, front: type) -> None:
     """Puts `front` before the class of one object, unless it is there already."""
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", bound_class(front, type(instance)))
@@ -68,6 +68,6 @@ def remember(model: keras.Model, binding: Binding) -> None:
     object.__setattr__(model, _BINDING, binding)
 
 
-def binding_of(model: Any) -> Binding | None:
+def binding_of(model: object) -> Binding | None:
     """Returns the binding of a model, None for a model made outside of every scope."""
     return vars(model).get(_BINDING)

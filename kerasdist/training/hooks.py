@@ -74,7 +74,7 @@ def install() -> None:
     )
 
 
-def _model_created(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> None:
+def _model_created(original: Original, model: keras.Model, *args: object, **kwargs: object) -> None:
     original(model, *args, **kwargs)
     strategy = context.scoped_strategy()
     if strategy is not None and strategy.replica_set is not None:
@@ -84,7 +84,7 @@ def _model_created(original: Original, model: keras.Model, *args: Any, **kwargs:
 
 
 def _variable_created(
-    original: Original, variable: keras.Variable, *args: Any, **kwargs: Any
+    original: Original, variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
     original(variable, *args, **batch_norm.statistics_options(kwargs))
     strategy = context.scoped_strategy()
@@ -94,7 +94,7 @@ def _variable_created(
             strategy.replica_set.initial_broadcast.add(variable)
 
 
-def _compile(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def _compile(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.require_no_scope(model)
@@ -105,7 +105,7 @@ def _compile(original: Original, model: keras.Model, *args: Any, **kwargs: Any) 
         return original(model, *args, **kwargs)
 
 
-def _fit(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def _fit(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.warn(model, "fit")
@@ -152,7 +152,7 @@ def _set_verbosity(binding: Binding, given: dict[str, Any]) -> None:
         given["verbose"] = 2 if job.is_chief else 0
 
 
-def _evaluate(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def _evaluate(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
     binding = binding_of(model)
     if binding is None:
         outside.warn(model, original.__name__)
@@ -165,7 +165,7 @@ def _evaluate(original: Original, model: keras.Model, *args: Any, **kwargs: Any)
     return _run(original, binding, call, facts)
 
 
-def _on_batch(original: Original, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def _on_batch(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
     binding = binding_of(model)
     if binding is not None:
         outside.require_one_distribution(binding.strategy)
@@ -179,7 +179,7 @@ def _plain(
 ) -> Any:
     """Calls Keras's own function for a model without a strategy; unwraps distributed datasets."""
 
-    def given(value: Any) -> Any:
+    def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
 
     with nullcontext() if context.replica() else context.placements_left():
@@ -205,7 +205,9 @@ def _adapt(
     given.update({name: None for name in taken if name in given and name != "shuffle"})
 
 
-def _adapted(binding: Binding, x: Any, position: Position | None = None, **arguments: Any) -> Any:
+def _adapted(
+    binding: Binding, x: object, position: Position | None = None, **arguments: object
+) -> Any:
     if isinstance(x, keras_compat.DataAdapter):
         return x
     if isinstance(x, DistributedDataset) or shards_itself(x, binding.replicas.job):
@@ -242,7 +244,7 @@ def _listed(variables: Any) -> list[Any] | None:
     return None if variables is None else list(variables)
 
 
-def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: Any) -> Any:
+def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: object) -> Any:
     replica = one_device_replica()
     if replica is None:
         return original(optimizer, loss)
@@ -256,7 +258,7 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: An
     return replica.collectives.differentiated_loss(optimizer, loss, is_weighted=is_weighted)
 
 
-def _assign(original: Original, variable: keras.Variable, value: Any) -> Any:
+def _assign(original: Original, variable: keras.Variable, value: object) -> Any:
     replica = context.replica()
     if replica is None:
         return original(variable, value)
@@ -266,11 +268,11 @@ def _assign(original: Original, variable: keras.Variable, value: Any) -> Any:
 
 def _reduce_loss(  # noqa: PLR0917  Keras's parameters
     original: Original,
-    values: Any,
-    sample_weight: Any = None,
-    mask: Any = None,
+    values: object,
+    sample_weight: object = None,
+    mask: object = None,
     reduction: str | None = "sum_over_batch_size",
-    dtype: Any = None,
+    dtype: object = None,
 ) -> Any:
     replica = one_device_replica()
     if replica is None:

@@ -32,7 +32,7 @@ _MEANS = (
 )
 
 
-def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: Any) -> None:
+def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
     """Keeps a loss that a layer adds in its call, by replica where replicas share the layer."""
     losses = _of_replica()
     if losses is None:

@@ -106,7 +106,7 @@ def summed(metrics: Iterable[Any]) -> Iterator[None]:
 class GlobalBatchMetric:
     """A mixin for a metric whose state may not be a sum: gives it the global batch."""
 
-    def update_state(self, *args: Any, **kwargs: Any) -> Any:
+    def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas; all replicas must call it."""
         replica = context.replica()
         if replica is None or self not in _of_global_batch:
@@ -116,7 +116,7 @@ class GlobalBatchMetric:
         with context.replica_scope(None):
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
-    def add_variable(self, *args: Any, **kwargs: Any) -> Any:
+    def add_variable(self, *args: object, **kwargs: object) -> Any:
         """Makes a state variable; if it is equal on all replicas, reading does not sum it."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
@@ -154,8 +154,8 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
 
-def _gathered(replica: ReplicaLike, structure: Any) -> Any:
-    def gather(leaf: Any) -> Any:
+def _gathered(replica: ReplicaLike, structure: object) -> Any:
+    def gather(leaf: object) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):
             return leaf
         tensor = ops.convert_to_tensor(leaf)
@@ -165,7 +165,7 @@ def _gathered(replica: ReplicaLike, structure: Any) -> Any:
 
 
 def metric_created(
-    original: Callable[..., None], metric: keras.Metric, *args: Any, **kwargs: Any
+    original: Callable[..., None], metric: keras.Metric, *args: object, **kwargs: object
 ) -> None:
     """Prepares a metric that is made in a scope; one that Keras ships adds up its state."""
     original(metric, *args, **kwargs)
@@ -207,12 +207,16 @@ def _mixes(metric: Any, y_true: Any, y_pred: Any) -> bool:
     return _is_scalar(metric._fn(*given, **metric._fn_kwargs))
 
 
-def _is_one_row(y_pred: Any) -> bool:
+def _is_one_row(y_pred: object) -> bool:
     return keras.tree.flatten(y_pred)[0].shape[0] == 1
 
 
 def reduce_values(
-    original: Callable[..., Any], values: Any, sample_weight: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    values: object,
+    sample_weight: object,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Reduces the values with which ``keras.metrics.Mean`` or ``Sum`` is updated.
 
@@ -236,7 +240,7 @@ def reduce_values(
     return original(values, sample_weight, *args, **kwargs)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Returns whether a value, perhaps a plain number, has no dimension."""
     return len(ops.convert_to_tensor(value).shape) == 0
 

@@ -19,7 +19,7 @@ from kerasdist.keras_compat import ops
 
 
 def global_moments(
-    collectives: Collectives, inputs: Any, axes: Sequence[int], mask: Any
+    collectives: Collectives, inputs: object, axes: Sequence[int], mask: object
 ) -> tuple[Any, Any]:
     """Returns mean and variance over the rows of all replicas, with their gradient.
 
@@ -43,7 +43,7 @@ def global_moments(
     return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
 
 
-def added_to_count(mask: Any) -> float:
+def added_to_count(mask: object) -> float:
     """Returns what Keras adds to the count by which it divides: epsilon with a mask, else zero."""
     return 0.0 if mask is None else keras.config.epsilon()
 
@@ -64,7 +64,7 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 
 def _own_moments(
-    collectives: Collectives, inputs: Any, axes: Sequence[int]
+    collectives: Collectives, inputs: object, axes: Sequence[int]
 ) -> tuple[Any, Any] | None:
     """Returns mean and variance of the replica's rows; None if there may be none."""
     kernel = collectives.own_moments
@@ -75,7 +75,7 @@ def _own_moments(
     return ops.reshape(ops.mean(inputs, axes), (-1,)), ops.reshape(ops.var(inputs, axes), (-1,))
 
 
-def _is_positive(size: Any) -> bool:
+def _is_positive(size: object) -> bool:
     """Returns whether a size is known before the step runs, and not zero."""
     return isinstance(size, int) and size > 0
 

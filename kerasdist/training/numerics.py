@@ -42,7 +42,7 @@ def is_weighted_by_loss(optimizer: keras.Optimizer) -> bool:
     return isinstance(optimizer, keras_compat.LossScaleOptimizer)
 
 
-def weight_of_gradients(optimizer: keras.Optimizer, weight: Any) -> Any:
+def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
     It is 1, or 0 on an empty replica, if the loss was multiplied by the weight before a
@@ -116,7 +116,7 @@ def global_share_of_loss(
     return per_weight(loss * ops.divide_no_nan(divisor, total), weight)
 
 
-def _own_divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+def _own_divisor(sample_weight: object, mask: object, reduction: str, dtype: object) -> Any:
     """Returns the divisor of a replica's loss; None if it is proportional to the examples."""
     if reduction in _MEANS:
         return None if mask is None else ops.sum(ops.cast(mask, dtype))

@@ -29,7 +29,7 @@ def require_no_scope(model: keras.Model) -> None:
         )
 
 
-def require_one_distribution(strategy: Any) -> None:
+def require_one_distribution(strategy: object) -> None:
     """Refuses ``keras.distribution`` beside a strategy: Keras would split the batch again."""
     theirs = keras.distribution.distribution()
     if theirs is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def predict_to(
     write: Callable[[NDArray[np.int64], Any], None],
     model: keras.Model,
-    x: Any,
+    x: object,
     *,
     batch_size: int = 32,
 ) -> None:
@@ -38,10 +38,8 @@ def predict_to(
 
     Example::
 
-        scores = np.lib.format.open_memmap("scores.npy", "r+")  # made before, (rows, 10)
-
         def write(rows, outputs):
-            scores[rows] = outputs
+            np.save(f"scores-{rows[0]:09d}.npy", outputs)
 
         kd.predict_to(write, model, x_test, batch_size=256)
 
@@ -79,7 +77,7 @@ def predict_to(
             yield inputs, np.arange(rows, dtype="int32")
 
     @function
-    def predict_batch(inputs: Any) -> Any:
+    def predict_batch(inputs: object) -> Any:
         return strategy.run(lambda own: model(own, training=False), args=(inputs,))
 
     for inputs, places in strategy.distribute_dataset(numbered()):
@@ -91,5 +89,5 @@ def predict_to(
                 write(rows, map_leaves(keras.ops.convert_to_numpy, own))
 
 
-def _is_of_arrays(x: Any) -> bool:
+def _is_of_arrays(x: object) -> bool:
     return (isinstance(x, list | tuple | dict) and all(map(is_array, flatten(x)))) or is_array(x)

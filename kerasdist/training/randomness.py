@@ -21,7 +21,9 @@ from kerasdist.keras_compat import ops
 _STRIDE = 0x4F1BBCDC
 
 
-def draw_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+def draw_seed(
+    original: Callable[..., Any], generator: object, *args: object, **kwargs: object
+) -> Any:
     """Draws the next seed; replica 0's are those of one device.
 
     Returns an integer tensor of shape ``(2,)``.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 Original = Callable[..., Any]
 
 
-def save(original: Original, model: keras.Model, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def save(
+    original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
+) -> Any:
     """Calls Keras's function that writes a model, on the workers that must write it."""
     binding = binding_of(model)
     job = None if binding is None else binding.replicas.job
@@ -58,7 +60,7 @@ def save(original: Original, model: keras.Model, filepath: Any, *args: Any, **kw
     return None
 
 
-def _is_one_file(function: str, *args: Any, **kwargs: Any) -> bool:
+def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:
     """Returns whether a function of Keras writes exactly the file or folder of its argument."""
     if function == "save_weights_only":
         max_shard_size = args[0] if args else kwargs.get("max_shard_size")

@@ -63,7 +63,7 @@ class ReplicatedTrainer:
         return binding
 
     def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
+        self, x: Any, y: Any = None, sample_weight: Any = None, *args: object, **kwargs: object
     ) -> Any:
         """Trains on one batch, as Keras's own method, on the strategy's devices."""
         sample_weight = _weight_of_each_row(sample_weight, y)
@@ -71,19 +71,19 @@ class ReplicatedTrainer:
             return super().train_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
 
     def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *args: Any, **kwargs: Any
+        self, x: Any, y: Any = None, sample_weight: Any = None, *args: object, **kwargs: object
     ) -> Any:
         """Evaluates one batch, as Keras's own method, on the strategy's devices."""
         sample_weight = _weight_of_each_row(sample_weight, y)
         with self._working("test_on_batch"):
             return super().test_on_batch(x, y, sample_weight, *args, **kwargs)  # type: ignore[misc]
 
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    def predict_on_batch(self, *args: object, **kwargs: object) -> Any:
         """Predicts one batch, as Keras's own method, on the strategy's devices."""
         with self._working("predict_on_batch"):
             return super().predict_on_batch(*args, **kwargs)  # type: ignore[misc]
 
-    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def export(self, filepath: Any, *args: object, **kwargs: object) -> None:
         """Exports the model, as Keras's own method; in a job, the chief writes."""
         saving.save(super(ReplicatedTrainer, type(self)).export, self, filepath, *args, **kwargs)  # type: ignore[misc]
 
@@ -106,7 +106,7 @@ class ReplicatedTrainer:
         self._symbolic_build(data_batch=batch)
         self.make_train_function()  # type: ignore[attr-defined]
 
-    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+    def _symbolic_build(self, *args: object, **kwargs: object) -> None:
         with self._building():
             super()._symbolic_build(*args, **kwargs)  # type: ignore[misc]
 

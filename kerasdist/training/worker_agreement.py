@@ -101,7 +101,7 @@ def _in_call(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[No
         replicas.is_in_call, replicas.batch_logs_matter = was_in_call, outer
 
 
-def _acts_on_batches(callback: Any) -> bool:
+def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     return keras_compat.overrides(callback, keras_compat.BATCH_EVENTS)
 
 

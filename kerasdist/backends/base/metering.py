@@ -285,7 +285,7 @@ def waiting_for_workers() -> AbstractContextManager[None]:
     return _NOTHING if _here.meter is None else _here.meter.in_collective()
 
 
-def rows_of(batch: Any) -> int:
+def rows_of(batch: object) -> int:
     """Returns how many examples a global batch has."""
     if isinstance(batch, WorkerShard):
         return batch.total
@@ -332,7 +332,7 @@ class _MeteredAdapter(WrappedAdapter):
         return self._inner.builtin_prefetch
 
 
-def scalars(logs: Any) -> Mapping[str, float]:
+def scalars(logs: object) -> Mapping[str, float]:
     """Returns the numbers among a step's logs; waits for the step."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items() if isinstance(logs, dict | None) else ():

@@ -136,7 +136,7 @@ class SoleRunner(Runner):
         """Returns the only value; arrays become tensors, on the replica's device."""
         from kerasdist.keras_compat import ops
 
-        def placed(leaf: Any) -> Any:
+        def placed(leaf: object) -> Any:
             return ops.convert_to_tensor(leaf) if isinstance(leaf, _ARRAYS) else leaf
 
         with self._placement():
@@ -161,7 +161,7 @@ class SoleRunner(Runner):
 _ARRAYS = (np.ndarray, np.generic)
 
 
-def _sole_components(structure: Any) -> Any:
+def _sole_components(structure: object) -> Any:
     for leaf in flatten(structure):
         if isinstance(leaf, DistributedValues) and len(leaf.values) != 1:
             raise ValueError(

@@ -50,7 +50,7 @@ class TriedBatch:
         return sum(self.sizes)
 
 
-def examples(batch: Any) -> int:
+def examples(batch: object) -> int:
     """Returns how many examples a global batch has, 0 if it has no array with rows."""
     sizes = [leaf.shape[0] for leaf in keras.tree.flatten(batch) if sharding.has_rows(leaf)]
     return int(sizes[0] or 0) if sizes else 0

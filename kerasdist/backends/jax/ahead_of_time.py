@@ -151,7 +151,7 @@ def resized(batch: Any, examples: int) -> Any:
     return jax.tree.map(of, batch)
 
 
-def examples_in(batch: Any) -> int:
+def examples_in(batch: object) -> int:
     """Returns the number of examples of a global batch."""
     return max((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.ndim), default=1)
 

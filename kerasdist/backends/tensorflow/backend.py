@@ -177,7 +177,7 @@ class TensorFlowBackend(Backend):
         ]
 
 
-def _component(variable: Any) -> Any:
+def _component(variable: object) -> Any:
     """Returns the copy of a variable that the calling replica reads."""
     held = copies(variable)
     replica = tf.distribute.get_replica_context()

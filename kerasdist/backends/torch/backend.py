@@ -133,7 +133,7 @@ class TorchProfiler(Profiler):
         return read_chrome_trace(folder / _TRACE)
 
 
-def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:
+def _check_sharding(sharding: object, devices: Sequence[Device], job: Job | None) -> None:
     if not isinstance(sharding, Sharding):
         raise UnsupportedError(
             "Expected sharding to be None, 'optimizer', 'full' or a kerasdist.Sharding on PyTorch. "

@@ -159,7 +159,7 @@ def _checksum(array: np.ndarray) -> list[object]:
     return [array.dtype.name, list(array.shape), zlib.crc32(raw.data)]
 
 
-def renumbered(form: Any, first: int) -> Any:
+def renumbered(form: object, first: int) -> Any:
     """Returns a form whose arrays are numbered from `first`."""
     if isinstance(form, list):
         return [renumbered(one, first) for one in form]
@@ -171,7 +171,7 @@ def renumbered(form: Any, first: int) -> Any:
     return form
 
 
-def decode(form: Any, arrays: Sequence[np.ndarray], current: Any = None) -> Any:
+def decode(form: object, arrays: Sequence[np.ndarray], current: object = None) -> Any:
     """Decodes a form; a mutable value is restored by filling the current one in place."""
     if not isinstance(form, dict):
         return form
@@ -373,7 +373,7 @@ class Remembering:
 _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
-def _values(callback: Any) -> Mapping[str, object]:
+def _values(callback: object) -> Mapping[str, object]:
     """Returns the attributes of a callback, by name."""
     if isinstance(callback, HasStateDict):
         return {_STATE_DICT: callback.state_dict()}

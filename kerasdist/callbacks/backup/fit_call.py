@@ -46,7 +46,7 @@ def of_data(given: Mapping[str, object]) -> dict[str, object]:
     return facts | {name: _form(given[name]) for name in _DATA if given.get(name) is not None}
 
 
-def _form(data: Any) -> Any:
+def _form(data: object) -> Any:
     if isinstance(data, DistributedDataset):
         return type(equivalent(data)).__name__
     if keras_compat.is_tf_dataset(data):
@@ -109,7 +109,7 @@ def _listed(differences: list[str]) -> str:
 
 
 def _differences(
-    there: Any, here: Any, path: str = "", kind: str = "refused"
+    there: object, here: object, path: str = "", kind: str = "refused"
 ) -> Iterator[tuple[str, str]]:
     """Yields the places where facts differ: how much it matters, and a text."""
     if isinstance(there, dict) and isinstance(here, dict):

@@ -251,7 +251,7 @@ def _append(file: BinaryIO, content: Any, digest: Any) -> None:
     file.write(content)
 
 
-def _content(one: Any, form: Sequence[Any]) -> np.ndarray:
+def _content(one: object, form: Sequence[Any]) -> np.ndarray:
     """Returns an array's bytes."""
     array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
     if array.dtype.name != form[0] or array.nbytes != bytes_of(form):

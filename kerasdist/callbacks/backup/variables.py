@@ -349,14 +349,14 @@ def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
 
-def _divided_by(model: object) -> ReplicaSet | None:
+def _divided_by(model: keras.Model) -> ReplicaSet | None:
     """Returns the replicas that divide a model's state between workers, None if none do."""
     binding = binding_of(model)
     return binding.replicas if binding is not None and binding.replicas.divides_state else None
 
 
 def broadcast_arrays(
-    model: Any, arrays: Sequence[np.ndarray], forms: Sequence[Any]
+    model: keras.Model, arrays: Sequence[np.ndarray], forms: Sequence[Any]
 ) -> list[np.ndarray]:
     """Returns the chief's arrays on every worker. All workers must call it.
 

@@ -15,7 +15,6 @@ deadlock, and so do fewer programs in flight. Seen with jaxlib 0.10.2.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import jax
 
@@ -30,7 +29,7 @@ STEPS_AHEAD = _STRIDE
 _launches = itertools.count(1)
 
 
-def wait_sometimes(outputs: Any, state: Any) -> None:
+def wait_sometimes(outputs: object, state: object) -> None:
     """Counts a launch; waits for its outputs if it is the next that is waited for."""
     if next(_launches) % _STRIDE == 0:
         leaves = jax.tree.leaves((outputs, state))

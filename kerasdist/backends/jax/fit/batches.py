@@ -20,7 +20,7 @@ from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.keras_compat import has_sparse, is_array_adapter
 
 
-def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
+def placed(adapter: object, place: Placement, first_batches: FirstBatches) -> Any:
     """Returns an adapter that places batches ahead of their step, where that saves time."""
     if not place.places_ahead:
         return adapter

@@ -108,7 +108,7 @@ class StepFunction:
         return self._whole_step(state, self._arrays.shard_batch(batch))
 
     def _scanned_steps(self, state: Any, batches: Any) -> tuple[Any, Any]:
-        def body(state: Any, batch: Any) -> tuple[Any, Any]:
+        def body(state: object, batch: object) -> tuple[Any, Any]:
             outputs, new_state = self._sharded_step(state, batch)
             return _in_form_of(state, new_state), outputs
 
@@ -118,7 +118,7 @@ class StepFunction:
         return jax.tree.map(lambda leaf: leaf[-1], outputs), state
 
 
-def _form(batch: Any) -> Hashable:
+def _form(batch: object) -> Hashable:
     """Returns the structure, shapes and types that batches must share to be stacked."""
     leaves, structure = jax.tree.flatten(batch)
     return structure, tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
@@ -129,7 +129,7 @@ def _joined(outputs: Any) -> Any:
     return outputs.reshape(-1, *outputs.shape[2:]) if outputs.ndim > 1 else outputs
 
 
-def _in_form_of(old: Any, new: Any) -> Any:
+def _in_form_of(old: object, new: object) -> Any:
     """Gives a new state the containers and types of the old one, as the next step needs."""
     old_leaves, structure = jax.tree.flatten(old)
     pairs = zip(jax.tree.leaves(new), old_leaves, strict=True)

@@ -56,7 +56,7 @@ class JaxTrainer(ReplicatedTrainer):
         jax_state_sync: Callable[[], None]
         _purge_model_variables: Callable[..., None]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model; Keras's `predict` does, on a batch of all workers, to build layers."""
         args, kwargs = jax.tree.map(_rows_here, (args, kwargs))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -85,7 +85,7 @@ class JaxTrainer(ReplicatedTrainer):
             self.predict_function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
         return self.predict_function
 
-    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+    def _symbolic_build(self, *args: object, **kwargs: object) -> None:
         self._begin()
         super()._symbolic_build(*args, **kwargs)
 
@@ -183,7 +183,7 @@ class JaxTrainer(ReplicatedTrainer):
         return model.optimizer.variables
 
 
-def _rows_here(leaf: Any) -> Any:
+def _rows_here(leaf: object) -> Any:
     if isinstance(leaf, jax.Array) and not is_traced(leaf) and is_sharded(leaf):
         return leaf.addressable_data(0)
     return here(leaf)
@@ -192,7 +192,7 @@ def _rows_here(leaf: Any) -> Any:
 def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Tells the meter, if there is one, what a train function has done."""
 
-    def metered(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def metered(state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         meter = metering.running()
         if meter is None:
             return function(state, iterator)

@@ -94,7 +94,7 @@ class JaxCollectives(Collectives):
         ]
         sums = iter(self.all_sum(added))
 
-        def combined(index: int, gradient: Any) -> Any:
+        def combined(index: int, gradient: object) -> Any:
             if gradient is None:
                 return None
             if index in replaced:

@@ -200,7 +200,7 @@ def _compile(executable: Executable) -> Callable[..., Any]:
     return jax.jit(program, donate_argnums=0, out_shardings=shardings)
 
 
-def _leaving(results: Any, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
+def _leaving(results: object, place: Placement | None) -> tuple[list[Any], list[Any], _Form]:
     """Splits results into whole arrays, sharded arrays, and the form to rebuild them."""
     leaves, structure = flatten(results)
     whole: list[Any] = []

@@ -61,7 +61,7 @@ class _Kept(Generic[_Value]):
     def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
         """Keeps a value until one of the objects is gone."""
 
-        def forget(_: Any) -> None:
+        def forget(_: object) -> None:
             self._entries.pop(key, None)
 
         self._entries[key] = value, [weakref.ref(one, forget) for one in objects]
@@ -126,7 +126,7 @@ def _is_empty(cell: CellType) -> bool:
     return False
 
 
-def _same(owner: Any) -> Any:
+def _same(owner: object) -> Any:
     return owner
 
 
@@ -269,7 +269,7 @@ class _Arguments:
         return _constant(leaf)
 
 
-def _constant(leaf: Any) -> Hashable:
+def _constant(leaf: object) -> Hashable:
     """Returns a key that is the same for equal constants of one type; it may keep them alive."""
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # 0.0 equals -0.0, and NaN nothing

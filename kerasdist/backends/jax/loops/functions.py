@@ -24,7 +24,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     program = Program()
 
     @functools.wraps(function)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
             return function(*args, **kwargs)  # traced into the enclosing program
         with translating_failures(FUNCTION):
@@ -33,7 +33,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return function(*args, **kwargs)
 
 

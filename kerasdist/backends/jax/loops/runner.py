@@ -86,8 +86,8 @@ class JaxRunner(Runner):
         self,
         strategy: weakref.ref[Strategy],
         function: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
             owner = strategy()
@@ -237,7 +237,11 @@ class JaxRunner(Runner):
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
 
     def _update_in_program(
-        self, function: Callable[..., Any], variable: keras.Variable, *args: Any, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        variable: keras.Variable,
+        *args: object,
+        **kwargs: object,
     ) -> Any:
         def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
             with context.replica_scope(None), scope.copy_writes():
@@ -314,7 +318,7 @@ class JaxRunner(Runner):
             raise unlike(value)
         return source
 
-    def _launched(self, function: Callable[..., Any], source: Source, *how: Any) -> Any:
+    def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
         """Applies a function to components: inline in a program, else as a small program."""
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
@@ -350,12 +354,12 @@ class JaxRunner(Runner):
         return jax.tree.map(array, structure, is_leaf=is_distributed)
 
 
-def _as_copies(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
+def _as_copies(scope: ReplicaScope, args: object, kwargs: object) -> Any:
     differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
     return scope.copy_writes() if differ else scope.equal_writes()
 
 
-def _per_own(result: Any, replicas: int) -> Any:
+def _per_own(result: object, replicas: int) -> Any:
     return jax.tree.map(
         lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf,
         result,

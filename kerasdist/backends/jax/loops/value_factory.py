@@ -163,11 +163,11 @@ def _of_objects(leaves: Sequence[Any]) -> Any:
     return first if alone else PerReplica(tuple(leaves))
 
 
-def _padded(part: Any, shape: tuple[int, ...]) -> Any:
+def _padded(part: object, shape: tuple[int, ...]) -> Any:
     if not isinstance(part, jax.Array):
         part = np.asarray(part)
     return part if part.shape == shape else padded(part, shape)
 
 
-def _is_number(part: Any) -> bool:
+def _is_number(part: object) -> bool:
     return is_array(part) or isinstance(part, bool | int | float)

@@ -215,22 +215,24 @@ def gathered(source: Source, axis: int) -> Any:
     return jnp.concatenate([every[index] for index in range(source.replicas)], axis)
 
 
-def is_distributed(leaf: Any) -> bool:
+def is_distributed(leaf: object) -> bool:
     """Returns whether a leaf is a distributed value."""
     return type(leaf) in (PerReplica, Mirrored)
 
 
-def flatten(structure: Any) -> tuple[list[Any], Any]:
+def flatten(structure: object) -> tuple[list[Any], Any]:
     """Returns leaves and structure of a pytree; a distributed value is a leaf, None is not."""
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
-def itself(array: Any) -> Any:
+def itself(array: object) -> Any:
     """Returns an array unchanged."""
     return array
 
 
-def rebuilt(value: Callable[[Any], Any], kind: Callable[..., Any], layout: Any, array: Any) -> Any:
+def rebuilt(
+    value: Callable[[Any], Any], kind: Callable[..., Any], layout: object, array: object
+) -> Any:
     """Rebuilds a distributed value from its array, and the kind and layout of its `Source`."""
     return value(kind(array, layout))
 

@@ -32,18 +32,18 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
     return (jnp if isinstance(array, jax.Array) else np).pad(array, missing)
 
 
-def is_traced(leaf: Any) -> bool:
+def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX."""
     return isinstance(leaf, jax.core.Tracer)
 
 
-def is_placed(leaf: Any, sharding: Sharding) -> bool:
+def is_placed(leaf: object, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
     # Usually it is the same object: the test saves a slow comparison of meshes.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
-def here(leaf: Any) -> Any:
+def here(leaf: object) -> Any:
     """Returns this process's copy of a global array that is whole everywhere; others unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
         return leaf
@@ -63,7 +63,7 @@ def copied(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Returns whether a leaf is an array of JAX or NumPy, or a NumPy scalar."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 

@@ -125,7 +125,7 @@ class OneDevicePlacement(Placement):
         """Compiles as Keras does."""
         program = jax.jit(step, donate_argnums=0)
 
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+        def run(state: object, batch: object) -> tuple[Any, Any]:
             with donation.launching:
                 return program(state, batch)
 
@@ -254,7 +254,7 @@ class MeshPlacement(Placement):
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation, each of them on all devices."""
 
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+        def run(state: object, batch: object) -> tuple[Any, Any]:
             self._note_batch(batch)
             outputs, new = step(state, batch)
             return jax.tree.map(self._read_any, outputs), jax.tree.map(self._as_before, new, state)
@@ -292,7 +292,7 @@ class MeshPlacement(Placement):
         programs: dict[Any, Any] = {}
         seen: dict[Hashable, str] = {}
 
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+        def run(state: object, batch: object) -> tuple[Any, Any]:
             leaves = jax.tree.leaves(batch)
             entry = self.layout.entry(leaves, axis)
             held = self._held(state)
@@ -318,7 +318,7 @@ class MeshPlacement(Placement):
     def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
         returned = self._returned_rows if keeps_rows else self._returned
 
-        def program(state: Any, batch: Any) -> tuple[Any, Any]:
+        def program(state: object, batch: object) -> tuple[Any, Any]:
             with in_step(self.layout):
                 outputs, state = step(state, batch)
             return jax.tree.map(returned, outputs), state
@@ -339,7 +339,7 @@ class MeshPlacement(Placement):
         """Notes a batch of an eager step, if several workers compare theirs."""
         del batch
 
-    def compare(self, program: Any, *arguments: Any) -> None:
+    def compare(self, program: Any, *arguments: object) -> None:
         """Compares a new program for these arguments, where there are several workers."""
         del program, arguments
 
@@ -391,7 +391,7 @@ class CentralPlacement(MeshPlacement):
         """Compiles a step, whose state is on the mesh only while it runs."""
         on_mesh = super().compile(step, axis, keeps_rows=keeps_rows)
 
-        def run(state: Any, batch: Any) -> tuple[Any, Any]:
+        def run(state: object, batch: object) -> tuple[Any, Any]:
             outputs, new = on_mesh(jax.device_put(state, self.whole), batch)
             leaves, structure = jax.tree.flatten(new)
             return outputs, jax.tree.unflatten(structure, self.leave(leaves))
@@ -399,7 +399,7 @@ class CentralPlacement(MeshPlacement):
         return run
 
 
-def _host_or(accelerator: Any) -> Any:
+def _host_or(accelerator: object) -> Any:
     """Returns the host as a device; an accelerator where `JAX_PLATFORMS` leaves out the CPU."""
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -412,7 +412,7 @@ def _any_committed(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
 
 
-def _stack(*batches: Any) -> Any:
+def _stack(*batches: object) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
 
 
@@ -424,7 +424,7 @@ def _stacker(target: Sharding) -> Callable[..., Any]:
     return jax.jit(_stack, out_shardings=target)
 
 
-def _apart(state: Any) -> Any:
+def _apart(state: object) -> Any:
     """Copies an array that is the value of two variables, since JAX donates each array only once.
 
     Keras assigns one variable's array to another where it overwrites weights with their moving

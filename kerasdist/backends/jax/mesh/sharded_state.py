@@ -120,7 +120,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_values(list(written.values()), states)
 
 
-def _take_chiefs(variable: keras.Variable, value: Any, place: MeshPlacement) -> None:
+def _take_chiefs(variable: keras.Variable, value: object, place: MeshPlacement) -> None:
     """Gives each worker its part of the value that the chief has drawn."""
     keras_compat.store_value(variable, value)
     place.equalize([variable])
@@ -172,7 +172,7 @@ def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     return value if in_program else whole(variable, value)
 
 
-def whole(variable: keras.Variable, value: Any) -> Any:
+def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a whole array. All workers must call it."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return value
@@ -202,7 +202,7 @@ def _gathered_in_step(variable: keras.Variable, value: jax.Array) -> jax.Array:
 def _apply(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
-    optimizer_variables: Any,
+    optimizer_variables: object,
     grads: Sequence[Any],
     trainable_variables: Sequence[Any],
 ) -> Any:
@@ -229,7 +229,7 @@ def _apply(
     return new, own
 
 
-def _constrained(value: Any, sharding: NamedSharding) -> Any:
+def _constrained(value: object, sharding: NamedSharding) -> Any:
     if not isinstance(value, jax.Array):
         return value  # None: a weight without a gradient
     return jax.lax.with_sharding_constraint(value, sharding)

@@ -42,8 +42,8 @@ def _from_weight(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
     reference_variable: keras.Variable,  # Keras's name, by which some optimizers pass it
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     before, _making.weight = _making.weight, reference_variable
     try:

@@ -90,7 +90,7 @@ class WorkerPlacement(MeshPlacement):
         return _sharded_as(self.whole)
 
     def _results(self, outputs: Any) -> Any:
-        def result(leaf: Any) -> Any:
+        def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
 
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
@@ -205,7 +205,7 @@ class WorkerPlacement(MeshPlacement):
         self.compare(program, state, batch)
         seen[form] = ""
 
-    def compare(self, program: Any, *arguments: Any) -> None:
+    def compare(self, program: Any, *arguments: object) -> None:
         """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
         results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
@@ -254,7 +254,7 @@ def _sum_of_bits(value: jax.Array) -> jax.Array:
     return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
 
 
-def _shapes(batch: Any) -> tuple[Any, ...]:
+def _shapes(batch: object) -> tuple[Any, ...]:
     return tuple([np.shape(leaf) for leaf in jax.tree.leaves(batch)])
 
 

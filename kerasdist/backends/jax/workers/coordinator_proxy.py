@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 _CHUNK_BYTES = 1 << 16
 _RETRY_SECONDS = 0.1
@@ -84,5 +84,5 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
                 target.sendall(data)
 
 
-def _start(function: Callable[..., None], *args: Any) -> None:
+def _start(function: Callable[..., None], *args: object) -> None:
     threading.Thread(target=function, args=args, name="kerasdist-relay", daemon=True).start()

@@ -45,7 +45,7 @@ class Piece:
     share: BatchShare
 
 
-def pieces(batch: Any, replicas: int, *, stand_ins: bool) -> list[Piece]:
+def pieces(batch: object, replicas: int, *, stand_ins: bool) -> list[Piece]:
     """Divides a global batch into consecutive pieces, the longer ones first.
 
     Returns one piece per replica. In a graph, where a piece may have fewer than two rows, or the
@@ -101,7 +101,7 @@ class PlacedBatch(NamedTuple):
     total: int | None
 
 
-def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
+def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     """Takes a worker's rows out of a global batch."""
     batched = _batched(batch)
     total = _known_size(batched)
@@ -112,19 +112,19 @@ def own_rows(batch: Any, replicas: int, own: range) -> OwnRows:
     return OwnRows(own_part, tf.convert_to_tensor(end - begin), tf.convert_to_tensor(total))
 
 
-def compared_in(number: tf.Tensor, batch: Any) -> Compared:
+def compared_in(number: tf.Tensor, batch: object) -> Compared:
     """Returns what workers compare of the batch with this number in an iteration.
 
     Only the worker's pipeline sees the global batch; a step gets the worker's own rows. So the
     pipeline adds this to its batches, and the step returns it for the comparison.
     """
 
-    def beginning(leaf: Any) -> tf.Tensor:
+    def beginning(leaf: object) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
             return tf.constant(0)  # leaves without rows are not compared
         return _lines(leaf[: tf.where(number == 0, ROWS, 0)])[:, :ELEMENTS]
 
-    def checksum(leaf: Any) -> tf.Tensor:
+    def checksum(leaf: object) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor):
             return tf.constant(0)
         lines = _lines(leaf) if leaf.shape.rank else tf.reshape(leaf, [1, 1])
@@ -145,13 +145,13 @@ def _lines(rows: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [count, tf.size(rows) // tf.maximum(count, 1)])
 
 
-def compared_of(batch: Any) -> Compared | None:
+def compared_of(batch: object) -> Compared | None:
     """Returns what workers compare of a batch, if there is something."""
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return (batch.compared or None) if isinstance(batch, OwnRows) else None
 
 
-def first_rows(batch: Any, count: int) -> Any:
+def first_rows(batch: object, count: int) -> Any:
     """Returns the first rows of a batch."""
     return _cut(batch, [(0, count)], count)[0]
 
@@ -162,7 +162,7 @@ def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> lis
     return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
 
 
-def parts_of(pieces: Iterable[Piece], compared: Any) -> list[OwnRows]:
+def parts_of(pieces: Iterable[Piece], compared: object) -> list[OwnRows]:
     """Returns the pieces of a batch in the form of a `PlacedBatch`'s parts."""
     return [
         OwnRows(
@@ -219,7 +219,7 @@ def counted_rows(value: Any, share: BatchShare) -> Any:
     return value[: tf.where(share.size > 0, _row_count(value), 0)]
 
 
-def none_for_optional(leaf: Any) -> Any:
+def none_for_optional(leaf: object) -> Any:
     """Returns None for an empty ``tf.experimental.Optional``, a dataset's form of None."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
@@ -242,7 +242,7 @@ def division_errors() -> Iterator[None]:
 
 
 def _pieces(
-    batch: Any, size: Any, total: Any, held: Any, replicas: int, *, stand_ins: bool
+    batch: object, size: object, total: object, held: object, replicas: int, *, stand_ins: bool
 ) -> list[Piece]:
     """Divides the first `size` of `held` rows of a global batch of `total` rows."""
     begins = _begins(size, replicas, range(replicas + 1))
@@ -261,7 +261,7 @@ def _pieces(
     ]
 
 
-def is_known(total: Any, replicas: int) -> bool:
+def is_known(total: object, replicas: int) -> bool:
     """Returns whether code may know how many rows of a batch each replica has, while it is traced.
 
     `Lookups` cannot tell by the indices whether they are repeated for each of one row.
@@ -312,7 +312,7 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
     return [keras.tree.pack_sequence_as(batch, row) for row in zip(*columns, strict=True)]
 
 
-def _checked(leaf: Any, rows: Any) -> Any:
+def _checked(leaf: object, rows: object) -> Any:
     """Returns a tensor that fails in the step if it has another number of rows."""
     if isinstance(rows, int) or not isinstance(leaf, tf.Tensor):
         return leaf  # `_batched` has compared static sizes
@@ -336,7 +336,7 @@ def _sparse_rows(tensor: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTens
     return rows
 
 
-def _batched(batch: Any) -> list[Any]:
+def _batched(batch: object) -> list[Any]:
     """The tensors of a batch that have rows."""
     leaves = [none_for_optional(leaf) for leaf in keras.tree.flatten(batch)]
     batched = [leaf for leaf in leaves if leaf is not None and leaf.shape.rank != 0]
@@ -358,7 +358,7 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
     return {leaf.shape[0] for leaf in batched if leaf.shape.rank is not None}
 
 
-def known_size(spec: Any) -> int | None:
+def known_size(spec: object) -> int | None:
     """Returns the number of rows of batches with these types and shapes, if all have as many."""
     leaves = keras.tree.flatten(spec)
     return _known_size([leaf for leaf in leaves if leaf.shape.rank != 0])

@@ -11,7 +11,7 @@ from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 
-def on_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
     """Applies a function to a gradient; to the values of the rows, if it is sparse."""
     if gradient is None:
         return None

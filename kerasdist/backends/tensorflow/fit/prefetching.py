@@ -29,7 +29,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def can_prefetch(spec: Any) -> bool:
+def can_prefetch(spec: object) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
     TensorFlow keeps strings on the host. Sparse and ragged tensors are left there as well.
@@ -44,7 +44,7 @@ def can_prefetch(spec: Any) -> bool:
 
 def prefetched(
     dataset: tf.data.Dataset,
-    divide: Any,
+    divide: object,
     devices: Sequence[str],
     total: int | None,
 ) -> Callable[[], Any]:
@@ -77,7 +77,7 @@ def _in_parts(dataset: tf.data.Dataset, divide: Any) -> tuple[tf.data.Dataset, A
     return tf.data.experimental.from_variant(variant, spec), graph
 
 
-def _form(spec: Any) -> dict[str, Any]:
+def _form(spec: object) -> dict[str, Any]:
     leaves = tf.nest.flatten(spec)
     return {
         "output_types": tuple(leaf.dtype for leaf in leaves),
@@ -205,10 +205,10 @@ class PlacedSpec(tf.TypeSpec):
         return PlacedIterator(self, lambda: list(components))
 
 
-def in_a_row(elements: Sequence[Any], spec: Any = None) -> tf.data.Dataset:
+def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
     """Returns a dataset of the elements; `spec` may leave open sizes that theirs do not."""
 
-    def of_one(element: Any) -> tf.data.Dataset:
+    def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)
         if spec is None:
             return dataset
@@ -254,7 +254,7 @@ def _iterators(
     return iterators
 
 
-def _functions_between(spec: Any) -> tuple[Any, Any]:
+def _functions_between(spec: object) -> tuple[Any, Any]:
     """Returns how a device's pipeline begins and ends, and how it fetches from the host."""
     form = _form(spec)
     text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
@@ -291,12 +291,12 @@ def _functions_between(spec: Any) -> tuple[Any, Any]:
     return _graph(same, text, text), _graph(fetched, text, text, number, number, kept, **ints)
 
 
-def _called(graph: Any, source: tf.Tensor, given: Sequence[Any], types: Sequence[Any]) -> Any:
+def _called(graph: object, source: tf.Tensor, given: Sequence[Any], types: Sequence[Any]) -> Any:
     """Calls a function of the host from a device's pipeline."""
     return tf.raw_ops.RemoteCall(target=source, args=given, Tout=types, f=graph)
 
 
-def _graph(function: Callable[..., Any], *signature: Any, **attributes: Any) -> Any:
+def _graph(function: Callable[..., Any], *signature: object, **attributes: object) -> Any:
     compiled = tf.function(
         function,
         input_signature=signature,

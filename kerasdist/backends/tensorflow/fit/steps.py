@@ -87,7 +87,7 @@ class StepsOnIterator:
 
         count = replica_set.count_batch
 
-        def on_batch(batch: Any) -> Any:
+        def on_batch(batch: object) -> Any:
             if count is not None:
                 with tf.control_dependencies(_tensors(batch)):
                     count()
@@ -180,13 +180,13 @@ def _timed(read: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
         return batch, tf.timestamp() - begin
 
 
-def _tensors(batch: Any) -> list[tf.Tensor]:
+def _tensors(batch: object) -> list[tf.Tensor]:
     flat = keras.tree.flatten(batch.parts if isinstance(batch, PlacedBatch) else batch)
     parts = [one for leaf in flat for one in tf.nest.flatten(leaf, expand_composites=True)]
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: StepReplicas, first: Any) -> None:
+def _require_equal_beginnings(replica_set: StepReplicas, first: object) -> None:
     """Compares a batch's first rows over the workers; only an iteration's first batch has them."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
@@ -252,7 +252,7 @@ class FirstStepChecked:
             self._model.train_function = self._steps
 
 
-def _total(batch: Any) -> int:
+def _total(batch: object) -> int:
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return int(batch.total) if isinstance(batch, OwnRows) else examples(batch)
 
@@ -302,7 +302,7 @@ class PredictionOnBatches:
         return keras.tree.map_structure(_in_a_row, *outputs)
 
 
-def as_tensors(batch: Any) -> Any:
+def as_tensors(batch: object) -> Any:
     """Converts a batch's arrays to tensors, so that a new batch size does not retrace the step."""
 
     def tensor(leaf: Any) -> Any:

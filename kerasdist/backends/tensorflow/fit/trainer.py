@@ -51,7 +51,7 @@ class PlacedTrainer(ReplicatedTrainer):
         super().make_train_function(force)  # type: ignore[misc]
         function: Any = self.train_function
 
-        def metered(iterator: Any) -> Any:
+        def metered(iterator: object) -> Any:
             logs = function(iterator)
             meter = metering.running()
             if meter is not None:
@@ -85,7 +85,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     # How many batches the data of the last call had; None if that is unknown.
     _batches_of_call: int | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the model; a trial keeps what it returns."""
         outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
         trial = keras_compat.trial()
@@ -158,7 +158,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         """Runs a step, see `StepsOnIterator`."""
         own = self.runs_builtin_steps
 
-        def replica_step(data: Any) -> Any:
+        def replica_step(data: object) -> Any:
             logs = step(data)
             if not own:  # a user-defined step may have built layers
                 self._group.mark_equal(statistics_of(self._flatten_layers()))

@@ -34,7 +34,7 @@ def _install() -> None:
     keras_compat.install(draw=_draw)
 
 
-def _draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws random numbers; in a trial the replicas get the rows that one device has drawn."""
     trial = keras_compat.trial()
     if trial is None:
@@ -159,7 +159,7 @@ def _whole(variable: Any, own: Any) -> Any:
     return tf.add_n(parts) if is_sum_on_read(variable) and len(parts) > 1 else parts[0]
 
 
-def _form(rows: Any) -> list[str]:
+def _form(rows: object) -> list[str]:
     """The types and shapes of a batch, without its number of rows."""
     leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
     return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]

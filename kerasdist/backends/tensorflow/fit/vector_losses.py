@@ -29,7 +29,12 @@ def install() -> None:
 
 
 def _gradient(
-    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    tape: object,
+    target: object,
+    sources: object,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     if tf.distribute.in_cross_replica_context():
         # Code in a scope reads the first copy; TensorFlow refuses to ask which one it read.
@@ -57,7 +62,7 @@ def _gradient(
     return tf.nest.pack_sequence_as(gradients, flat)
 
 
-def _factor(share: BatchShare | None, target: Any) -> Any:
+def _factor(share: BatchShare | None, target: object) -> Any:
     """Returns the factor for a target's gradients; None unless it has one value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
     # With a scalar among the targets, the gradients of the vectors alone are not known.

@@ -44,7 +44,7 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return code
     converted = autograph_util.py_func_from_autograph(code)
 
-    def uncompiled_code(*args: Any, **kwargs: Any) -> Any:
+    def uncompiled_code(*args: object, **kwargs: object) -> Any:
         with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
             return converted(*args, **kwargs)
 
@@ -64,12 +64,12 @@ def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
 class _Explained(polymorphic_function.Function):
     """A ``tf.function`` that raises kerasdist's error if a worker is lost during a call."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         with translating_failures(FUNCTION):
             return super().__call__(*args, **kwargs)
 
 
-def explained(compiled: Any) -> Any:
+def explained(compiled: object) -> Any:
     """Makes a ``tf.function`` raise an error that names the lost worker, if one is lost.
 
     It stays a ``tf.function``, so that users can get its graphs or save it.

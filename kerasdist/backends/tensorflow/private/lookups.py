@@ -184,7 +184,7 @@ class Lookups:
         return self._made[id(tensor)][1:] if id(tensor) in self._made else ("Const", ())
 
     def _record(
-        self, kind: Any, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], *_: Any
+        self, kind: Any, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], *_: object
     ) -> None:
         del attrs
         name = kind.decode() if isinstance(kind, bytes) else kind

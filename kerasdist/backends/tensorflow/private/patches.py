@@ -101,7 +101,7 @@ def keep_sums_of_integers() -> None:
         first = native_strategy.extended._get_replica_id_in_sync_group(0)
         ranks = iter(range(first, first + replicas))
 
-        def assign_share(device: Any, variable: Any, value: Any) -> Any:
+        def assign_share(device: object, variable: object, value: object) -> Any:
             del value
             part = first_share if next(ranks) == 0 else share
             return values_util.assign_on_device(device, variable, part)
@@ -116,7 +116,7 @@ def run_trials_eagerly() -> None:
     function: Any = polymorphic_function.Function
     known = function._run_functions_eagerly.fget
 
-    def runs_eagerly(compiled: Any) -> bool:
+    def runs_eagerly(compiled: object) -> bool:
         return known(compiled) or keras_compat.trial() is not None
 
     function._run_functions_eagerly = property(runs_eagerly)
@@ -132,7 +132,7 @@ def install_tape_gradient(hook: Callable[..., Any]) -> None:
     original = tf.GradientTape.gradient
 
     @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def hooked(*args: object, **kwargs: object) -> Any:
         return hook(original, *args, **kwargs)
 
     tf.GradientTape.gradient = hooked

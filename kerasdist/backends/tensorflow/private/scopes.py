@@ -29,7 +29,7 @@ class NativeScope(context.Placement):
         _renew_scopes_after_reset()
         super().__enter__()
 
-    def leave(self, *error: Any) -> None:
+    def leave(self, *error: object) -> None:
         """Leaves the scope."""
         self._scope.__exit__(*(error or (None, None, None)))
 
@@ -82,7 +82,7 @@ class OneCopy:
         return self
 
     def update(
-        self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: Any
+        self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: object
     ) -> Any:
         """Calls the function with the variable's copy."""
         return function(variable.values[self._index], *args)

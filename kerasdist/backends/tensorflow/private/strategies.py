@@ -54,7 +54,7 @@ def mirrored(parts: Sequence[Any]) -> Any:
     return distributed_values.Mirrored(parts)
 
 
-def is_distributed(variable: Any) -> bool:
+def is_distributed(variable: object) -> bool:
     """Returns whether a native variable was made by a strategy."""
     kinds = (distributed_values.DistributedVariable, ps_values.AggregatingVariable)
     return isinstance(variable, kinds)
@@ -83,7 +83,7 @@ def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
     return copy
 
 
-def replicated_copy(variable: Any) -> Any:
+def replicated_copy(variable: object) -> Any:
     """Returns a copy of a strategy's variable, with the same value on each device."""
     if isinstance(variable, ps_values.AggregatingVariable):
         return type(variable)(

@@ -184,7 +184,7 @@ class _Extended(multi_worker.CollectiveAllReduceExtended):
         return tuple(worker_device + device for device in self._chosen), kind
 
     def _get_variable_creator_initial_value(
-        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: object
     ) -> Any:
         # TensorFlow broadcasts the chief's value of each variable alone, and waits forever if
         # workers make different variables. `InitialBroadcast` compares them first, then
@@ -193,7 +193,7 @@ class _Extended(multi_worker.CollectiveAllReduceExtended):
             self, replica_id, device, primary_var, **kwargs
         )
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
         if type(variable) is distributed_values.SyncOnReadVariable:
             variable.__class__ = SharedSum

@@ -17,7 +17,7 @@ from kerasdist.training.batch_norm import keep_statistics
 from kerasdist.training.metrics import metrics_of
 
 
-def is_foreign(variable: Any, native_strategy: tf.distribute.Strategy) -> bool:
+def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
     """Returns whether a Keras variable was made outside of all scopes: it has a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
@@ -53,7 +53,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
 
 
 def adopt(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     native_strategy: tf.distribute.Strategy,
     variables: Iterable[keras.Variable] = (),
     *,
@@ -71,7 +71,7 @@ def adopt(
             keras_compat.index_variables(one)
 
 
-def with_inner(optimizer: Any) -> list[Any]:
+def with_inner(optimizer: keras.Optimizer) -> list[Any]:
     """Returns an optimizer and, if it scales losses, the one that it wraps."""
     if isinstance(optimizer, keras_compat.LossScaleOptimizer):
         return [optimizer, optimizer.inner_optimizer]

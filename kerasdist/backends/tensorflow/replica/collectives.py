@@ -282,7 +282,7 @@ class TensorFlowCollectives(Collectives):
         weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
         self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
 
-        def own_part(gradient: Any, is_replaced: bool) -> Any:
+        def own_part(gradient: object, is_replaced: bool) -> Any:
             if gradient is None or weight is None:
                 return gradient
             count = self._counted if is_replaced else partial(gradient_sums.weighted, weight=weight)
@@ -486,10 +486,10 @@ def collectives_here() -> TensorFlowCollectives:
     return replica.collectives
 
 
-def _own(structure: Any) -> Any:
+def _own(structure: object) -> Any:
     """Copies tensors, since `regrouped` would not wrap an object that all replicas share."""
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: object) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):
             return leaf
         return tf.nest.map_structure(tf.identity, leaf, expand_composites=True)

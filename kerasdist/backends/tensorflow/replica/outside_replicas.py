@@ -52,7 +52,7 @@ def _install() -> None:
     )
 
 
-def _scale_loss(original: Callable[[Any], Any], value: Any) -> Any:
+def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
     """Does not scale a loss outside of replicas, where it covers the whole batch.
 
     Keras divides it by the number of replicas wherever a strategy's scope is open.
@@ -136,7 +136,7 @@ def apply_everywhere(
 
 
 @contextmanager
-def _moved(optimizer: Any, strategy: Any) -> Iterator[None]:
+def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
     """Makes the optimizer update variables of another strategy, in the block."""
     before = [(one, keras_compat.move_optimizer(one, strategy)) for one in with_inner(optimizer)]
     try:

@@ -209,7 +209,7 @@ def _share_memory(devices: Sequence[Device]) -> bool:
 
 
 @contextmanager
-def _after(data: Any) -> Iterator[None]:
+def _after(data: object) -> Iterator[None]:
     """Makes the operations inside wait for the data.
 
     At the end of the data, a step fails when it asks for the next batch. Operations that do not use

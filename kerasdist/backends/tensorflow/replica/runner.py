@@ -71,7 +71,7 @@ class TensorFlowRunner(Runner):
         self._replica_set.begin_step()
         converted = converted_as_here(function)
 
-        def code(_: int, /, *args: Any, **kwargs: Any) -> Any:
+        def code(_: int, /, *args: object, **kwargs: object) -> Any:
             return converted(*args, **kwargs)
 
         return regrouped(
@@ -159,7 +159,7 @@ class TensorFlowRunner(Runner):
         is_native = native(variable) is variable
         results = []
 
-        def update(copy: Any, *args: Any, **kwargs: Any) -> None:
+        def update(copy: object, *args: object, **kwargs: object) -> None:
             results.append(converted(copy if is_native else variable, *args, **kwargs))
 
         self._native_strategy.extended.update(
@@ -173,7 +173,7 @@ class TensorFlowRunner(Runner):
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns a value with these components; arrays become tensors on their devices."""
 
-        def placed(index: int, structure: Any) -> Any:
+        def placed(index: int, structure: object) -> Any:
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)
 
         def merged(parts: Sequence[Any]) -> Any:
@@ -209,7 +209,7 @@ class TensorFlowRunner(Runner):
         if function not in self._around:
             inner = function.python_function
 
-            def around(*args: Any, **kwargs: Any) -> Any:
+            def around(*args: object, **kwargs: object) -> Any:
                 return self.run(strategy, inner, args, kwargs)
 
             self._around[function] = compiled_likewise(function, around)
@@ -227,7 +227,7 @@ class TensorFlowRunner(Runner):
         moves = tf.is_tensor(leaf) and not self._shares_memory
         return tf.identity(leaf) if moves else tensor_of_array(leaf)
 
-    def _at_home(self, function: Callable[..., Any], index: int, *args: Any) -> Any:
+    def _at_home(self, function: Callable[..., Any], index: int, *args: object) -> Any:
         with tf.device(self._native_strategy.extended.worker_devices[index]):
             return function(*args)
 

@@ -29,7 +29,7 @@ def wrapped(native_strategy: tf.distribute.Strategy, parts: Sequence[Any]) -> An
     return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
-def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: Any) -> Any:
+def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
     """Returns a ``tf.distribute`` value with a copy of a tensor on each device."""
     copies = []
     for device in native_strategy.extended.worker_devices:
@@ -51,11 +51,11 @@ def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]
     return transpose(structures, merged)
 
 
-def to_native(native_strategy: tf.distribute.Strategy, structure: Any) -> Any:
+def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any:
     """Converts kerasdist's own distributed values in a structure to ``tf.distribute``'s."""
     replicas = len(native_strategy.extended.worker_devices)
 
-    def converted(leaf: Any) -> Any:
+    def converted(leaf: object) -> Any:
         if not isinstance(leaf, values.DistributedValues):
             return leaf
         if len(leaf.values) != replicas:
@@ -72,7 +72,7 @@ def to_native(native_strategy: tf.distribute.Strategy, structure: Any) -> Any:
     return map_leaves(converted, structure)
 
 
-def tensor_of_array(leaf: Any) -> Any:
+def tensor_of_array(leaf: object) -> Any:
     """Converts a NumPy array to a tensor; returns anything else unchanged."""
     is_array = isinstance(leaf, np.ndarray | np.generic)
     return tf.convert_to_tensor(np.asarray(leaf)) if is_array else leaf

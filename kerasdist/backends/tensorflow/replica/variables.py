@@ -15,18 +15,18 @@ from kerasdist import keras_compat
 from kerasdist.errors import ScopeError
 
 
-def native(variable: Any) -> Any:
+def native(variable: object) -> Any:
     """Returns the framework's variable in a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def copies(variable: Any) -> Sequence[Any]:
+def copies(variable: object) -> Sequence[Any]:
     """Returns the components in this process of a variable or of another distributed value."""
     held = native(variable)
     return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
 
 
-def gradient_replaces(variable: Any) -> bool:
+def gradient_replaces(variable: keras.Variable) -> bool:
     """Returns whether the "gradient" of a variable is its next value, as with float8 scales."""
     return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
 

@@ -129,7 +129,7 @@ def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> 
     # tf.data passes the members of a tuple as arguments, and any other element as one argument.
     is_tuple = type(dataset.element_spec) is tuple
 
-    def pieces_of(*batch: Any) -> tf.data.Dataset:
+    def pieces_of(*batch: object) -> tf.data.Dataset:
         return in_a_row(cut(batch if is_tuple else batch[0]))
 
     return dataset.flat_map(pieces_of)
@@ -140,7 +140,7 @@ def rows_of(pieces: Iterable[Piece]) -> list[Any]:
     return [piece.data for piece in pieces]
 
 
-def _with_length(dataset: Any) -> Any:
+def _with_length(dataset: object) -> Any:
     """Adds ``len`` to a ``tf.distribute`` dataset.
 
     It changes the object's class to a subclass: a change of the class itself would also affect the

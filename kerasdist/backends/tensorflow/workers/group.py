@@ -128,7 +128,7 @@ class Group:
     def _divided(self) -> Any:
         """A compiled function of a batch, which returns a dataset of its parts."""
 
-        def divided(batch: Any) -> tf.data.Dataset:
+        def divided(batch: object) -> tf.data.Dataset:
             return in_a_row(parts_of(self._cut(batch), compared_of(batch) or ()))
 
         return tf.function(divided, autograph=False)

@@ -115,7 +115,7 @@ class WorkerGroup(Group):
         them, which makes other batches than on one device.
         """
 
-        def cut(batch: Any) -> list[Any]:
+        def cut(batch: object) -> list[Any]:
             own = self._own_rows(batch)
             return rows_of(pieces_of_own(own, len(self.local), stand_ins=False))
 

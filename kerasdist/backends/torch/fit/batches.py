@@ -48,7 +48,7 @@ class Part:
 
 
 def divide(
-    batch: Any, replicas: int, local: range, devices: Sequence[torch.device]
+    batch: object, replicas: int, local: range, devices: Sequence[torch.device]
 ) -> list[Part] | None:
     """Cuts a batch into consecutive pieces, as equal as possible, for this process's replicas.
 
@@ -83,7 +83,7 @@ def divide(
     ]
 
 
-def _tensor(leaf: Any) -> Any:
+def _tensor(leaf: object) -> Any:
     return leaf if leaf is None else keras_compat.ops.convert_to_tensor(leaf)
 
 

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 _replicas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def numbered(replica: Any) -> int:
+def numbered(replica: object) -> int:
     """Returns a number for the collectives of a replica, by which operations find them."""
     number = next(_numbers)
     _replicas[number] = replica
@@ -73,7 +73,7 @@ def all_stack(tensor: torch.Tensor, replica: int, replicas: int) -> torch.Tensor
     return own.collect(own.label("all_stack"), tensor[None], 0, alike=True)[0]
 
 
-def _like(tensors: Sequence[torch.Tensor], *others: Any) -> list[torch.Tensor]:
+def _like(tensors: Sequence[torch.Tensor], *others: object) -> list[torch.Tensor]:
     return [torch.empty_like(one) for one in tensors]
 
 

@@ -148,7 +148,7 @@ class Steps:
         rules = FitRules(self._group)
         rules.compiled = self._compiled
 
-        def predictions(given: Any) -> Any:
+        def predictions(given: object) -> Any:
             batch = self._shared_out(given)
             parts = self._parts(batch)
             if parts is None:
@@ -170,7 +170,7 @@ class Steps:
     def _with_chiefs_draws(self, step: Step) -> Step:
         """Returns a step that every worker takes with the whole batch and with equal draws."""
 
-        def drawing_alike(batch: Any) -> Any:
+        def drawing_alike(batch: object) -> Any:
             if self._replicas.job is None or context.replica() is not None:
                 return step(batch)
             with chiefs_draws(self._group, self._replicas.torch_devices[0]):
@@ -218,7 +218,7 @@ def _metered(function: Function) -> Function:
     return metered
 
 
-def of_all(group: Group, own: Any, purpose: str) -> Any:
+def of_all(group: Group, own: object, purpose: str) -> Any:
     """Returns the rows of all workers, one after another. All workers must call it."""
     if group.size == 1:
         return own
@@ -279,7 +279,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
     return outputs[0] if len(outputs) == 1 else join(outputs)
 
 
-def _sums_of(model: Any) -> Iterator[keras.Variable]:
+def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:
     for metric in metrics_of(model):
         yield from (one for one in metric.variables if one.aggregation == "sum")
 

@@ -53,16 +53,16 @@ def install() -> None:
         keras_compat.install(initialize_ddp=_initialize_ddp, metrics_result=_metrics_result)
 
 
-def _initialize_ddp(original: Callable[..., None], model: Any) -> None:
+def _initialize_ddp(original: Callable[..., None], model: object) -> None:
     if not _is_left_alone(model):
         original(model)
 
 
-def _metrics_result(original: Callable[..., Any], model: Any) -> Any:
+def _metrics_result(original: Callable[..., Any], model: object) -> Any:
     return keras_compat.metrics_here(model) if _is_left_alone(model) else original(model)
 
 
-def _is_left_alone(model: Any) -> bool:
+def _is_left_alone(model: object) -> bool:
     return binding_of(model) is not None or is_default_group_ours()
 
 
@@ -95,7 +95,7 @@ class TorchTrainer(ReplicatedTrainer):
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""
 
-        def step(batch: Any) -> Any:
+        def step(batch: object) -> Any:
             return self.train_step(batch)  # type: ignore[attr-defined]
 
         if self.train_function is None or force:
@@ -121,7 +121,7 @@ class TorchTrainer(ReplicatedTrainer):
     def make_test_function(self, force: bool = False) -> Any:
         """Makes ``test_function(batches)``: one step per batch; returns the last one's logs."""
 
-        def step(batch: Any) -> Any:
+        def step(batch: object) -> Any:
             with torch.no_grad():
                 return self.test_step(batch)  # type: ignore[attr-defined]
 
@@ -132,7 +132,7 @@ class TorchTrainer(ReplicatedTrainer):
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes ``predict_function(batches)``: the predictions of all batches, concatenated."""
 
-        def step(batch: Any) -> Any:
+        def step(batch: object) -> Any:
             with torch.no_grad():
                 return self.predict_step(batch)  # type: ignore[attr-defined]
 

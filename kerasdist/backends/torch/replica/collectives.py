@@ -451,6 +451,6 @@ def check_summable(tensors: Sequence[torch.Tensor]) -> None:
             raise checks.not_summable(name, "int64")
 
 
-def as_tensor(value: Any) -> torch.Tensor:
+def as_tensor(value: object) -> torch.Tensor:
     """Converts a number or an array to a tensor; returns a tensor unchanged."""
     return value if isinstance(value, torch.Tensor) else keras_compat.ops.convert_to_tensor(value)

@@ -119,5 +119,5 @@ def _gradients(
     return [next(found) if target.requires_grad else None for target in targets]
 
 
-def _detached(leaf: Any) -> Any:
+def _detached(leaf: object) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

@@ -38,7 +38,7 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
         yield
 
 
-def moved(device: torch.device, leaf: Any) -> Any:
+def moved(device: torch.device, leaf: object) -> Any:
     """Returns a tensor on a device, anything else unchanged; does not wait for copies to GPUs."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
@@ -69,7 +69,7 @@ def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> lis
     return found
 
 
-def required_tensor(value: Any) -> torch.Tensor:
+def required_tensor(value: object) -> torch.Tensor:
     """Converts the value that a replica contributes to a reduction to a tensor."""
     if isinstance(value, torch.Tensor):
         return value
@@ -81,7 +81,7 @@ def required_tensor(value: Any) -> torch.Tensor:
     return keras_compat.ops.convert_to_tensor(value)
 
 
-def on_device(device: torch.device, leaf: Any) -> Any:
+def on_device(device: torch.device, leaf: object) -> Any:
     """Returns an array or tensor as a tensor on a device, anything else unchanged."""
     if isinstance(leaf, np.ndarray | np.generic):
         with keras.device("cpu"):

@@ -544,7 +544,7 @@ class TorchRunner(Runner):
         """Returns a structure with one replica's components of its values, on its device."""
         device = self._devices[index]
 
-        def component(leaf: Any) -> Any:
+        def component(leaf: object) -> Any:
             if isinstance(leaf, DistributedValues):
                 values = leaf.values
                 self._check_count(len(values), values)

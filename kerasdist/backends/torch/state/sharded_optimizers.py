@@ -154,7 +154,9 @@ def install() -> None:
     )
 
 
-def _initialize(original: Callable[..., None], variable: keras.Variable, initializer: Any) -> None:
+def _initialize(
+    original: Callable[..., None], variable: keras.Variable, initializer: object
+) -> None:
     """Shards a new weight at once, so that a worker never holds more than one whole."""
     original(variable, initializer)
     strategy = ownership.strategy_of(variable) or context.scoped_strategy()

@@ -39,7 +39,7 @@ def set_gpu_random_states(states: list[str]) -> None:
         torch.cuda.set_rng_state_all([_tensor(state) for state in states])
 
 
-def kept(value: Any) -> str | np.ndarray[Any, Any] | None:
+def kept(value: object) -> str | np.ndarray[Any, Any] | None:
     """Returns what to save of a torch generator or a dense tensor, None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes().hex()

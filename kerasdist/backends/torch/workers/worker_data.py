@@ -83,15 +83,15 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
         yield _arrived(*waiting, device)
 
 
-def _rows(batch: Any) -> Any:
+def _rows(batch: object) -> Any:
     return batch.rows if isinstance(batch, WorkerShard) else batch
 
 
-def _with_rows(batch: Any, rows: Any) -> Any:
+def _with_rows(batch: object, rows: object) -> Any:
     return replace(batch, rows=rows) if isinstance(batch, WorkerShard) else rows
 
 
-def _arrived(batch: Any, event: torch.Event, device: torch.device) -> Any:
+def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     """Returns a batch that the GPU's next operations find there."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
