@@ -39,6 +39,7 @@ class Snapshot:
         """Copies the state to the host. All workers must call it where reads need all workers."""
         self._texts = None if weights_only else saving_lib._serialize_model_as_json(model)
         self._assets = None if weights_only else saving_lib.DiskIOStore("assets", mode="w")
+        self._fits_in_memory = saving_lib.is_memory_sufficient(model)
         self._values = _Copies(memory)
         try:
             saving_lib._save_state(model, self._values, self._assets, "", set())
@@ -66,24 +67,27 @@ class Snapshot:
 
     def _write(self, path: Path) -> None:
         if self._texts is None or self._assets is None:
-            self._write_weights(path)
+            self._write_weights(saving_lib.H5IOStore(path, mode="w"))
             return
         config, metadata = self._texts
-        with (
-            zipfile.ZipFile(path, "w") as archive,
-            tempfile.NamedTemporaryFile(dir=path.parent) as weights,
-        ):
+        with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(saving_lib._METADATA_FILENAME, metadata)
             archive.writestr(saving_lib._CONFIG_FILENAME, config)
-            self._write_weights(weights.name)
-            archive.write(weights.name, saving_lib._VARS_FNAME_H5)
+            if (
+                self._fits_in_memory
+            ):  # HDF5 lays a file in memory out in another way than one on disk
+                name = saving_lib._VARS_FNAME_H5
+                self._write_weights(saving_lib.H5IOStore(name, archive=archive, mode="w"))
+            else:
+                with tempfile.NamedTemporaryFile(dir=path.parent) as weights:
+                    self._write_weights(saving_lib.H5IOStore(weights.name, mode="w"))
+                    archive.write(weights.name, saving_lib._VARS_FNAME_H5)
             self._assets.archive = archive  # it writes when it is closed
             self._assets.close()
             self._assets.archive = None
 
-    def _write_weights(self, path: str | Path) -> None:
-        """Moves the copies into a file of weights."""
-        store = saving_lib.H5IOStore(path, mode="w")
+    def _write_weights(self, store: saving_lib.H5IOStore) -> None:
+        """Moves the copies into a file of weights, and closes it."""
         try:
             for inner_path, metadata, values in self._values.groups:
                 group = store.make(inner_path, metadata=metadata)

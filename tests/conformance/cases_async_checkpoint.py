@@ -285,9 +285,9 @@ def checkpoints_and_backups(lab):
         model = dense("adam")
     with lab.folder() as folder, disk() as slow:
 
-        def noted(files, backup):
+        def noted(*arguments):
             written.append((folder / "1.weights.h5").exists())
-            write(files, backup)
+            write(*arguments)
 
         threading.Timer(0.3, slow.goes_on.set).start()
         checkpoint = kd.callbacks.ModelCheckpoint(

@@ -299,11 +299,8 @@ def two_outputs():
     return keras.Model(inputs, {"hidden": hidden, "out": keras.layers.Dense(2)(hidden)})
 
 
-def check_predict_to(lab, model, x, everyone):
-    """`kd.predict_to` writes what `predict` returns, each row once, over all workers together.
-
-    `everyone` gives what all workers have for what one has.
-    """
+def check_predict_to(lab, model, x):
+    """`kd.predict_to` writes what `predict` returns, each row once, over all workers together."""
     expected = model.predict(x, batch_size=BATCH, verbose=0)
     batches = (x[:1], x[1:7], x[7:])
     for data in (x, iter(batches), ((batch, batch[:, :1]) for batch in batches)):
@@ -315,7 +312,7 @@ def check_predict_to(lab, model, x, everyone):
                 written[name][of] = one
 
         kd.predict_to(write, model, data, batch_size=BATCH)
-        lab.equal([*range(len(x))], sorted(chain.from_iterable(everyone(rows))))
+        lab.equal([*range(len(x))], sorted(chain.from_iterable(lab.everyone(rows))))
         for name, one in expected.items():
             lab.equal(one[rows], written[name][rows])
 
@@ -326,7 +323,7 @@ def predictions_are_written_as_they_come(lab):
     x, _ = regression(N)
     with lab.strategy().scope():
         model = two_outputs()
-    check_predict_to(lab, model, x, lambda rows: [rows])
+    check_predict_to(lab, model, x)
 
 
 @case("predict to")

@@ -46,7 +46,8 @@ class Places:
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
     the place between two epochs is the beginning of the next one: that iterator is made ahead, and
-    used when Keras asks for it.
+    used when Keras asks for it. A place within an epoch goes with that of the next one, too: once a
+    pipeline has read its shuffle to the end, its own place has no seeds any more.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Places:
         self._last: object = None
         self._ahead: object = None
         self._to: tuple[int, object, Any, Sequence[np.ndarray]] | None = None
+        self._ahead_to: object = None
 
     def begun(self, make: Callable[[], object]) -> object:
         """Returns an iterator from the beginning, or from the place of `go_to`."""
@@ -88,6 +90,9 @@ class Places:
             count, place, parts, arrays = to
             self._last = keras_compat.begun_at(self._source, first, place)
             self._parts.put_back(parts, arrays)
+        if self._ahead_to is not None:
+            place, self._ahead_to = self._ahead_to, None
+            self._ahead = keras_compat.begun_at(self._source, make, place)
         self._kept = self._now(self._last, count)
         return self._followed(self._last, count) if self._read_by_python else self._last
 
@@ -114,9 +119,19 @@ class Places:
             self._ahead = self._make()
         return next(iter(self._now(self._ahead, 0)), None)
 
-    def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> int:
-        """Lets the next iteration go on from a place; returns after how many batches it is."""
+    def go_to(
+        self,
+        form: Mapping[str, Any],
+        following: Mapping[str, Any] | None,
+        arrays: Sequence[np.ndarray],
+    ) -> int:
+        """Lets the next iteration go on from a place; returns after how many batches it is.
+
+        `following` is the place of the iteration after it, None where each begins alike.
+        """
         count, (place, parts) = int(form["count"]), form["forms"]
+        if following is not None:
+            self._ahead_to = decode(following["forms"][0], arrays)
         self._to = count, decode(place, arrays), parts, arrays
         return count
 

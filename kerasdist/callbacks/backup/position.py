@@ -242,10 +242,11 @@ class Position:
             begin, passed = self._now(None), 0
         elif not batches and self._is_made:
             begin = self._since(begin, begin.random)
-        place = None
+        place = following = None
         if places is not None:
             before = passed if goes_on else 0
             place = places.newest(before + batches) if batches or goes_on else places.next()
+            following = places.next() if batches and place is not None and not goes_on else None
         form: dict[str, object] = {
             "random": begin.random,
             "source": renumbered(begin.source, len(arrays)),
@@ -255,7 +256,9 @@ class Position:
             "epochs read": begin.epochs,
         }
         arrays += begin.arrays
-        return {**form, "place": None if place is None else place.kept(arrays)}
+        form["place"] = None if place is None else place.kept(arrays)
+        form["next place"] = None if following is None else following.kept(arrays)
+        return form
 
     def go_to(self, form: Mapping[str, Any], arrays: Sequence[np.ndarray], *, within: bool) -> None:
         """Continues from a position that a backup kept."""
@@ -267,7 +270,7 @@ class Position:
             self._pass_epochs(self._epochs)
         passed, read = self._passed_before if self._goes_on else 0, 0
         if form["place"] is not None and self._places is not None:
-            read = self._places.go_to(form["place"], arrays)
+            read = self._places.go_to(form["place"], form["next place"], arrays)
         self.unread = max(read - passed, 0)
         random = form["random"]
         if random is None:

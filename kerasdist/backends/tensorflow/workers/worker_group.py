@@ -95,9 +95,13 @@ class WorkerGroup(Group):
                 lambda rows, numbers: self._own_rows(numbers)._replace(rows=rows),
             ).prefetch(tf.data.AUTOTUNE)
         else:
-            # What is read ahead are whole batches: a backup keeps them for all workers.
+            # What is read ahead are whole batches: a backup keeps them for all workers. So
+            # TensorFlow must not read a worker's own rows ahead as well.
             whole = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
-            own = whole.enumerate().map(self._rows_and_compared)
+            options = tf.data.Options()
+            options.experimental_optimization.inject_prefetch = False
+            own = whole.enumerate().map(self._rows_and_compared, synchronous=True)
+            own = own.with_options(options)
         return self._iterated(untuned(own) if is_array else own, own.element_spec.rows, None)
 
     def _own_rows(self, batch: Any) -> OwnRows:
