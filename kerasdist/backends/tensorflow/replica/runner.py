@@ -68,7 +68,11 @@ class TensorFlowRunner(Runner):
             # Replicas cannot call collectives from separate graphs: compile one graph for all.
             return self._compiled_around(strategy, function)(*args, **kwargs)
         _refuse_xla()
-        self._replica_set.begin_step()
+        if tf.executing_eagerly():
+            self._replica_set.begin_step()
+        elif self._replica_set.job is not None:
+            # One worker may trace more often than another, so that is no step of them all.
+            self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 
         def code(_: int, /, *args: object, **kwargs: object) -> Any:
