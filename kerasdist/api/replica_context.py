@@ -203,9 +203,6 @@ class ReplicaContext:
             )
 
 
-one_device_replica = context.one_device_replica
-
-
 def global_batch(tensor: object) -> Any:
     """Returns the rows of all replicas, in the order of the global batch.
 

@@ -377,7 +377,7 @@ class DefaultStrategy(Strategy):
 
 @cache
 def _log_untested_versions() -> None:
-    """Says once, for whoever looks for the cause of a failure, what no test has run with."""
+    """Logs once which of the installed versions no test has run with."""
     versions = untested(backend_choice().name)
     if versions:
         _logger.info("Not among the versions of docs/versions.md: %s", ", ".join(versions))

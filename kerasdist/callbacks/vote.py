@@ -10,7 +10,6 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.agreement.results import unnumbered
 from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
@@ -96,7 +95,7 @@ class Vote(keras.callbacks.Callback):
             self._job.assert_equal(
                 f"trainable weights at the {label}",
                 {
-                    f"variable {number} {unnumbered(one.path)}": bool(one.trainable)
+                    f"variable {number} {results.unnumbered(one.path)}": bool(one.trainable)
                     for number, one in enumerate(self._variables)
                 },
                 "Something has set `trainable` on some workers alone, such as a callback. Do the "

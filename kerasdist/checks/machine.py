@@ -20,7 +20,13 @@ from kerasdist.checks.findings import Finding, judge
 from kerasdist.checks.jobs import has_accelerator
 from kerasdist.cluster import addresses, detection
 from kerasdist.core import gpus
-from kerasdist.core.backend_choice import KNOWN, backend_choice, is_installed, version_of
+from kerasdist.core.backend_choice import (
+    KNOWN,
+    backend_choice,
+    framework_version,
+    is_installed,
+    version_of,
+)
 from kerasdist.errors import KerasdistError
 from kerasdist.job.listening import is_loopback
 from kerasdist.launch import supervisor
@@ -56,7 +62,7 @@ def _versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     found, old = [f"Python {python}", f"kerasdist {metadata.version('kerasdist')}"], []
     for name, requirement in needed.items():
-        version = version_of(name) or version_of(f"{name}-cpu")  # TensorFlow's smaller build
+        version = framework_version(name)
         if version is None:
             continue
         found.append(f"{name} {version}")

@@ -97,13 +97,17 @@ def is_installed(package: str) -> bool:
 
 def untested(backend: str) -> list[str]:
     """Returns those of Keras and a backend that are installed in a version not in `TESTED`."""
-    found = {name: version_of(name) for name in ("keras", backend)}
-    found[backend] = found[backend] or version_of(f"{backend}-cpu")  # TensorFlow's smaller build
+    found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
         for name, version in found.items()
         if version is not None and version.partition("+")[0] not in TESTED.get(name, ())
     ]
+
+
+def framework_version(name: str) -> str | None:
+    """Returns the version of a framework that is installed, None if it is not."""
+    return version_of(name) or version_of(f"{name}-cpu")  # TensorFlow's smaller build
 
 
 def version_of(package: str) -> str | None:

@@ -89,9 +89,7 @@ class Job:
         The chief alone gets them one by one; it compresses them once for the others.
         """
         if not self._addresses:
-            everyone = self.gather_object("address of a worker", self.address)
-            own = protocol.compressed(everyone) if self.is_chief else None
-            compressed = self.broadcast_object("addresses of workers", own)
+            compressed = self.choose("addresses of workers", self.address, protocol.compressed)
             self._addresses = tuple(protocol.decompressed(compressed))
         return self._addresses
 

@@ -73,7 +73,7 @@ HAS_DDP = hasattr(BackendTrainer, "_initialize_ddp")
 PATCHES: tuple[Patch, ...] = (
     # Models, layers and metrics.
     _row("model_created", Trainer, "__init__", "a model remembers the strategy of its scope"),
-    _row("metric_created", metrics.Metric, "__init__", "one of the user's sees the global batch"),
+    _row("metric_created", metrics.Metric, "__init__", "a user's metric sees the global batch"),
     _row(
         "reduce_values", reduction_metrics, "reduce_to_samplewise_values", "one value for all rows"
     ),

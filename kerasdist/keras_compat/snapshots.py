@@ -39,7 +39,7 @@ class Snapshot:
         """Copies the state to the host. All workers must call it where reads need all workers."""
         self._texts = None if weights_only else saving_lib._serialize_model_as_json(model)
         self._assets = None if weights_only else saving_lib.DiskIOStore("assets", mode="w")
-        self._fits_in_memory = saving_lib.is_memory_sufficient(model)
+        self._fits_in_memory = weights_only or saving_lib.is_memory_sufficient(model)
         self._values = _Copies(memory)
         try:
             saving_lib._save_state(model, self._values, self._assets, "", set())
@@ -73,9 +73,8 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(saving_lib._METADATA_FILENAME, metadata)
             archive.writestr(saving_lib._CONFIG_FILENAME, config)
-            if (
-                self._fits_in_memory
-            ):  # HDF5 lays a file in memory out in another way than one on disk
+            # As Keras chooses: HDF5 lays out a file in memory in another way than one on disk.
+            if self._fits_in_memory:
                 name = saving_lib._VARS_FNAME_H5
                 self._write_weights(saving_lib.H5IOStore(name, archive=archive, mode="w"))
             else:
@@ -83,8 +82,10 @@ class Snapshot:
                     self._write_weights(saving_lib.H5IOStore(weights.name, mode="w"))
                     archive.write(weights.name, saving_lib._VARS_FNAME_H5)
             self._assets.archive = archive  # it writes when it is closed
-            self._assets.close()
-            self._assets.archive = None
+            try:
+                self._assets.close()
+            finally:
+                self._assets.archive = None
 
     def _write_weights(self, store: saving_lib.H5IOStore) -> None:
         """Moves the copies into a file of weights, and closes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
@@ -443,4 +444,12 @@ def _variable(text: str) -> tuple[str, str]:
 
 def main() -> None:
     """Runs the command line."""
-    app()
+    try:
+        app()
+    finally:
+        # Where the reader has gone away (`| head`), Python's own last flush would turn the exit
+        # code into 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -108,6 +108,9 @@ class Board:
     @contextlib.contextmanager
     def in_file(self) -> Generator[None]:
         """Writes the state once a second as long as the context is open, and at its end."""
+        if self._path is None:
+            yield
+            return
         is_over = threading.Event()
 
         def write() -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kerasdist import keras_compat
 from kerasdist.agreement import models
-from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.base import metering
 from kerasdist.callbacks import on_workers
 from kerasdist.callbacks.backup.position import Position, PositionedAdapter
 from kerasdist.core import context, ownership
+from kerasdist.core.context import one_device_replica
 from kerasdist.input.distributed import DistributedDataset, distributed, shards_itself
 from kerasdist.input.fit_adapter import as_plain_keras, whole
 from kerasdist.input.options import InputOptions

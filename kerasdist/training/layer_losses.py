@@ -18,8 +18,9 @@ from typing import Any
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import ReplicaContext, one_device_replica
+from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.core import context
+from kerasdist.core.context import one_device_replica
 from kerasdist.keras_compat import ops
 from kerasdist.training import numerics
 from kerasdist.training.binding import bind

@@ -20,9 +20,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import one_device_replica
 from kerasdist.api.scopes import has_strategy
 from kerasdist.core import context
+from kerasdist.core.context import one_device_replica
 from kerasdist.core.protocols import ReplicaLike
 from kerasdist.keras_compat import ops
 from kerasdist.training import layer_losses

@@ -67,9 +67,11 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     # A library that is not imported on all workers does not shuffle what they all read.
     common = set(everyone[0]).intersection(*everyone)
     apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
+    if not apart:
+        return None
     differing = [rank for rank, theirs in enumerate(everyone) if _differs(theirs, everyone[0])]
-    drawn = random_states.compared()["keras"], secrets.randbits(31), random_states.kept()
-    return [apart, differing, *drawn] if apart else None
+    seed, drawn = random_states.compared()["keras"], secrets.randbits(31)
+    return [apart, differing, seed, drawn, random_states.kept()]
 
 
 @cache

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.core import context
+from kerasdist.core.context import one_device_replica
 from kerasdist.input.sharding import lists_weights
 from kerasdist.training import saving, worker_agreement
 from kerasdist.training.binding import Binding, binding_of

@@ -44,19 +44,23 @@ def distiller(lab):
     lab.same(build, fit(x, y, batch_size=BATCH, epochs=2), evaluate(x, y, batch_size=BATCH))
 
 
+def quantized(mode):
+    def build():
+        model = dense()
+        model.quantize(mode)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    return build
+
+
 @case(TOPIC, replicas=(2,))
 def quantized_int8(lab):
     """`model.quantize("int8")`, then `evaluate`, `predict`, and `fit` of what is left to train."""
     x, y = regression(N)
 
-    def build():
-        model = dense()
-        model.quantize("int8")
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
     lab.same(
-        build,
+        quantized("int8"),
         evaluate(x, y, batch_size=BATCH),
         predict(x, batch_size=BATCH),
         fit(x, y, batch_size=BATCH, epochs=2),
@@ -68,12 +72,7 @@ def quantized_float8(lab):
     """`model.quantize("float8")`, then `predict` and `fit`."""
     x, y = regression(N)
 
-    def build():
-        model = dense()
-        model.quantize("float8")
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        return model
-
+    build = quantized("float8")
     lab.same(build, predict(x, batch_size=BATCH))
     # Trained, the ranges of gradients differ as docs/numerics.md says.
     _, expected = lab.run(build, (fit(x, y, batch_size=BATCH, epochs=2),))

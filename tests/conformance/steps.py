@@ -125,3 +125,18 @@ def triplet_losses(model, triplets):
     near = keras.ops.sum(keras.ops.square(anchor - positive), -1)
     far = keras.ops.sum(keras.ops.square(anchor - negative), -1)
     return keras.ops.maximum(near - far + 0.5, 0.0)
+
+
+def with_raw_mean():
+    """A class of models whose only metric is the mean of a loss that their steps write."""
+
+    class WithRawMean(keras.Model):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.tracker = keras.metrics.Mean(name="raw")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+    return WithRawMean

@@ -3,7 +3,7 @@
 import jax
 import keras
 
-from tests.conformance.steps import losses_of_two, parts
+from tests.conformance.steps import losses_of_two, parts, with_raw_mean
 
 
 def updated(metrics, values, update):
@@ -49,15 +49,7 @@ def guide_model(scale):
 
 
 def raw_loss_model():
-    class Model(keras.Model):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.tracker = keras.metrics.Mean(name="raw")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
+    class Model(with_raw_mean()):
         def train_step(self, state, data):
             trainable, non_trainable, optimizer, metrics = state
             x, y = data

@@ -5,7 +5,7 @@
 
 import keras
 
-from tests.conformance.steps import triplet_losses
+from tests.conformance.steps import triplet_losses, with_raw_mean
 
 
 def guide_model(own, scale):
@@ -30,15 +30,7 @@ def guide_model(own, scale):
 
 
 def raw_loss_model(own):
-    class Model(keras.Model):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.tracker = keras.metrics.Mean(name="raw")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
+    class Model(with_raw_mean()):
         def train_step(self, data):
             x, y = data
             [loss] = own.update(self, lambda: [own.mean(own.square(self(x, training=True) - y))])

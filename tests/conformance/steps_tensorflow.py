@@ -8,6 +8,7 @@ from tests.conformance.steps import (
     losses_of_two,
     mixing_losses_of_two,
     parts,
+    with_raw_mean,
 )
 
 mean, total, square = tf.reduce_mean, tf.reduce_sum, tf.square
@@ -26,15 +27,7 @@ def update(model, forward, scale=1.0):
 def vector_loss_model():
     """keras.io's siamese network and WGAN-GP in one: both differentiate a value an example."""
 
-    class Model(keras.Model):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.tracker = keras.metrics.Mean(name="raw")
-
-        @property
-        def metrics(self):
-            return [self.tracker]
-
+    class Model(with_raw_mean()):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:

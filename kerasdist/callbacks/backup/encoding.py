@@ -86,7 +86,10 @@ class Encoder:
         for kind in (list, tuple, set, frozenset, collections.deque):
             if type(value) is kind:
                 items = sorted(value, key=repr) if kind in (set, frozenset) else value
-                forms = [self.encode(one, f"{where}[{i}]", depth) for i, one in enumerate(items)]
+                forms = [
+                    one if type(one) in _PLAIN else self.encode(one, f"{where}[{i}]", depth)
+                    for i, one in enumerate(items)
+                ]
                 return {_TAG: kind.__name__, "items": forms}
         if isinstance(value, dict):
             return {

@@ -87,7 +87,6 @@ class Position:
         self._resume: _Resume | None = None
         self._epochs = 0
         self._adapter: Any = None
-        self._batches: int | None = None
         self._length: int | None = None
         self.unread = 0
         self._is_made = self._is_late = False
@@ -116,10 +115,10 @@ class Position:
             self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(adapter)
         self._length = adapter.num_batches
-        self._batches = self._length if self._goes_on else None
-        if self._batches is not None and self._batches != self._steps:
+        batches = self._length if self._goes_on else None
+        if batches is not None and batches != self._steps:
             self._lost.append(
-                f"the place in {self._batches} batches of which an epoch takes "
+                f"the place in {batches} batches of which an epoch takes "
                 f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
             )
         source = keras_compat.source_of(adapter)
@@ -128,7 +127,7 @@ class Position:
         if keras_compat.is_tf_dataset(source):
             facts = keras_compat.facts_of(source)
             self._lost += [f"in the tf.data pipeline: {one}" for one in facts.unrepeatable]
-            if self._batches is not None:
+            if batches is not None:
                 self._lost.append(
                     f"the place in a tf.data pipeline with an end, with steps_per_epoch="
                     f"{self._steps} (repeat it, or leave steps_per_epoch out)"
@@ -137,7 +136,7 @@ class Position:
                 return  # it is read again, from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws
-        elif self._batches is not None:
+        elif batches is not None:
             return
         self._places = Places(
             source, self._source, self._is_due, read_by_python=self._read_by_python
@@ -226,7 +225,7 @@ class Position:
     def _is_over(self) -> bool:
         """Returns whether data that go on over epochs have ended, so that Keras restarts them."""
         passed = self._passed_before + self._passed
-        return self._goes_on and self._batches is not None and passed >= self._batches > 0
+        return self._goes_on and self._length is not None and passed >= self._length > 0
 
     def batches_passed(self, count: int) -> None:
         """Keeps how many batches of the epoch were trained on."""

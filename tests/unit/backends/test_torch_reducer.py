@@ -31,7 +31,7 @@ class Group:
 def step(served, loss_of):
     variables = [keras.Variable(3.0), keras.Variable(5.0)]
     scope, group = ReplicaScope(0, torch.device("cpu"), copies=False, is_only=True), Group()
-    buckets = HookedBuckets(variables, served, group, scope)
+    buckets = HookedBuckets(variables, served, group, scope, {})
     assert buckets.begin(scope, 0.5)
     loss_of(*(variable.value for variable in variables)).backward()
     in_backward = list(group.started)

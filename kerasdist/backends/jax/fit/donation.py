@@ -77,8 +77,7 @@ passing = _Passing()
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a Keras variable, whose array then is not donated."""
-    mark_read(variable)
+    """Reads a Keras variable, in spite of steps that have its value; `mark_read` comes first."""
     known = _in_steps.get(variable)
     while known is not None and keras_compat.stateless_scope() is None:
         is_stored = keras_compat.stored_value(variable) is not None

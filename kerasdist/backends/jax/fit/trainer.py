@@ -14,7 +14,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.mesh import state_rules
-from kerasdist.backends.jax.mesh.arrays import copied, here, is_sharded, is_traced
+from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -183,10 +183,11 @@ class JaxTrainer(ReplicatedTrainer):
         return model.optimizer.variables
 
 
-def _rows_here(leaf: object) -> Any:
-    if isinstance(leaf, jax.Array) and not is_traced(leaf) and is_sharded(leaf):
-        return leaf.addressable_data(0)
-    return here(leaf)
+def _rows_here(leaf: Any) -> Any:
+    is_global = (
+        isinstance(leaf, jax.Array) and not is_traced(leaf) and not leaf.is_fully_addressable
+    )
+    return leaf.addressable_data(0) if is_global else leaf
 
 
 def _metered(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.components import divided, shares
 from kerasdist.backends.jax.loops.scopes import Scope
-from kerasdist.backends.jax.mesh.layout import AXIS
+from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
 from kerasdist.core import context
 
 if TYPE_CHECKING:
@@ -98,17 +98,6 @@ class ByName(Exchange):
         """Calls the function inline: JAX traces it once, for all replicas."""
         del scope
         return call(list(leaves))
-
-
-def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns the tensor on replica 0, zeros elsewhere, to be summed; booleans become int8."""
-    number = tensor.astype("int8") if tensor.dtype == bool else tensor
-    return jnp.where(is_first(), number, jnp.zeros_like(number))
-
-
-def is_first() -> jax.Array:
-    """Returns whether this device belongs to replica 0, as a traced boolean."""
-    return jax.lax.axis_index(AXIS) == 0
 
 
 @final

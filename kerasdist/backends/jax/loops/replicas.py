@@ -58,7 +58,6 @@ class JaxReplicaSet(ReplicaSet):
         self.arrays = _placement(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
-        # On accelerators a batch is moved there while the step before it runs.
         if isinstance(self.arrays, MeshPlacement):
             self.logical_devices = self.arrays.layout
             if self.arrays.layout.rule is not None:
@@ -115,7 +114,7 @@ class JaxReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the first device.
 
-        The first step copies them to the other devices, in one transfer, and they stay there.
+        The first step copies them to the other devices, and they stay there.
         """
         scopes.add_placement(self.arrays)
         return self.arrays.variables()

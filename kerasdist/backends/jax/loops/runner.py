@@ -250,7 +250,7 @@ class JaxRunner(Runner):
         return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Puts components of equal shape into one array on all devices, in one transfer."""
+        """Puts components into one array on all devices."""
         return self._maker.per_replica(values)
 
     def divide(self, batch: Any, replicas: int) -> Any:
@@ -346,10 +346,7 @@ class JaxRunner(Runner):
         """Replaces every distributed value in a structure by the array of its `Source`."""
 
         def array(leaf: Any) -> Any:
-            if not is_distributed(leaf):
-                return leaf
-            one = leaf.source.array
-            return here(one)
+            return here(leaf.source.array) if is_distributed(leaf) else leaf
 
         return jax.tree.map(array, structure, is_leaf=is_distributed)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -207,3 +208,14 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
     """Returns whether several processes have the devices; no process has those of a plan."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
+
+
+def only_first(tensor: jax.Array) -> jax.Array:
+    """Returns the tensor on replica 0, zeros elsewhere, to be summed; booleans become int8."""
+    number = tensor.astype("int8") if tensor.dtype == bool else tensor
+    return jnp.where(is_first(), number, jnp.zeros_like(number))
+
+
+def is_first() -> jax.Array:
+    """Returns whether this device belongs to replica 0, as a traced boolean."""
+    return jax.lax.axis_index(AXIS) == 0

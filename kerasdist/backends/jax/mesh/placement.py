@@ -257,7 +257,10 @@ class MeshPlacement(Placement):
         def run(state: object, batch: object) -> tuple[Any, Any]:
             self._note_batch(batch)
             outputs, new = step(state, batch)
-            return jax.tree.map(self._read_any, outputs), jax.tree.map(self._as_before, new, state)
+            # A step of the user may return the state in other containers, as in plain Keras.
+            leaves, structure = jax.tree.flatten(new)
+            held = map(self._as_before, leaves, jax.tree.leaves(state))
+            return jax.tree.map(self._read_any, outputs), jax.tree.unflatten(structure, held)
 
         return run
 

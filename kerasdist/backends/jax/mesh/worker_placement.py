@@ -19,7 +19,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.agreement.results import checksum_of
 from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
-from kerasdist.backends.jax.mesh.layout import AXIS, Layout
+from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.job.job import Job
@@ -83,11 +83,7 @@ class WorkerPlacement(MeshPlacement):
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
-        return here(self._gather(array) if is_sharded(array) else array)
-
-    @cached_property
-    def _gather(self) -> Callable[..., Any]:
-        return _sharded_as(self.whole)
+        return here(_sharded_as(self.whole)(array) if is_sharded(array) else array)
 
     def _results(self, outputs: Any) -> Any:
         def result(leaf: object) -> Any:
@@ -125,7 +121,7 @@ class WorkerPlacement(MeshPlacement):
         data = self._exchanged(
             own,
             max(_CHUNK // replicas, 1),
-            lambda chunk: self._gather(self.chosen_rows(chunk, replicas)),
+            lambda chunk: _sharded_as(self.whole)(self.chosen_rows(chunk, replicas)),
         )
         return data.view(rows.dtype).reshape(len(rows) // here * replicas, *rows.shape[1:])
 
@@ -152,8 +148,7 @@ class WorkerPlacement(MeshPlacement):
     @cached_property
     def _chiefs(self) -> Callable[..., Any]:
         def first(chunk: jax.Array) -> jax.Array:
-            is_first = jax.lax.axis_index(AXIS) == 0
-            return jax.lax.psum(jnp.where(is_first, chunk, jnp.zeros_like(chunk)), AXIS)
+            return jax.lax.psum(only_first(chunk), AXIS)
 
         whole = PartitionSpec()
         return jax.jit(

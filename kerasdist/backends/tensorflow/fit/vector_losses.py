@@ -16,10 +16,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasdist.api.replica_context import BatchShare, one_device_replica
+from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.tensorflow.fit.gradients import on_values
 from kerasdist.backends.tensorflow.private.patches import install_tape_gradient
 from kerasdist.backends.tensorflow.replica.variables import copies
+from kerasdist.core.context import one_device_replica
 
 
 @cache

@@ -146,22 +146,28 @@ def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
             keras_compat.move_optimizer(one, its_own)
 
 
-def _make_state(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _make_state(
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,  # Keras's name, by which some optimizers pass it
+    *args: object,
+    **kwargs: object,
+) -> Any:
     """Makes an optimizer's variable in the scope of its strategy, or of the model's strategy.
 
     So users need not call ``optimizer.build`` in the scope.
     """
     if tf.distribute.has_strategy():
-        return original(optimizer, *args, **kwargs)
-    reference = kwargs.get("reference_variable", args[0] if args else None)
-    held = [reference] if isinstance(reference, keras.Variable) else []
+        return original(optimizer, reference_variable, *args, **kwargs)
+    is_held = isinstance(reference_variable, keras.Variable)
+    held = [reference_variable] if is_held else []
     native_strategy = _native_strategy_of([*held, *optimizer.variables[:1]])
     if native_strategy is None:
-        return original(optimizer, *args, **kwargs)
+        return original(optimizer, reference_variable, *args, **kwargs)
     with NativeScope(native_strategy):
         if not keras_compat.belongs_to(optimizer, native_strategy):
             keras_compat.adopt_optimizer(optimizer, native_strategy)
-        return original(optimizer, *args, **kwargs)
+        return original(optimizer, reference_variable, *args, **kwargs)
 
 
 def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:

@@ -179,18 +179,17 @@ def combined(
         is_mean = variable.aggregation == "mean" and target.is_floating_point()
         # Replica 0 started a sum from the value itself, the others from zero.
         total = target if is_sum and key not in brought[0] else None
-        weight = 0.0
+        weight = sum(scope.weight for scope, own in zip(scopes, brought, strict=True) if key in own)
         for scope, own in zip(scopes, brought, strict=True):
             if key not in own:
                 continue
-            weight += scope.weight
             value = own[key].to(target.device)
-            if is_mean:
-                value = value * scope.weight
+            if is_mean:  # by its part of the weights: 1, which does not round, of a single value
+                value = value * (scope.weight / weight)
             if total is None:
                 total = value
             elif is_sum or is_mean:
                 total = total + value
         assert total is not None  # some replica has assigned to it
-        values.append(total / weight if is_mean else total)
+        values.append(total)
     return values

@@ -110,6 +110,7 @@ class Steps:
         rules = FitRules(self._group, _sums_of(model), _written_alike(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
+        reports_itself = not model.runs_builtin_steps
 
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
@@ -120,7 +121,7 @@ class Steps:
                     logs = self._alone(alone, batch)
                 else:
                     each = self._replicas.run(model.bound_strategy, step, parts, rules)
-                    wanted = self._replicas.batch_logs_matter or not model.runs_builtin_steps
+                    wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             return logs
 

@@ -52,8 +52,7 @@ class TorchTrial(Trial):
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a clone of a variable's value, whole on each worker."""
-        with keras_compat.in_trial(None):  # what the variable itself holds
-            value = shards.read(variable)
+        value = shards.read(variable)
         return None if value is None else _clone(value)
 
     def write(self, variable: keras.Variable, value: Any) -> None:

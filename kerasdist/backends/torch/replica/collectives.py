@@ -1,8 +1,8 @@
 """Collectives between replicas: sums, gathers, and the update of the variables.
 
 The replicas of a process are threads that meet (`threads.py`). The last thread to arrive combines
-the threads' values, and the result with that of the other processes (`group.py`). A process's only
-replica meets nobody.
+the threads' values, and the result with that of the other processes (`process_group.py`). A
+process's only replica waits for no thread.
 """
 
 from __future__ import annotations

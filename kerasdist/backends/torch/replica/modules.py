@@ -17,11 +17,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import one_device_replica
 from kerasdist.backends.torch.replica.collectives import TorchCollectives
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core import context
+from kerasdist.core.context import one_device_replica
 from kerasdist.errors import ReplicaError, UnsupportedError
 
 # The modules that hold a replica's tensors now. Replicas take turns, so that another one finds a

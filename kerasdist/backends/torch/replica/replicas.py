@@ -273,7 +273,7 @@ def _free_bytes(gpu: torch.device) -> int:
 class LocalReplicas:
     """The replicas of a process: scopes and collectives that they reuse, a thread for each.
 
-    A process's only replica runs in the thread that calls, and meets nobody.
+    A process's only replica runs in the thread that calls, and waits for no other.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -288,7 +288,7 @@ class LocalReplicas:
         self._pool: ThreadPool | None = None
         if len(devices) > 1:
             self._pool = ThreadPool(len(devices), timeout=replica_set.timeout)
-            weakref.finalize(replica_set, self._pool.close)
+            self._end = weakref.finalize(replica_set, self._pool.close)
         self._scopes = [
             ReplicaScope(
                 rank,
@@ -318,7 +318,7 @@ class LocalReplicas:
     def close(self) -> None:
         """Ends the threads."""
         if self._pool is not None:
-            self._pool.close()
+            self._end()
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules

@@ -13,7 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.gradients import Gradients
-from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard
+from kerasdist.backends.torch.state.shards import Shard
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import (
@@ -143,7 +143,7 @@ class Buckets:
         group: ProcessGroup,
         channel: dist.ProcessGroup | None = None,
         *,
-        shards: Mapping[int, Shard] = NONE_SHARDED,
+        shards: Mapping[int, Shard],
         last_bytes: int | None = None,
     ) -> None:
         """Makes buckets for those of `count` variables whose index is in `like`.

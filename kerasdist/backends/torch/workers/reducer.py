@@ -26,7 +26,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.state import sharded_optimizers
-from kerasdist.backends.torch.state.shards import NONE_SHARDED, Shard, shard_of
+from kerasdist.backends.torch.state.shards import Shard, shard_of
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum
 from kerasdist.backends.torch.workers.process_group import ProcessGroup
@@ -129,7 +129,7 @@ class HookedBuckets(Buckets):
         served: Sequence[bool],
         group: ProcessGroup,
         scope: ReplicaScope,
-        shards: Mapping[int, Shard] = NONE_SHARDED,
+        shards: Mapping[int, Shard],
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter that is served."""
         self._variables = list(variables)  # `begin` checks whether a parameter was replaced

@@ -1,0 +1,235 @@
+"""What runs on from a backup is, to the last bit, the run that nothing interrupted."""
+
+import contextlib
+import warnings
+
+import numpy as np
+
+from tests.conformance.double import FLOAT64, double_precision
+from tests.conformance.interruptions import (
+    InterruptionError,
+    arrays,
+    exact,
+    interrupting,
+    network,
+    run,
+    same,
+)
+from tests.conformance.lab import fresh, values
+from tests.conformance.lazy import kd, keras
+from tests.conformance.registry import case
+
+
+def scaling_rate(epoch, rate):
+    return rate * 0.8
+
+
+def rate_of(model):
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def callbacks_with_plain_state(folder):
+    class Rates(keras.callbacks.Callback):
+        """Changes the rate as an epoch begins, by draws of its own, and notes all rates."""
+
+        def __init__(self):
+            super().__init__()
+            self.shown = []
+            self.generator = np.random.default_rng(3)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            factor = self.generator.uniform(0.9, 1.0)
+            self.model.optimizer.learning_rate = rate_of(self.model) * factor
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.shown.append((rate_of(self.model), logs["loss"]))
+
+    return [
+        keras.callbacks.LearningRateScheduler(scaling_rate),
+        Rates(),
+        keras.callbacks.EarlyStopping(
+            "val_loss", mode="max", patience=5, restore_best_weights=True
+        ),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=9.0, cooldown=1),
+        keras.callbacks.CSVLogger(folder / "new.csv"),
+        keras.callbacks.CSVLogger(folder / "appended.csv", append=True),
+        keras.callbacks.TerminateOnNaN(),
+    ]
+
+
+@case("restarts", replicas=(2,))
+def callbacks(lab):
+    """Callbacks that set the rate, remember weights, or write lines."""
+    # Twice in one epoch, and again between a line of its end and the backup of it.
+    exact(lab, arrays(), callbacks_with_plain_state, at=(13, 15, 16.5))
+
+
+@case("restarts", replicas=(2,))
+def averages(lab):
+    """`SwapEMAWeights` with gradient accumulation, and `ModelCheckpoint` of the best."""
+
+    def build():
+        optimizer = keras.optimizers.SGD(
+            0.1, momentum=0.5, use_ema=True, gradient_accumulation_steps=2
+        )
+        return network(optimizer)
+
+    def listed(folder):
+        class Best(keras.callbacks.ModelCheckpoint):
+            @property
+            def shown(self):
+                return [self.best]
+
+        return [
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            Best(folder / "w.weights.h5", "val_loss", save_best_only=True, save_weights_only=True),
+        ]
+
+    exact(lab, arrays(), listed, build=build)
+
+
+@case("restarts", replicas=(2,))
+def warmup(lab):
+    """`LearningRateWarmup`, over more than the first epoch."""
+    exact(
+        lab,
+        arrays(shuffle="batch"),
+        lambda folder: [kd.callbacks.LearningRateWarmup(epochs=2.5)],
+        build=lambda: network(keras.optimizers.SGD(0.2)),
+    )
+
+
+@case("restarts", replicas=(2,))
+def several_steps(lab):
+    """Three steps in an execution, of which the last one of an epoch has two."""
+    build = lambda: network(steps_per_execution=3)  # noqa: E731
+    exact(lab, arrays(), at=(9, 14, 16.5), build=build)
+
+
+@case("restarts", replicas=(2,))
+def stopped_already(lab):
+    """A run that EarlyStopping has stopped, and that dies as it ends, trains no further."""
+
+    class Dying(keras.callbacks.Callback):
+        def __init__(self, dies):
+            super().__init__()
+            self.dies = dies
+
+        def on_train_end(self, logs=None):
+            if self.dies:
+                raise InterruptionError
+
+    def listed(dies):
+        stop = keras.callbacks.EarlyStopping(
+            "loss", patience=0, min_delta=9.0, restore_best_weights=True
+        )
+        return lambda folder: [Dying(dies), stop]
+
+    with lab.folder() as one, lab.folder() as other:
+        expected = run(lab, one, arrays(), listed(False), epochs=5)
+        with contextlib.suppress(InterruptionError):
+            run(lab, other, arrays(), listed(True), epochs=5)
+        found = run(lab, other, arrays(), listed(False), epochs=5)
+    lab.equal(found["epochs"], [0, 1])
+    lab.check(same(found, expected), f"{found} instead of {expected}")
+
+
+@case("restarts", replicas=(2,))
+def said(lab):
+    """What cannot be brought back is in one warning; `state_dict` brings back the hidden."""
+
+    class Hidden:
+        """Holds a number where nobody looks."""
+
+        __slots__ = ("number",)
+
+        def __init__(self):
+            self.number = 0
+
+    class Counting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.hidden = Hidden()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.hidden.number += 1
+
+        @property
+        def shown(self):
+            return self.hidden.number
+
+    class Saying(Counting):
+        def state_dict(self):
+            return {"number": self.hidden.number}
+
+        def load_state_dict(self, state):
+            self.hidden.number = state["number"]
+
+    exact(lab, arrays(), lambda folder: [Saying()], at=(13,))
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    with lab.folder() as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(lab, folder, arrays(), lambda folder: [Counting(), note])
+        messages = [str(one.message) for one in told if "cannot bring back" in str(one.message)]
+        messages = lab.everyone(messages)[0]
+    lab.check(len(messages) == 1, f"{len(messages)} warnings")
+    for part in ("Counting.hidden (Hidden)", "LambdaCallback: seen (list)", "state_dict()"):
+        lab.check(part in messages[0], f"{part!r} is not in {messages[0]!r}")
+
+
+@case("restarts", replicas=(2,))
+def on_twice_as_many_replicas(lab):
+    """Interrupted on 2 replicas, and gone on with 4: the untouched run, but for rounding."""
+
+    def build():
+        layers = keras.layers
+        norm = layers.BatchNormalization(momentum=0.5)
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(4, "tanh"), norm, layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+        return model
+
+    more, options = lab.with_replicas(2 * lab.replicas), {"build": build, "epochs": 2}
+    with double_precision(lab.backend), lab.folder() as whole, lab.folder() as torn:
+        expected = run(lab, whole, arrays(), **options)
+        with contextlib.suppress(InterruptionError):
+            run(lab, torn, arrays(), at=7, **options)
+        lab.equal(expected, run(more, torn, arrays(), **options), FLOAT64)
+
+
+def _forget_earlier_calls():
+    """As a new process does."""
+    from kerasdist.callbacks.backup import run_files
+
+    run_files._ENDED.clear()
+
+
+@case("restarts", replicas=(2,))
+def two_calls_of_fit(lab):
+    """A script that calls `fit` twice with one folder, and dies in the second call."""
+
+    def script(folder, at=None):
+        _forget_earlier_calls()
+        fresh()
+        with lab.strategy().scope():
+            model = network()
+        kept = []
+        for struck in (None, at):
+            callbacks = [kd.callbacks.BackupAndRestore(folder, save_freq=3)]
+            callbacks += [interrupting(struck)] if struck else []
+            arguments = {**arrays()(), "epochs": 2, "verbose": 0, "callbacks": callbacks}
+            kept.append(model.fit(**arguments).history)
+        return [kept, values(model.variables)]
+
+    with lab.folder() as one, lab.folder() as other, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        expected = script(one)
+        with contextlib.suppress(InterruptionError):
+            script(other, at=13)
+        found = script(other)
+        messages = [str(one.message) for one in told if "a later call of fit" in str(one.message)]
+        messages = lab.everyone(messages)[0]
+    lab.check(same(found, expected), f"{found} instead of {expected}")
+    lab.check(len(messages) == 1, f"{messages}")
