@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,14 @@ def save(
         path = str(Path(path).absolute())
 
     is_one_file = _is_one_file(original.__name__, *args, **kwargs)
+    makes_folders = not is_one_file or kwargs.get("zipped") is False or whole_files.is_remote(path)
+    all_read = binding is not None and binding.replicas.reads_need_all_workers
 
     def write() -> None:
+        if all_read and not (makes_folders or os.access(Path(path).parent, os.W_OK)):
+            # It fails below, before it reads anything: the others would wait for it in their reads.
+            with write_aside():
+                pass
         if not is_one_file or Path(path).is_dir():
             # Without a temporary name: to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
@@ -47,12 +54,17 @@ def save(
         with whole_files.replacing(path) as name:
             original(model, name, *args, **kwargs)
 
+    @contextmanager
+    def write_aside() -> Generator[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
+            yield folder
+
     if job.is_chief:
         write_and_tell(write, path, job)
-    elif binding is not None and binding.replicas.reads_need_all_workers:
-        with tempfile.TemporaryDirectory() as folder:
-            # Reads what the chief reads; what it writes serves where the chief's file is not seen.
-            original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
+    elif all_read:
+        # Reads what the chief reads; what it writes serves where the chief's file is not seen.
+        with write_aside() as folder:
             if not is_written_by_chief(path, job):
                 shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
     elif not is_written_by_chief(path, job):

@@ -34,13 +34,13 @@ _ON_TORCH = (
     "worker_callbacks.backup_and_restore",
     "worker_callbacks.checkpoints",
     "worker_saves.save_on_all_workers",
-    "worker_saves.save_on_some_workers",
     "workers.custom_loop",
 )
 # They are about another strategy, or a model outside of the scope; or compare with a plain model
 # that the case makes by itself.
 _NOT_IN_SCOPE = (
     "worker_saves.chief_alone_in_the_scope",  # it is there anyway
+    "worker_saves.save_on_some_workers",
     "workers.equal_results",
     "workers.mixed_float16",
     "workers.model_made_outside_of_the_scope",

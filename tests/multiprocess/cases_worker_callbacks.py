@@ -393,7 +393,8 @@ def telemetry(lab):
     rank, workers = lab.job.rank, lab.job.num_workers
     slow = 1 % workers
 
-    data = slow_batches(ROWS, BATCH, seconds=0.1 * (rank == slow))
+    # Long enough that batches read ahead while a step waits for the machine do not hide it.
+    data = slow_batches(ROWS, BATCH, seconds=0.3 * (rank == slow))
     with lab.folder() as folder:
         model = _model(lab)
         keras.utils.set_random_seed(12)

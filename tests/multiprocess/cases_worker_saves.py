@@ -30,9 +30,9 @@ class Written:
         self._module.replacing = self._original
 
 
-def trained(lab):
+def trained(lab, **options):
     x, y = regression(12)
-    with lab.strategy().scope():
+    with lab.strategy(**options).scope():
         layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((4,)), *layers])
         model.compile("adam", "mse", metrics=["mae"])
@@ -95,7 +95,7 @@ def chief_alone_in_the_scope(lab):
 @case("workers")
 def save_on_some_workers(lab):
     """One worker alone, and each worker to a path of its own: nothing waits for the others."""
-    model, x = trained(lab)
+    model, x = trained(lab, sharding=None)  # a strategy that has run no custom loop
     rank, expected = lab.job.rank, model.get_weights()
     with lab.folder() as folder:
         if lab.job.is_chief:
@@ -118,10 +118,12 @@ def save_on_some_workers(lab):
     lab.check(np.isfinite(expected[0]).all(), "weights")
 
 
-# The last one: the strategy of the other cases has run no custom loop.
 @case("workers")
 def save_after_a_custom_loop(lab):
-    """All workers save a model with moving statistics that a custom loop has updated."""
+    """All workers save a model with moving statistics that a custom loop has updated.
+
+    Reading them needs all workers; where the chief cannot write, the others must not wait for it.
+    """
     strategy = lab.strategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
@@ -132,5 +134,9 @@ def save_after_a_custom_loop(lab):
     with lab.folder() as folder:
         model.save(folder / "m.keras")
         loaded = keras.models.load_model(folder / "m.keras")
-        lab.everyone("loaded")
+        for save, name in ((model.save, "m.keras"), (model.save_weights, "m.weights.h5")):
+            with lab.raises(
+                (OSError, kd.errors.JobError), "No such file|Unable|Expected worker 0 to sa"
+            ):
+                save(folder / "missing" / name)
     lab.equal(loaded.get_weights(), model.get_weights())
