@@ -1,1 +1,0 @@
-"""What `fit` does on JAX: batches, steps, donated state."""

@@ -1,1 +1,0 @@
-"""Custom loops: `run`, `function`, values of replicas, collectives."""

@@ -1,1 +1,0 @@
-"""Where values lie on the devices: placement, layout, sharding."""

@@ -1,1 +1,0 @@
-"""How workers of a job find each other."""

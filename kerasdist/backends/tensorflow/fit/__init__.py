@@ -1,1 +1,0 @@
-"""What `fit` does on TensorFlow: batches, steps, gradients."""

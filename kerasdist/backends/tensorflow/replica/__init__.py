@@ -1,1 +1,0 @@
-"""Replicas of `tf.distribute`: how they run, merge and exchange tensors."""

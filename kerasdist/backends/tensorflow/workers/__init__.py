@@ -1,1 +1,0 @@
-"""Workers of a job: groups of `tf.distribute`, datasets of workers."""

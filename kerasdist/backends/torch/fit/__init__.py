@@ -1,1 +1,0 @@
-"""What `fit` does on PyTorch: batches, steps, logs."""

@@ -1,1 +1,0 @@
-"""Replicas as threads: how they run, wait for each other and exchange tensors."""

@@ -1,1 +1,0 @@
-"""Workers of a job: process groups, and gradients that travel in buckets."""
