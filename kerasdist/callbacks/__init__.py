@@ -5,9 +5,8 @@ A public name is loaded when it is first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kerasdist.core import lazy
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
@@ -38,4 +37,14 @@ _HOMES = {
     "Telemetry": "telemetry",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
