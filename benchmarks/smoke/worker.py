@@ -20,7 +20,7 @@ from kerasdist.backends import registry
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import parse_devices
-from kerasdist.job import current
+from kerasdist.job.job import join_job
 from kerasdist.training import hooks
 from smoke.models import EXAMPLES, SEED, exact, outcome
 from smoke.workers import KILLED
@@ -36,7 +36,7 @@ def _strategy(kind: str) -> Strategy:
     # A strategy of one worker is plain Keras's, so that no group would be made.
     backend = registry.current()
     where = os.environ["KERASDIST_COORDINATOR"]
-    job, _ = current.join(Membership("chief", 0, 0, 1, (), where, "gpu_smoke"), {})
+    job, _ = join_job(Membership("chief", 0, 0, 1, (), where, "gpu_smoke"), {})
     backend.connect(job)
     replicas = backend.replica_set(parse_devices([device]), ReplicaOptions(), job)
     job.after_connecting()

@@ -8,7 +8,7 @@ from typing import Any
 
 from kerasdist.cluster import detection
 from kerasdist.errors import KerasdistError
-from kerasdist.job import current
+from kerasdist.job.job import current_job
 
 
 def is_chief() -> bool:
@@ -16,7 +16,7 @@ def is_chief() -> bool:
 
     Before the job is joined, the environment says which worker this is.
     """
-    job = current.current()
+    job = current_job()
     return _is_chief_by_environment() if job is None else job.is_chief
 
 

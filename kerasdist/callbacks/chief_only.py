@@ -6,7 +6,7 @@ from typing import final
 
 import keras
 
-from kerasdist.job.current import current
+from kerasdist.job.job import current_job
 
 # The methods that Keras calls on a callback.
 _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
@@ -57,5 +57,5 @@ class ChiefOnly(DelegatingCallback):
         Args:
             callback: The callback.
         """
-        job = current()
+        job = current_job()
         super().__init__(callback, heard=job is None or job.is_chief)

@@ -7,7 +7,7 @@ from typing import final
 
 import keras
 
-from kerasdist.job.current import current
+from kerasdist.job.job import current_job
 
 _REDUCTIONS = {
     "mean": lambda values: sum(values) / len(values),
@@ -54,7 +54,7 @@ class MetricsReduction(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reduces the logs in place. All workers must call it, with logs of the same names."""
-        job = current()
+        job = current_job()
         if job is None or not logs:
             return
         own = {name: value for name, value in logs.items() if isinstance(value, int | float)}

@@ -8,7 +8,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -307,6 +307,42 @@ class Job:
         for callback in reversed(self._at_leave):
             callback()
         self._monitor.disarm()
+
+
+# The name in messages of a compiled step outside of `fit` and `strategy.run`.
+FUNCTION = "kerasdist.function"
+
+# The job of this process; there is at most one.
+_current: list[Job] = []
+
+_ALONE = nullcontext()
+
+
+def join_job(membership: Membership, facts: Mapping[str, object]) -> tuple[Job, bool]:
+    """Returns the job of this process, and whether it was joined just now.
+
+    All workers must call it. A second strategy gets the job that the first one joined.
+    """
+    if _current:
+        if _current[0].membership != membership:
+            raise JobError(
+                "Expected one job for all strategies of a process. Received: "
+                f"{membership}, after {_current[0].membership}. Make them with the same resolver."
+            )
+        return _current[0], False
+    job = Job(membership, facts, Timeouts.of_environment())
+    _current.append(job)
+    return job, True
+
+
+def current_job() -> Job | None:
+    """Returns the job of this process, None if it is alone."""
+    return _current[0] if _current else None
+
+
+def translating_failures(place: str) -> AbstractContextManager[None]:
+    """Returns a context that raises WorkerLostError in place of errors that a loss causes."""
+    return _current[0].translating_failures(place) if _current else _ALONE
 
 
 def _failing_exit(error: SystemExit) -> tuple[str, int] | None:

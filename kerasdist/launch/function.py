@@ -24,7 +24,7 @@ from kerasdist.cluster import detection
 from kerasdist.cluster.kerasdist_variables import RANK
 from kerasdist.core.backend_choice import VARIABLE
 from kerasdist.errors import JobError, UnsupportedError
-from kerasdist.job import current
+from kerasdist.job.job import current_job
 from kerasdist.launch.job import run_job
 from kerasdist.launch.placement import with_workers
 from kerasdist.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
@@ -104,7 +104,7 @@ def launch(
         DeviceError: If there is to be a worker a GPU, and there is none.
         UnsupportedError: If the function or its arguments cannot be pickled.
     """
-    if current.current() is not None or detection.detect() is not None:
+    if current_job() is not None or detection.detect() is not None:
         raise JobError(
             "Expected a process that is no worker of a job, since each of the workers would start "
             f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function."

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import final
 
-from kerasdist.job import current, interruption
+from kerasdist.job import interruption
 from kerasdist.job.interruption import ExitCode
+from kerasdist.job.job import current_job
 from kerasdist.launch import report
 from kerasdist.launch.job import Attempt, Held
 from kerasdist.launch.placement import place
@@ -200,7 +201,7 @@ class Ranks:
             return
         # Python does not tell the code of a sys.exit: it counts as 0, until the others tell more.
         code = int(getattr(sys, "last_value", None) is not None)
-        has_joined = current.current() is not None
+        has_joined = current_job() is not None
         self._self.end(code if has_joined else 1)
         if (of_job := self.finish(code)) != code:
             interruption.end_process(of_job)

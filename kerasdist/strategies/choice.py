@@ -18,8 +18,7 @@ from kerasdist.core import gpus
 from kerasdist.core.devices import GPU_BUILDS, Device, check_available, parse_devices
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
-from kerasdist.job import current
-from kerasdist.job.job import Job
+from kerasdist.job.job import Job, current_job
 from kerasdist.strategies import processes
 
 
@@ -29,7 +28,7 @@ def require_no_other_workers(strategy: str) -> None:
     Each worker would train by itself, on all data, and nothing would show it. A worker that has
     joined the job may use such a strategy beside it.
     """
-    if current.current() is not None or processes.are_started_by_script():
+    if current_job() is not None or processes.are_started_by_script():
         return
     try:
         resolver = detection.detect()
@@ -205,7 +204,7 @@ def check_promise(backend: Backend) -> None:
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)
-    job = current.current()
+    job = current_job()
     if visible and (job is None or job.is_chief):
         warn_user(
             f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "

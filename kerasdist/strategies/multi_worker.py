@@ -22,8 +22,7 @@ from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
-from kerasdist.job import current
-from kerasdist.job.job import Job
+from kerasdist.job.job import Job, join_job
 from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
 from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.training import hooks, randomness
@@ -118,7 +117,7 @@ def replicas_of_job(
 ) -> ReplicaSet:
     """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
     prepare(backend, names)
-    job, is_new = current.join(place, _versions(backend))
+    job, is_new = join_job(place, _versions(backend))
     if is_new:
         devices = _connected(backend, job, names)
     else:

@@ -14,7 +14,7 @@ from kerasdist.core.backend_choice import WANT_PROCESS_A_DEVICE
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import current
+from kerasdist.job.job import current_job
 from kerasdist.launch import ranks
 from kerasdist.launch.ranks import Ranks
 
@@ -50,7 +50,7 @@ def told_devices() -> str | None:
     if ranks.is_child():
         return None
     told = os.environ.get(MIRRORED) or None
-    if current.current() is not None:
+    if current_job() is not None:
         return _joined[0] if _joined else told
     return None if told == JOINED else told
 

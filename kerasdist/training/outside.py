@@ -10,7 +10,7 @@ import keras
 from kerasdist.core import context, ownership
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import ScopeError, UnsupportedError
-from kerasdist.job.current import current
+from kerasdist.job.job import current_job
 
 # The models about which a warning was given.
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -50,7 +50,7 @@ def warn(model: keras.Model, call: str) -> None:
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
     if strategy is None or model in _told:
         return
-    job = current()
+    job = current_job()
     place = (
         f"model={model.name!r}, made outside of the scope of {strategy}. Make and compile the "
         "model inside of `with strategy.scope():`"

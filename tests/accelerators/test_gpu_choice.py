@@ -325,7 +325,7 @@ def made(machine_with, monkeypatch):
         return job, len(joined) == 1
 
     monkeypatch.setattr(multi_worker, "_own", [])
-    monkeypatch.setattr(multi_worker.current, "join", join)
+    monkeypatch.setattr(multi_worker, "join_job", join)
     monkeypatch.setattr(multi_worker.randomness, "ensure_equal", lambda job, begins: None)
     monkeypatch.setattr(multi_worker, "_versions", lambda backend: {})
 

@@ -25,7 +25,7 @@ strategy(shardings[0])  # before the framework starts
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from kerasdist.job.current import current  # noqa: E402
+from kerasdist.job.job import current_job  # noqa: E402
 from tests.conformance.lab import optimizer_values, values  # noqa: E402
 from tests.conformance.models import regression  # noqa: E402
 
@@ -61,12 +61,12 @@ for sharding in shardings:
     backup = kd.callbacks.BackupAndRestore(place, save_freq=2, delete_checkpoint=False)
     backup.save = measured(backup.save, writing)
     expected = trained(sharding, backup)
-    current().all_gather_object("written", None)
+    current_job().all_gather_object("written", None)
     again = kd.callbacks.BackupAndRestore(place, save_freq=2, delete_checkpoint=False)
     again.on_train_begin = measured(again.on_train_begin, reading)
     restored = trained(sharding, again)
     assert all(map(np.array_equal, restored, expected)), "another state"
     sizes = f"writing {' '.join(map(str, writing))}, reading {' '.join(map(str, reading))}"
     print(f"{sharding}: largest {4 * WIDTH * WIDTH}, {sizes}", flush=True)
-current().leave()
+current_job().leave()
 os._exit(0)  # the end of the interpreter would stop tracing

@@ -21,7 +21,7 @@ import pytest  # noqa: E402
 from kerasdist.backends import registry  # noqa: E402
 from kerasdist.backends.base.options import ReplicaOptions  # noqa: E402
 from kerasdist.backends.jax.workers import connection  # noqa: E402
-from kerasdist.job import current  # noqa: E402
+from kerasdist.job import job as jobs  # noqa: E402
 
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas
 RANK = jax.process_index()
@@ -168,7 +168,7 @@ def a_tpu_strategy_takes_devices_one_by_one():
 @case
 def processes_of_a_slice_without_a_job():
     devices = STRATEGY.replica_set.devices
-    job = current._current.pop()  # as where JAX knows of other processes, and kerasdist does not
+    job = jobs._current.pop()  # as where JAX knows of other processes, and kerasdist does not
     try:
         with pytest.raises(kd.errors.JobError, match="all 2 processes that JAX knows"):
             registry.current().replica_set(devices, ReplicaOptions())
@@ -176,7 +176,7 @@ def processes_of_a_slice_without_a_job():
         assert registry.current().replica_set(devices, ReplicaOptions()).num_replicas == len(HERE)
     finally:
         os.environ.pop("KERASDIST_CLUSTER", None)
-        current._current.append(job)
+        jobs._current.append(job)
 
 
 @case

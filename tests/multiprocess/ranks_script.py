@@ -12,7 +12,7 @@ from pathlib import Path
 from kerasdist.cluster import detect
 from kerasdist.cluster.kerasdist_variables import RANK
 from kerasdist.errors import JobError
-from kerasdist.job import current
+from kerasdist.job.job import join_job
 from kerasdist.launch.ranks import Ranks, command
 
 SECONDS = 60
@@ -89,7 +89,7 @@ def main():
     elif sys.argv[1] == "end_early":
         return
     try:
-        job, _ = current.join(detect().membership(), {})
+        job, _ = join_job(detect().membership(), {})
     except JobError:
         sys.exit("kept from its end")
     job.after_connecting()

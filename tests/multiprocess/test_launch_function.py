@@ -21,8 +21,8 @@ factor = 10
 
 def joined():
     from kerasdist.cluster import detect
-    from kerasdist.job import current
-    job, _ = current.join(detect().membership(), {})
+    from kerasdist.job.job import join_job
+    job, _ = join_job(detect().membership(), {})
     job.after_connecting()
     return job
 

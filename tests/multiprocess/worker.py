@@ -39,9 +39,9 @@ def main(backend: str, layout: Layout, keys: list[str]):
         raise SystemExit(f"Expected {layout.replicas} replicas. Received: {strategy}.")
     import keras
 
-    from kerasdist.job import current
+    from kerasdist.job.job import current_job
 
-    job = current.current()
+    job = current_job()
     lab_of = labs(strategy, layout)
     keras.utils.disable_interactive_logging()
     keras.config.disable_traceback_filtering()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
-from kerasdist.job.current import current
+from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
     import keras
@@ -29,7 +29,7 @@ def not_summable(dtype: str, wider: str) -> TypeError:
 
 def differing_assignment(variable: keras.Variable) -> DisagreementError:
     """Returns the error if workers assign different values to a variable that they divide."""
-    job = current()
+    job = current_job()
     place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
     return DisagreementError(
         f"{place}Expected all workers to assign the same value to a divided variable, of which "

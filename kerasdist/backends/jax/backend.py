@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
 import keras
@@ -25,11 +25,7 @@ from kerasdist.backends.jax.workers import connection
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
-from kerasdist.job import current
-
-if TYPE_CHECKING:
-    from kerasdist.job.job import Job
-
+from kerasdist.job.job import Job, current_job
 
 _SETTINGS = (
     "jax_default_matmul_precision",
@@ -174,7 +170,7 @@ def _require_no_other_processes(kind: str) -> None:
     job may use such a strategy beside it.
     """
     count = jax.process_count(kind)
-    if count > 1 and current.current() is None and not kerasdist_variables.is_independent(None):
+    if count > 1 and current_job() is None and not kerasdist_variables.is_independent(None):
         raise JobError(
             f"Expected a strategy over all {count} processes that JAX knows, of which this is "
             f"number {jax.process_index(kind)}. Received: a strategy of one process, since no "

@@ -31,9 +31,8 @@ from kerasdist.callbacks.backup.variables import (
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
-from kerasdist.job.current import current
 from kerasdist.job.interruption import ExitCode
-from kerasdist.job.job import Job
+from kerasdist.job.job import Job, current_job
 from kerasdist.training.binding import binding_of
 
 
@@ -181,7 +180,7 @@ class BackupAndRestore(Callback):
                 "Expected a model that is built, to restore its variables. Received: "
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
-        job = current()
+        job = current_job()
         variables = variables_of(self.model)
         self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
         binding = binding_of(model)
@@ -288,7 +287,7 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._position.batches_passed(done)
-        if self._asked and current() is None:  # with other workers, they vote on it
+        if self._asked and current_job() is None:  # with other workers, they vote on it
             self.leave(self._epoch, done)
         if isinstance(self.save_freq, str):
             return
@@ -298,7 +297,7 @@ class BackupAndRestore(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Backs up."""
         del logs
-        if self._asked and current() is None:
+        if self._asked and current_job() is None:
             self.leave(epoch + 1, 0)
         self.save(epoch + 1, 0)
 
@@ -328,7 +327,7 @@ class BackupAndRestore(Callback):
         arrays = to_write(variables, elsewhere=pieces)
         if batches:
             add_up_anew(variables, arrays)
-        job = current()
+        job = current_job()
         stopping = bool(keras_compat.model_of(self).stop_training)
         of_gpus = [random_states.of_gpus()]
         if job is not None:
@@ -405,7 +404,7 @@ class BackupAndRestore(Callback):
         keras_compat.skip_batches(model, self._skipped, self._position.unread, logs, then)
 
     def _put_back_random_states_of_gpus(self, facts: Mapping[str, Any]) -> None:
-        job = current()
+        job = current_job()
         rank = 0 if job is None else job.rank
         states = facts["random of gpus"]
         if rank < len(states):

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from kerasdist.cluster import detect
-from kerasdist.job import current
+from kerasdist.job.job import join_job
 
 
 def joined():
     """Joins the job that the environment tells of, as a strategy does."""
-    job, _ = current.join(detect().membership(), {"keras": "1"})
+    job, _ = join_job(detect().membership(), {"keras": "1"})
     job.after_connecting()
     return job
 

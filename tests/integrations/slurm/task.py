@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from kerasdist.cluster import detect
-from kerasdist.job import current
 from kerasdist.job.interruption import ExitCode
+from kerasdist.job.job import join_job
 
 FOLDER = Path(os.environ["SLURM_STANDS_IN"])
 
@@ -34,7 +34,7 @@ def be_killed_the_first_time(job):
 
 
 def main():
-    job, _ = current.join(detect().membership(), {"keras": "1"})
+    job, _ = join_job(detect().membership(), {"keras": "1"})
     job.after_connecting()
     place = job.membership
     ranks = job.all_gather_object("ranks", job.rank)

@@ -7,7 +7,6 @@ import pytest
 
 from kerasdist.core.devices import Device, parse_devices
 from kerasdist.errors import UnsupportedError
-from kerasdist.job import current
 from kerasdist.launch import ranks
 from kerasdist.strategies import processes
 
@@ -24,7 +23,7 @@ def a_script_that_nobody_has_started(monkeypatch):
     monkeypatch.setattr(ranks, "why_not_again", lambda: None)
     monkeypatch.setattr(ranks, "why_not_unasked", lambda: None)
     monkeypatch.setattr(ranks, "is_child", lambda: False)
-    monkeypatch.setattr(current, "current", lambda: None)
+    monkeypatch.setattr(processes, "current_job", lambda: None)
     monkeypatch.setattr(processes, "_joined", [])
 
 
@@ -102,7 +101,7 @@ def test_who_is_a_worker(monkeypatch, told, devices, others):
 def test_a_second_strategy_finds_the_devices_of_the_first(monkeypatch):
     monkeypatch.setenv("KERASDIST_MIRRORED", "cpu:0,cpu:0")
     processes.after_joining("cpu:0,cpu:0")
-    monkeypatch.setattr(current, "current", object)
+    monkeypatch.setattr(processes, "current_job", object)
     assert processes.told_devices() == "cpu:0,cpu:0"
     processes.check_same(CPUS, "cpu:0,cpu:0")
     with pytest.raises(UnsupportedError, match="devices=\\['gpu:0', 'gpu:1'\\]"):

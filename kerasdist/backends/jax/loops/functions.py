@@ -16,7 +16,7 @@ from kerasdist.backends.jax.loops.function_cache import Program
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.arrays import here, is_array
-from kerasdist.job.current import FUNCTION, translating_failures
+from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def function(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from tensorflow.python.autograph.pyct import error_utils
 from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 from tensorflow.python.ops import control_flow_util
 
-from kerasdist.job.current import FUNCTION, translating_failures
+from kerasdist.job.job import FUNCTION, translating_failures
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:

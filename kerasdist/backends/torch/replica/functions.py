@@ -16,7 +16,7 @@ from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.job.current import FUNCTION, translating_failures
+from kerasdist.job.job import FUNCTION, translating_failures
 
 _UNCOMPILED = (
     "jit_compile=True has no effect on what runs on several replicas in one process on PyTorch: "

@@ -24,7 +24,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import HeldPiece, Region
-from kerasdist.job.current import current
+from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup, Waitable
@@ -169,7 +169,7 @@ def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None
 
     A worker that comes alone ends the job, with an error that names what each worker is at.
     """
-    job = current()
+    job = current_job()
     assert job is not None  # one process shards nothing
     checksum = 0
     if value is not None:  # its bytes, as NumPy lacks some types
