@@ -12,7 +12,6 @@ from kerasdist._version import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
-    from kerasdist.api.chief import print
     from kerasdist.api.collectives import (
         CommunicationImplementation,
         CommunicationOptions,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         get_strategy,
         has_strategy,
         in_cross_replica_context,
+        print,
     )
     from kerasdist.api.strategy import Strategy
     from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
@@ -130,7 +130,7 @@ _HOMES = {
     "global_batch": "kerasdist.api.replica_context",
     "has_strategy": "kerasdist.api.scopes",
     "predict_to": "kerasdist.training.predictions",
-    "print": "kerasdist.api.chief",
+    "print": "kerasdist.api.scopes",
     "in_cross_replica_context": "kerasdist.api.scopes",
     "scale_regularization_loss": "kerasdist.api.losses",
     "value_and_grad": "kerasdist.api.functions",

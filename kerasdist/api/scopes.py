@@ -1,10 +1,15 @@
-"""Which strategy is in force, and whose code runs, by the names of ``tf.distribute``."""
+"""Which strategy is in force, whose code runs, and what is printed by one worker for all."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import builtins
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
+from kerasdist.cluster import detection
 from kerasdist.core import context
+from kerasdist.errors import KerasdistError
+from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
     from kerasdist.api.replica_context import ReplicaContext
@@ -66,3 +71,35 @@ def in_cross_replica_context() -> bool:
             assert kd.in_cross_replica_context()
     """
     return context.replica_context_in_force() is None
+
+
+def print(*values: Any, **options: Any) -> None:
+    r"""Prints on the chief alone, so that a job prints a line once.
+
+    In a single process it is Python's ``print``. The values are computed on every worker: one that
+    needs all workers, such as ``model.evaluate(...)``, may be among them. In a function that
+    `Strategy.run` calls, each replica of the chief prints.
+
+    Example::
+
+        history = model.fit(x, y)
+        kd.print("final loss:", history.history["loss"][-1])
+
+    Args:
+        *values: What to print.
+        **options: The options of Python's ``print``: `sep`, `end`, `file` and `flush`.
+    """
+    job = current_job()
+    is_chief = _is_chief_by_environment() if job is None else job.is_chief
+    if is_chief:
+        builtins.print(*values, **options)  # noqa: T201 - it is what this function is for
+
+
+@cache
+def _is_chief_by_environment() -> bool:
+    """Returns whether this process is the chief, or alone, before the job is joined."""
+    try:
+        resolver = detection.detect()
+    except KerasdistError:  # a strategy will raise it
+        return True
+    return resolver is None or resolver.membership().is_chief
