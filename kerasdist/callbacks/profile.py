@@ -19,8 +19,7 @@ import keras
 
 from kerasdist.backends import registry
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.profiler import Event
+from kerasdist.backends.base.interface import Event, ReplicaSet
 from kerasdist.core import whole_files
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError

@@ -10,8 +10,11 @@ these four; code that names a framework is in that framework's folder.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import gzip
+import json
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kerasdist.agreement.batches import FirstBatches
@@ -24,11 +27,13 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.profiler import Profiler
     from kerasdist.backends.base.runner import Runner
     from kerasdist.backends.base.trial import Trials
     from kerasdist.core.sharding import HeldPiece
     from kerasdist.job.job import Job
+
+# An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
+Event = dict[str, Any]
 
 
 class Backend(abc.ABC):
@@ -320,3 +325,38 @@ class ReplicaSet(abc.ABC):
     @abc.abstractmethod
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which variables are made on the devices that are to hold them."""
+
+
+class Profiler(abc.ABC):
+    """Records what the process and its devices do."""
+
+    @abc.abstractmethod
+    def start(self, folder: Path) -> None:
+        """Starts to record.
+
+        Args:
+            folder: An empty folder for the framework's own files.
+        """
+
+    @abc.abstractmethod
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is an event of this name.
+
+        Args:
+            name: The name.
+        """
+
+    @abc.abstractmethod
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops, and returns the events, by the profiler's own clock.
+
+        Args:
+            folder: That of `start`.
+        """
+
+
+def read_chrome_trace(path: Path) -> list[Event]:
+    """Returns the events of a file in Chrome's trace format, compressed or not."""
+    content = path.read_bytes()
+    trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    return [one for one in trace["traceEvents"] if "ph" in one]  # XLA's last one is empty

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.interface import Backend, Profiler, ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.profiler import Profiler
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from kerasdist.backends.base.profiler import Event, Profiler
+from kerasdist.backends.base.interface import Event, Profiler
 
 # The description of XPlane files; it has no public name.
 _XPLANE = "tensorflow.tsl.profiler.protobuf.xplane_pb2"

@@ -12,9 +12,14 @@ import torch
 
 from kerasdist.api.collectives import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, ReplicaSet
+from kerasdist.backends.base.interface import (
+    Backend,
+    Event,
+    Profiler,
+    ReplicaSet,
+    read_chrome_trace,
+)
 from kerasdist.backends.base.options import ReplicaOptions
-from kerasdist.backends.base.profiler import Event, Profiler, read_chrome_trace
 from kerasdist.backends.torch.fit import trainer
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
