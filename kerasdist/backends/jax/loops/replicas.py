@@ -14,7 +14,6 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
-from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
@@ -22,6 +21,7 @@ from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
+    STEPS_AHEAD,
     CentralPlacement,
     MeshPlacement,
     OneDevicePlacement,
