@@ -21,8 +21,7 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.core.structures import flatten
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError
-from kerasdist.input.batch_forms import BatchHistory, first_difference
-from kerasdist.job.comparison import described_difference, digest
+from kerasdist.job.comparison import BatchHistory, described_difference, digest, first_difference
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from kerasdist import keras_compat
 from kerasdist.errors import InputError
-from kerasdist.input.sharding import arrays, examples, rows
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.sharding import WorkerShard, arrays, examples, rows
 
 if TYPE_CHECKING:
     from kerasdist.input.autoshard import OwnSource

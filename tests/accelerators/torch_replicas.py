@@ -274,7 +274,7 @@ def in_stream(stream):
 @case
 def rows_travel_ahead():
     from kerasdist.backends.torch.workers import worker_data
-    from kerasdist.input.worker_shard import WorkerShard
+    from kerasdist.input.sharding import WorkerShard
 
     log.clear()
     fakes = {

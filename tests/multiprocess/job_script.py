@@ -13,7 +13,7 @@ import time
 
 from kerasdist.cluster.source import Membership
 from kerasdist.errors import DisagreementError, WorkerLostError
-from kerasdist.input.batch_forms import BatchHistory
+from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
 from kerasdist.job.timeouts import Timeouts
 

@@ -18,9 +18,8 @@ from typing import Any, final
 
 import numpy as np
 
-from kerasdist.input.adapter import WrappedAdapter
-from kerasdist.input.sharding import arrays
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.fit_adapter import WrappedAdapter
+from kerasdist.input.sharding import WorkerShard, arrays
 from kerasdist.keras_compat import backend_name, ops
 
 _NOTHING = nullcontext()

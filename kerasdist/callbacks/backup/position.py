@@ -20,8 +20,8 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Remembering, renumbered
 from kerasdist.callbacks.backup.places import Places
-from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.autoshard import OwnSource
+from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sources import samplers_of
 from kerasdist.input.worker_batches import ShardedAdapter
 

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist.input.sharding import piece_bounds
-from kerasdist.input.worker_shard import OwnNumbers, WorkerShard, bounds_of_workers
+from kerasdist.input.sharding import OwnNumbers, WorkerShard, bounds_of_workers, piece_bounds
 
 WORKERS = st.integers(1, 5)
 EACH = st.integers(1, 4)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kerasdist.input.batch_forms import BatchHistory
-from kerasdist.job.comparison import STEPS_BEYOND, came_apart
+from kerasdist.job.comparison import STEPS_BEYOND, BatchHistory, came_apart
 
 
 def report(*runs, clears=0):

@@ -13,10 +13,9 @@ from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement
 from kerasdist.errors import InputError
-from kerasdist.input.adapter import WrappedAdapter
-from kerasdist.input.sharding import arrays
+from kerasdist.input.fit_adapter import WrappedAdapter
+from kerasdist.input.sharding import WorkerShard, arrays
 from kerasdist.input.worker_batches import ShardedAdapter
-from kerasdist.input.worker_shard import WorkerShard
 from kerasdist.keras_compat import has_sparse, is_array_adapter
 
 

@@ -30,7 +30,7 @@ from kerasdist.backends.tensorflow.fit.prefetching import PlacedIterator, in_a_r
 from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.backends.tensorflow.workers.group import Group
 from kerasdist.check.first_batch import FirstBatchCheck
-from kerasdist.input.batch_forms import BatchHistory
+from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
 
 

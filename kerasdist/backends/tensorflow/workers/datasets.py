@@ -16,7 +16,6 @@ from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
 from kerasdist.backends.tensorflow.workers.group import GlobalBatchDataset, Group
-from kerasdist.input.adapter import WrappedAdapter
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
@@ -25,6 +24,7 @@ from kerasdist.input.distributed import (
     equivalent,
     register_native,
 )
+from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.options import InputOptions
 from kerasdist.input.worker_batches import WorkerBatches
 

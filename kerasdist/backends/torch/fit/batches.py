@@ -22,8 +22,13 @@ from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.torch.replica.placing import moved
 from kerasdist.core.context import one_device_replica
 from kerasdist.core.structures import map_leaves
-from kerasdist.input.sharding import examples, has_rows, piece_bounds, with_weights_in_rows
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.sharding import (
+    WorkerShard,
+    examples,
+    has_rows,
+    piece_bounds,
+    with_weights_in_rows,
+)
 
 _MEANS = ("sum_over_batch_size", "mean")
 

@@ -23,9 +23,8 @@ from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core import context
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import flatten, pack
-from kerasdist.input.batch_forms import BatchHistory
-from kerasdist.input.sharding import examples
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.sharding import WorkerShard, examples
+from kerasdist.job.comparison import BatchHistory
 from kerasdist.job.job import Job
 from kerasdist.training.metrics import metrics_of, prepare
 

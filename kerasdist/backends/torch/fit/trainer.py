@@ -18,7 +18,7 @@ from kerasdist.backends.torch.workers.process_group import is_default_group_ours
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.core import context
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.sharding import WorkerShard
 from kerasdist.training.binding import binding_of
 from kerasdist.training.trainer import ReplicatedTrainer
 

@@ -16,7 +16,7 @@ from kerasdist.backends.base.trial import Draws, Trial, Trials, TriedBatch
 from kerasdist.backends.torch.fit.steps import of_all
 from kerasdist.backends.torch.state import shards
 from kerasdist.input import sharding
-from kerasdist.input.worker_shard import WorkerShard
+from kerasdist.input.sharding import WorkerShard
 
 
 @final

@@ -17,8 +17,8 @@ from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.torch.replica.placing import moved
 from kerasdist.core.structures import flatten, map_leaves
-from kerasdist.input.adapter import WrappedAdapter
-from kerasdist.input.worker_shard import OwnNumbers, WorkerShard
+from kerasdist.input.fit_adapter import WrappedAdapter
+from kerasdist.input.sharding import OwnNumbers, WorkerShard
 
 
 @final

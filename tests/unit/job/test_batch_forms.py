@@ -2,7 +2,7 @@
 
 import pytest
 
-from kerasdist.input.batch_forms import BatchHistory, first_difference
+from kerasdist.job.comparison import BatchHistory, first_difference
 
 
 def history(*forms):
