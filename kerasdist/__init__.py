@@ -12,16 +12,16 @@ from kerasdist._version import __version__
 
 if TYPE_CHECKING:
     from kerasdist import callbacks, cluster, config, errors, experimental
-    from kerasdist.api.collectives import (
-        CommunicationImplementation,
-        CommunicationOptions,
-        ReduceOp,
-    )
     from kerasdist.api.extended import StrategyExtended
     from kerasdist.api.functions import function, value_and_grad
     from kerasdist.api.losses import compute_average_loss, scale_regularization_loss
+    from kerasdist.api.options import (
+        CommunicationImplementation,
+        CommunicationOptions,
+        ReduceOp,
+        RunOptions,
+    )
     from kerasdist.api.replica_context import ReplicaContext, global_batch
-    from kerasdist.api.run_options import RunOptions
     from kerasdist.api.scopes import (
         get_replica_context,
         get_strategy,
@@ -101,8 +101,8 @@ _HOMES = {
     "CentralStorageStrategy": "kerasdist.strategies.central_storage",
     "DeviceAssignment": "kerasdist.core.partitions",
     "TPUStrategy": "kerasdist.strategies.tpu",
-    "CommunicationImplementation": "kerasdist.api.collectives",
-    "CommunicationOptions": "kerasdist.api.collectives",
+    "CommunicationImplementation": "kerasdist.api.options",
+    "CommunicationOptions": "kerasdist.api.options",
     "DistributedDataset": "kerasdist.input.distributed",
     "DistributedValues": "kerasdist.api.values",
     "InputContext": "kerasdist.input.options",
@@ -114,9 +114,9 @@ _HOMES = {
     "OneDeviceComparison": "kerasdist.check.report",
     "OneDeviceStrategy": "kerasdist.strategies.mirrored",
     "PerReplica": "kerasdist.api.values",
-    "ReduceOp": "kerasdist.api.collectives",
+    "ReduceOp": "kerasdist.api.options",
     "ReplicaContext": "kerasdist.api.replica_context",
-    "RunOptions": "kerasdist.api.run_options",
+    "RunOptions": "kerasdist.api.options",
     "Sharding": "kerasdist.core.sharding",
     "Strategy": "kerasdist.api.strategy",
     "StrategyExtended": "kerasdist.api.extended",

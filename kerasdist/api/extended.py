@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.core import context
 from kerasdist.errors import ScopeError

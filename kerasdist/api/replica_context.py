@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Collectives
 from kerasdist.backends.base.single_replica import SoleReplica

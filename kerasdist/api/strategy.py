@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from kerasdist.api.collectives import ReduceOp
 from kerasdist.api.extended import StrategyExtended
+from kerasdist.api.options import ReduceOp, RunOptions
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.api.run_options import RunOptions
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.base.runner import Runner

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from kerasdist.core.enumerations import member_of, options_of
+from kerasdist.api.options import member_of, options_of
 
 
 class InputReplicationMode(enum.Enum):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION

@@ -19,7 +19,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from kerasdist.api.collectives import CommunicationOptions  # noqa: E402
+from kerasdist.api.options import CommunicationOptions  # noqa: E402
 from kerasdist.backends.tensorflow.fit import prefetching as prefetching_module  # noqa: E402
 from kerasdist.backends.tensorflow.replica import all_reduce  # noqa: E402
 from tests.conformance import counters  # noqa: E402

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.core.devices import Device

@@ -4,7 +4,7 @@ import enum
 
 import pytest
 
-from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 
 class Theirs(enum.Enum):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kerasdist.api import scopes
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import ReplicaContext, checked_axis, global_batch
 from kerasdist.api.strategy import Strategy
 from kerasdist.api.values import PerReplica

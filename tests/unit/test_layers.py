@@ -22,7 +22,7 @@ FRAMEWORK_OF = {
 LAYERS = (
     ("_version", "errors"),
     ("core",),
-    ("config", "api.collectives", "api.run_options", "api.values"),
+    ("config", "api.options", "api.values"),
     ("keras_compat", "cluster"),
     ("job", "input", "api.losses"),
     ("agreement",),

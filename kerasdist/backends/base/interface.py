@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.core.devices import ACCELERATORS, Device

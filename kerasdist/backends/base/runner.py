@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.input.sharding import split_batch
 
 if TYPE_CHECKING:

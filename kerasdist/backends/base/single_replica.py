@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, component
 from kerasdist.backends.base.checks import checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives

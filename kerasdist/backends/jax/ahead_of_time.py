@@ -26,7 +26,7 @@ from kerasdist.core.devices import Device
 if TYPE_CHECKING:
     import keras
 
-    from kerasdist.api.collectives import CommunicationOptions
+    from kerasdist.api.options import CommunicationOptions
     from kerasdist.backends.base.options import ReplicaOptions
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job

@@ -12,7 +12,7 @@ from typing import Any, final
 import jax
 import keras
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, Event, Profiler, read_chrome_trace

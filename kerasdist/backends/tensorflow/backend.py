@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend, Profiler, ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions

@@ -10,7 +10,7 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import (
     Backend,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from kerasdist import keras_compat
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import PerReplica
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.jax.loops.components import divided

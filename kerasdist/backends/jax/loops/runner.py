@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kerasdist import keras_compat
-from kerasdist.api.collectives import ReduceOp
+from kerasdist.api.options import ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.backends.base.checks import checked_axis

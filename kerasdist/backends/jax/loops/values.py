@@ -12,7 +12,7 @@ import jax.core
 import numpy as np
 from jax import numpy as jnp
 
-from kerasdist.api.collectives import ReduceOp
+from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.backends.base.checks import check_shapes, check_summable
 from kerasdist.backends.jax.loops.components import divided

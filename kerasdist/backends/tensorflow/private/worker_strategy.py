@@ -14,7 +14,7 @@ from tensorflow.python.distribute import distribute_lib, mirrored_strategy, valu
 from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager import context as eager_context
 
-from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow.private.strategies import KEYS_OF_A_STRATEGY
 
 # The name of the workers' job in TensorFlow's cluster description.

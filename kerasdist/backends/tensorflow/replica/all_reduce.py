@@ -8,7 +8,7 @@ from typing import Any, final
 
 import tensorflow as tf
 
-from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.errors import UnsupportedError
 
 # One value: a tensor per lane. A lane is a participant of a collective: a device of this process,

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read

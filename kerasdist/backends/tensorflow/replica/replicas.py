@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist.api.collectives import CommunicationImplementation, CommunicationOptions
+from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.options import ReplicaOptions

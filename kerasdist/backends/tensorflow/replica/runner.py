@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.runner import Runner

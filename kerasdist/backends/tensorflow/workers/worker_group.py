@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,

@@ -16,7 +16,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import BatchShare, ReplicaContext
 from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks

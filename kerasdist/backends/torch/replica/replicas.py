@@ -15,7 +15,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
-from kerasdist.api.collectives import CommunicationOptions, ReduceOp
+from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import torch
 import torch.distributed as dist
 
-from kerasdist.api.collectives import CommunicationOptions
+from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_shapes
 from kerasdist.errors import JobError, ReplicaError
