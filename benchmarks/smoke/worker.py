@@ -17,7 +17,7 @@ import torch
 import kerasdist as kd
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import parse_devices
 from kerasdist.job.job import join_job

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 from kerasdist.api.extended import StrategyExtended
 from kerasdist.api.options import ReduceOp, RunOptions
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.core import context, ownership

@@ -7,14 +7,9 @@ from typing import final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.options import (
-    BatchNorm,
-    Check,
-    ReplicaOptions,
-    checked_batch_norm,
-    checked_check,
-)
+from kerasdist.backends.base.interface import BatchNorm, Check
 from kerasdist.core.devices import parse_devices
+from kerasdist.strategies.arguments import replica_options
 from kerasdist.strategies.choice import chosen_devices, require_no_other_workers
 from kerasdist.training import hooks
 
@@ -61,13 +56,12 @@ class CentralStorageStrategy(Strategy):
             ValueError: If `batch_norm` or `check` is none of its values.
         """
         require_no_other_workers("CentralStorageStrategy")
-        norm, mode = checked_batch_norm(batch_norm), checked_check(check)
         backend = registry.current()
         needed = ["cpu:0"] if parameter_device is None else [parameter_device]
         devices = chosen_devices(backend, compute_devices, needed)
         home = parse_devices(needed)[0]
         if parameter_device is None and len(devices) == 1:
             home = devices[0]
-        options = ReplicaOptions(batch_norm=norm, parameter_device=home, check=mode)
+        options = replica_options(batch_norm=batch_norm, check=check, parameter_device=home)
         super().__init__(backend.replica_set(devices, options))
         hooks.install()

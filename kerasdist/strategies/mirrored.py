@@ -7,22 +7,15 @@ from typing import final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.interface import Backend, ReplicaSet
-from kerasdist.backends.base.options import (
-    BatchNorm,
-    Check,
-    ReplicaOptions,
-    checked_batch_norm,
-    checked_check,
-)
+from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.core.devices import parse_devices
 from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
+from kerasdist.strategies.arguments import ShardingOption, replica_options
 from kerasdist.strategies.choice import chosen_devices, require_available, require_no_other_workers
 from kerasdist.strategies.multi_worker import MultiWorkerMirroredStrategy, replicas_of_job
-from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.training import hooks
 
 
@@ -111,9 +104,7 @@ class MirroredStrategy(Strategy):
                 "Leave the argument out."
             )
         backend = registry.current()
-        options = options_with(
-            sharding, batch_norm=checked_batch_norm(batch_norm), check=checked_check(check)
-        )
+        options = replica_options(sharding, batch_norm, check)
         launcher = processes.checked_launcher(launcher, backend)
         super().__init__(_replicas(backend, devices, options, launcher, told))
         hooks.install()

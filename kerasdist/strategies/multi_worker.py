@@ -10,21 +10,14 @@ from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, ReplicaSet
-from kerasdist.backends.base.options import (
-    BatchNorm,
-    Check,
-    ReplicaOptions,
-    checked_batch_norm,
-    checked_check,
-)
+from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
 from kerasdist.job.job import Job, join_job
+from kerasdist.strategies.arguments import ShardingOption, described, replica_options
 from kerasdist.strategies.choice import agree, chosen_devices, own_part, prepare, taken
-from kerasdist.strategies.state_sharding import ShardingOption, described, options_with
 from kerasdist.training import hooks, randomness
 
 # The accelerators that this worker has taken, where none were named: for further strategies too.
@@ -91,9 +84,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """
         communication = CommunicationOptions.of(communication_options)
         backend = registry.current()
-        options = options_with(
-            sharding, batch_norm=checked_batch_norm(batch_norm), check=checked_check(check)
-        )
+        options = replica_options(sharding, batch_norm, check)
         self._resolver = cluster_resolver or detect()
         place = None if self._resolver is None else self._resolver.membership()
         if place is None or place.num_workers == 1:

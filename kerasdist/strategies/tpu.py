@@ -8,16 +8,15 @@ from typing import Any, final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.interface import Backend, ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import Backend, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.partitions import DeviceAssignment
 from kerasdist.errors import DeviceError, UnsupportedError
+from kerasdist.strategies.arguments import ShardingOption, replica_options
 from kerasdist.strategies.choice import chosen_devices
 from kerasdist.strategies.multi_worker import replicas_of_job
-from kerasdist.strategies.state_sharding import ShardingOption, options_with
 from kerasdist.training import hooks
 
 
@@ -76,7 +75,7 @@ class TPUStrategy(Strategy):
         backend = registry.current()
         if backend.tpu_refusal is not None:
             raise UnsupportedError(backend.tpu_refusal)
-        options = options_with(sharding)
+        options = replica_options(sharding)
         super().__init__(_replicas(backend, place, experimental_device_assignment, options))
         hooks.install()
 

@@ -6,8 +6,7 @@ import types
 import pytest
 
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.backends.base.interface import Backend
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import Backend, ReplicaOptions
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError
 from kerasdist.strategies import choice, multi_worker

@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from kerasdist.backends import registry  # noqa: E402
-from kerasdist.backends.base.options import ReplicaOptions  # noqa: E402
+from kerasdist.backends.base.interface import ReplicaOptions  # noqa: E402
 from kerasdist.backends.jax.workers import connection  # noqa: E402
 from kerasdist.job import job as jobs  # noqa: E402
 

@@ -14,14 +14,14 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
@@ -34,6 +34,30 @@ if TYPE_CHECKING:
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
 Event = dict[str, Any]
+
+BatchNorm = Literal["synchronized", "per_replica"]
+Check = Literal["off", "warn", "raise"]
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """How a strategy wants its replicas to compute.
+
+    Attributes:
+        batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
+            batch. ``"per_replica"``: each replica uses its own, and the moving statistics are
+            averaged. None: synchronized in `fit`, in custom loops as each layer says.
+        parameter_device: The device that holds the variables; None: every replica's device.
+        devices_per_replica: How many devices a replica has.
+        check: What to do if the first training step differs from that of one device.
+        sharding: Which variables are divided: a `kerasdist.Sharding`, or a LayoutMap of Keras.
+    """
+
+    batch_norm: BatchNorm | None = None
+    parameter_device: Device | None = None
+    devices_per_replica: int = 1
+    check: Check = "warn"
+    sharding: Any = None
 
 
 class Backend(abc.ABC):

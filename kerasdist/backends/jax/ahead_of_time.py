@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import keras
 
     from kerasdist.api.options import CommunicationOptions
-    from kerasdist.backends.base.options import ReplicaOptions
+    from kerasdist.backends.base.interface import ReplicaOptions
     from kerasdist.core.sharding import Sharding
     from kerasdist.job.job import Job
 

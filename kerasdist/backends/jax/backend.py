@@ -15,8 +15,13 @@ import keras
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, Event, Profiler, read_chrome_trace
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import (
+    Backend,
+    Event,
+    Profiler,
+    ReplicaOptions,
+    read_chrome_trace,
+)
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, Profiler, ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import Backend, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values

@@ -16,10 +16,10 @@ from kerasdist.backends.base.interface import (
     Backend,
     Event,
     Profiler,
+    ReplicaOptions,
     ReplicaSet,
     read_chrome_trace,
 )
-from kerasdist.backends.base.options import ReplicaOptions
 from kerasdist.backends.torch.fit import trainer
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet

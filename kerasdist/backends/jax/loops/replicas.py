@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.jax.fit.batches import placed

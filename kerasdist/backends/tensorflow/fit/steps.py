@@ -16,7 +16,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches, beginnings
 from kerasdist.api.replica_context import BatchShare
 from kerasdist.backends.base import metering
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,

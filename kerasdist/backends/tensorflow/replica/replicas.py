@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.base.checks import check_no_compression
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.tensorflow.fit import vector_losses

@@ -19,8 +19,7 @@ from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, per_replica
 from kerasdist.backends.base.checks import check_shapes, checked_axis
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.options import ReplicaOptions
+from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate

@@ -1,0 +1,105 @@
+"""The arguments that strategies share: `batch_norm`, `check` and `sharding`."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from kerasdist import keras_compat
+from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
+from kerasdist.core.devices import Device
+from kerasdist.core.sharding import Divided, Sharding
+
+CHECK_VARIABLE = "KERASDIST_CHECK"
+
+ShardingOption = Any
+"""None, ``"optimizer"``, ``"full"``, a `Sharding` or a ``keras.distribution.LayoutMap``."""
+
+
+def replica_options(
+    sharding: ShardingOption = None,
+    batch_norm: BatchNorm | None = None,
+    check: Check | None = None,
+    parameter_device: Device | None = None,
+) -> ReplicaOptions:
+    """Returns the options of a strategy from its arguments, checked.
+
+    Args:
+        sharding: None, a `Sharding` or its name, or a ``keras.distribution.LayoutMap``.
+        batch_norm: As in `ReplicaOptions`.
+        check: The same; None: the environment variable's value.
+        parameter_device: As in `ReplicaOptions`.
+
+    Raises:
+        ValueError: If an argument is not one of its choices.
+    """
+    if batch_norm is not None and batch_norm not in get_args(BatchNorm):
+        raise ValueError(
+            f"Expected batch_norm to be None or one of {list(get_args(BatchNorm))}. "
+            f"Received: batch_norm={batch_norm!r}."
+        )
+    checked = _checked_sharding(sharding)
+    is_map = keras_compat.is_layout_map(checked)
+    return ReplicaOptions(
+        batch_norm=batch_norm,
+        parameter_device=parameter_device,
+        devices_per_replica=math.prod(checked.device_mesh.shape[1:]) if is_map else 1,
+        check=_checked_check(check),
+        sharding=checked,
+    )
+
+
+def _checked_check(check: Check | None) -> Check:
+    """Returns a strategy's argument `check`; if it is None, the environment variable's value."""
+    said: Any = check
+    name = "check"
+    if said is None:
+        said = os.environ.get(CHECK_VARIABLE) or "warn"
+        name = CHECK_VARIABLE
+    if said not in get_args(Check):
+        raise ValueError(
+            f"Expected {name} to be one of {list(get_args(Check))}. Received: {name}={said!r}. "
+            "Leave it out for a warning."
+        )
+    return cast("Check", said)
+
+
+def _checked_sharding(sharding: ShardingOption) -> Any:
+    """Returns the argument `sharding`, if it is valid: None, a `Sharding`, or a LayoutMap."""
+    if sharding is None:
+        return None
+    choices = get_args(Divided)
+    is_map = keras_compat.is_layout_map(sharding)
+    if not is_map and not isinstance(sharding, Sharding) and sharding not in choices:
+        raise ValueError(
+            f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "
+            f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}."
+        )
+    if is_map:
+        _check_mesh(sharding)
+    return sharding if is_map or isinstance(sharding, Sharding) else Sharding(sharding)
+
+
+def described(sharding: Any) -> str:
+    """Returns in words what a checked argument says, which is to be the same on all workers."""
+    if not keras_compat.is_layout_map(sharding):
+        return repr(sharding)
+    mesh = sharding.device_mesh
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    devices = [str(one) for one in np.ravel(mesh.devices)]
+    layouts = {key: layout.axes for key, layout in sharding.items()}
+    return f"LayoutMap({layouts}), over a mesh of {sizes}, {devices}"
+
+
+def _check_mesh(layout_map: Any) -> None:
+    mesh = layout_map.device_mesh
+    if mesh is None or len(mesh.shape) < 2:
+        has = None if mesh is None else dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        raise ValueError(
+            "Expected a LayoutMap over a keras.distribution.DeviceMesh whose first axis divides "
+            "the batch, and whose other axes divide variables, such as DeviceMesh((2, 2), "
+            f"('batch', 'model'), devices). Received: sharding=LayoutMap, over a mesh of {has}."
+        )
