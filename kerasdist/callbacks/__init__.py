@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
-    from kerasdist.callbacks.broadcast import BroadcastGlobalVariables
     from kerasdist.callbacks.chief_only import ChiefOnly
-    from kerasdist.callbacks.metrics_reduction import MetricsReduction
+    from kerasdist.callbacks.horovod import (
+        BroadcastGlobalVariables,
+        LearningRateWarmup,
+        MetricsReduction,
+    )
     from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
     from kerasdist.callbacks.telemetry import Telemetry
-    from kerasdist.callbacks.warmup import LearningRateWarmup
 
 __all__ = [
     "BackupAndRestore",
@@ -29,10 +31,10 @@ __all__ = [
 
 _HOMES = {
     "BackupAndRestore": "backup.backup_and_restore",
-    "BroadcastGlobalVariables": "broadcast",
+    "BroadcastGlobalVariables": "horovod",
     "ChiefOnly": "chief_only",
-    "LearningRateWarmup": "warmup",
-    "MetricsReduction": "metrics_reduction",
+    "LearningRateWarmup": "horovod",
+    "MetricsReduction": "horovod",
     "ModelCheckpoint": "model_checkpoint",
     "Telemetry": "telemetry",
 }

@@ -22,13 +22,12 @@ from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call
 from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.backup.position import Position
-from kerasdist.callbacks.broadcast import broadcast
 from kerasdist.callbacks.chief_only import ChiefOnly, DelegatingCallback
+from kerasdist.callbacks.horovod import LearningRateWarmup, broadcast
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel
 from kerasdist.callbacks.profile import Profile
 from kerasdist.callbacks.telemetry import Bench, Clock, Progress, Telemetry
 from kerasdist.callbacks.vote import InSync, Vote
-from kerasdist.callbacks.warmup import LearningRateWarmup
 from kerasdist.core import whole_files
 from kerasdist.errors import UnsupportedError
 from kerasdist.job import launcher

@@ -29,7 +29,7 @@ from kerasdist.callbacks.backup.storage import (
     bytes_of,
     dtype_of,
 )
-from kerasdist.callbacks.broadcast import broadcast
+from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldPiece, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops

@@ -1,0 +1,218 @@
+"""The callbacks that users of Horovod know: equal variables, averaged logs, a warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import keras
+
+from kerasdist.errors import UnsupportedError
+from kerasdist.job.job import current_job
+from kerasdist.keras_compat import ops
+from kerasdist.training.binding import binding_of
+
+
+@final
+class BroadcastGlobalVariables(keras.callbacks.Callback):
+    """Gives every worker the chief's variables of the model and the optimizer, as `fit` begins.
+
+    New variables start equal by themselves. This is for those that changed afterwards on the chief
+    alone, such as weights that only the chief has loaded.
+
+    Example::
+
+        model.fit(x, y, callbacks=[kd.callbacks.BroadcastGlobalVariables()])
+
+    Source: Horovod's ``BroadcastGlobalVariablesCallback``.
+    """
+
+    def __init__(self, root_rank: int = 0) -> None:
+        """Makes the callback.
+
+        Args:
+            root_rank: Whose variables; only 0, the chief, is possible.
+
+        Raises:
+            ValueError: If it is another.
+        """
+        super().__init__()
+        if root_rank != 0:
+            raise ValueError(
+                "Expected the chief to be the one whose variables all get. Received: "
+                f"root_rank={root_rank!r}. Load the variables on worker 0."
+            )
+
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Sends the variables. All workers must call it.
+
+        Raises:
+            UnsupportedError: If the workers divide the model's state (``sharding=``).
+        """
+        del logs
+        binding = binding_of(self.model)
+        if binding is not None and binding.replicas.divides_state:
+            raise UnsupportedError(
+                "Expected a strategy whose workers hold all variables. Received: "
+                "BroadcastGlobalVariables, with sharding="
+                f"{binding.replicas.options.sharding!r:.200}. The chief has no other worker's part "
+                "of a variable: load the weights on all workers."
+            )
+        broadcast(self.model)
+
+
+def broadcast(model: Any, others: Sequence[keras.Variable] = ()) -> None:
+    """Gives every worker the chief's values of a model's variables, its optimizer's, and others.
+
+    All workers must call it.
+    """
+    binding = binding_of(model)
+    if binding is not None and binding.replicas.job is not None:
+        binding.replicas.initial_broadcast.ensure()
+        binding.replicas.equalize([*model.variables, *model.optimizer.variables, *others])
+
+
+_REDUCTIONS = {
+    "mean": lambda values: sum(values) / len(values),
+    "sum": sum,
+    "min": min,
+    "max": max,
+    "chief": lambda values: values[0],
+}
+
+
+@final
+class MetricsReduction(keras.callbacks.Callback):
+    """Reduces the logs of an epoch over the workers, before later callbacks see them.
+
+    What `fit` itself reports is of the global batch already, on every worker, and stays as it is.
+    This is for values that a worker's own code puts into the logs: place it behind that callback,
+    and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
+
+    Example::
+
+        model.fit(x, y, callbacks=[kd.callbacks.MetricsReduction()])
+
+    Source: Horovod's ``MetricAverageCallback``.
+    """
+
+    def __init__(self, reductions: Mapping[str, str] | None = None) -> None:
+        """Makes the callback.
+
+        Args:
+            reductions: By the name of a log ``"mean"``, ``"sum"``, ``"min"``, ``"max"``, or
+                ``"chief"`` for the chief's value. All others are averaged.
+
+        Raises:
+            ValueError: If there is no such reduction.
+        """
+        super().__init__()
+        self._reductions = dict(reductions or {})
+        unknown = {name: how for name, how in self._reductions.items() if how not in _REDUCTIONS}
+        if unknown:
+            raise ValueError(
+                f"Expected one of {sorted(_REDUCTIONS)} for each log. Received: "
+                f"reductions={unknown!r}."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+        """Reduces the logs in place. All workers must call it, with logs of the same names."""
+        job = current_job()
+        if job is None or not logs:
+            return
+        own = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        label = f"logs of epoch {epoch + 1}: {sorted(own)}"
+        everyone: Sequence[dict[str, float]] = job.gather_object(label, own)
+        reduced: dict[str, float] = {}
+        for name in own if job.is_chief else ():
+            values = [theirs[name] for theirs in everyone]
+            if any(value != values[0] for value in values):
+                reduced[name] = _REDUCTIONS[self._reductions.get(name, "mean")](values)
+        logs.update(job.broadcast_object(label, reduced))
+
+
+@final
+class LearningRateWarmup(keras.callbacks.Callback):
+    """Lets the learning rate grow from that of one replica to that of all, in the first epochs.
+
+    For a learning rate that was multiplied by the number of replicas together with the global batch
+    size. It is set before every batch, in equal steps; afterwards it is left alone.
+
+    Example::
+
+        warmup = kd.callbacks.LearningRateWarmup(epochs=2)
+        model.fit(x, y, epochs=3, callbacks=[warmup])
+
+    Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017,
+    section 2.2; Horovod's ``LearningRateWarmupCallback``.
+    """
+
+    def __init__(
+        self,
+        target: float | None = None,
+        *,
+        epochs: float = 5,
+        start: float | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        """Makes the callback.
+
+        Args:
+            target: The learning rate at the end; None: the optimizer's.
+            epochs: How long it takes, not necessarily whole epochs.
+            start: The learning rate of the first batch; None: `target` divided by the number of
+                replicas.
+            steps_per_epoch: The number of batches of an epoch; None: as `fit` knows it.
+
+        Raises:
+            ValueError: If `epochs` is negative.
+        """
+        super().__init__()
+        if epochs < 0:
+            raise ValueError(f"Expected epochs of at least 0. Received: {epochs=}.")
+        self._given = target, start
+        self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+        self._rates = (0.0, 0.0)
+        self._warm_up_steps = 0
+
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Reads the learning rate that training begins with."""
+        del logs
+        steps = self._steps_per_epoch or (self.params or {}).get("steps")
+        if steps is None:
+            raise ValueError(
+                "Expected the number of batches of an epoch. Received: steps_per_epoch=None, and "
+                "data of unknown length. Give it: LearningRateWarmup(steps_per_epoch=...)."
+            )
+        target, start = self._given
+        if target is None:
+            target = float(ops.convert_to_numpy(self._optimizer.learning_rate))
+        binding = binding_of(self.model)
+        replicas = 1 if binding is None else binding.replicas.num_replicas
+        self._rates = (target / replicas if start is None else start), target
+        self._steps_per_epoch = steps
+        self._warm_up_steps = math.ceil(self._epochs * steps)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
+        """Remembers the number of the epoch, on which the learning rate depends."""
+        del logs
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, object] | None = None) -> None:
+        """Sets the learning rate of a batch."""
+        del logs
+        assert self._steps_per_epoch is not None  # `on_train_begin` has set it
+        step = self._epoch * self._steps_per_epoch + batch
+        if step > self._warm_up_steps:
+            return
+        start, target = self._rates
+        part = step / self._warm_up_steps if self._warm_up_steps else 1.0
+        self._optimizer.learning_rate = start + part * (target - start)
+
+    @property
+    def _optimizer(self) -> Any:
+        model: Any = self.model
+        return model.optimizer
