@@ -1,1 +1,0 @@
-"""The backend interface, and what all backends share."""
