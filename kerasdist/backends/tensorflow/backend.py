@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import Backend, Profiler, ReplicaOptions, ReplicaSet
+from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.private import patches, worker_strategy
 from kerasdist.backends.tensorflow.private.compiled import explained
 from kerasdist.backends.tensorflow.replica import values
@@ -26,6 +29,9 @@ from kerasdist.errors import DeviceError, JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
+
+# The description of XPlane files; it has no public name.
+_XPLANE = "tensorflow.tsl.profiler.protobuf.xplane_pb2"
 
 
 @final
@@ -137,10 +143,6 @@ class TensorFlowBackend(Backend):
 
     def profiler(self) -> Profiler:
         """Returns TensorFlow's profiler."""
-        from kerasdist.backends.tensorflow.profiler import (
-            TensorFlowProfiler,
-        )  # late, as few programs need it
-
         return TensorFlowProfiler()
 
     def value_and_grad(
@@ -173,6 +175,52 @@ class TensorFlowBackend(Backend):
                 variables, sources, tape.gradient(value, sources), strict=True
             )
         ]
+
+
+@final
+class TensorFlowProfiler(Profiler):
+    """TensorFlow writes XPlane files alone; their format comes with TensorFlow, and is read here.
+
+    TensorBoard's profile plug-in, which converts them too, is another package with another server.
+    """
+
+    def start(self, folder: Path) -> None:
+        """Starts to record."""
+        tf.profiler.experimental.start(str(folder))
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is an event of this name."""
+        return tf.profiler.experimental.Trace(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops, and returns the events."""
+        tf.profiler.experimental.stop()
+        for path in folder.rglob("*.xplane.pb"):
+            yield from _events_of(path)
+
+
+def _events_of(path: Path) -> Iterator[Event]:
+    """Yields the events of an XPlane file: a process for each plane, a thread for each line."""
+    space = importlib.import_module(_XPLANE).XSpace()
+    space.ParseFromString(path.read_bytes())
+    for process, plane in enumerate(space.planes):
+        yield _name("process_name", process, 0, plane.name)
+        for thread, line in enumerate(plane.lines):
+            yield _name("thread_name", process, thread, line.display_name or line.name)
+            for event in line.events:
+                known = plane.event_metadata[event.metadata_id]
+                yield {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": thread,
+                    "name": known.display_name or known.name,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6,
+                    "dur": event.duration_ps / 1e6,
+                }
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _component(variable: object) -> Any:
