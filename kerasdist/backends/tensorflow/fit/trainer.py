@@ -25,12 +25,12 @@ from kerasdist.backends.tensorflow.fit.steps import (
     outputs_of_replicas,
 )
 from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
-from kerasdist.backends.tensorflow.replica.adoption import take_on
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
 from kerasdist.backends.tensorflow.replica.variables import (
     averaged,
     check_mirrored,
     statistics_of,
+    take_on,
 )
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.training.metrics import metrics_of, prepare

@@ -22,10 +22,14 @@ from kerasdist.backends.tensorflow.fit.batches import counted_rows
 from kerasdist.backends.tensorflow.private.compiled import converted_as_here
 from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
-from kerasdist.backends.tensorflow.replica.adoption import adopt_all, is_foreign
 from kerasdist.backends.tensorflow.replica.outside_replicas import apply_everywhere
 from kerasdist.backends.tensorflow.replica.values import check_alike, regrouped, to_native
-from kerasdist.backends.tensorflow.replica.variables import copies, gradient_replaces
+from kerasdist.backends.tensorflow.replica.variables import (
+    adopt_all,
+    copies,
+    gradient_replaces,
+    is_foreign,
+)
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError

@@ -19,8 +19,13 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
 )
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
-from kerasdist.backends.tensorflow.replica.adoption import adopt, with_inner
-from kerasdist.backends.tensorflow.replica.variables import check_mirrored, copies, native
+from kerasdist.backends.tensorflow.replica.variables import (
+    adopt,
+    check_mirrored,
+    copies,
+    native,
+    with_inner,
+)
 from kerasdist.core import context
 
 # The strategies of ``tf.distribute`` that kerasdist made. A user's own are left to Keras.

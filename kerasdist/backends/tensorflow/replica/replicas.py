@@ -16,7 +16,7 @@ from kerasdist.backends.base.checks import check_no_compression
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
-from kerasdist.backends.tensorflow.fit import vector_losses
+from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST, Piece
 from kerasdist.backends.tensorflow.fit.trainer import (
     PlacedTrainer,
@@ -93,7 +93,7 @@ class TensorFlowReplicaSet(ReplicaSet):
             self.count_batch = lambda: count.assign_add(1)
             self.batch_history.count_begun = lambda: int(count.numpy())
         outside_replicas.serve(group.native_strategy)
-        vector_losses.install()
+        gradients.install()
 
     @cached_property
     def runner(self) -> Runner:

@@ -1,18 +1,22 @@
-"""Keras variables: their native variables, their copies, and listeners to their reads."""
+"""Keras variables: native ones, copies, listeners to reads; those made outside of the scope."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.variable_rules import is_sum_on_read
+from kerasdist.backends.tensorflow.private.strategies import is_distributed
 from kerasdist.errors import ScopeError
+from kerasdist.training.batch_norm import keep_statistics
+from kerasdist.training.metrics import metrics_of
 
 
 def native(variable: object) -> Any:
@@ -99,3 +103,89 @@ def _tell_listeners(original: Callable[[Any], Any], variable: Any) -> Any:
     for listener in _open.listeners:
         listener(variable)
     return original(variable)
+
+
+def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a Keras variable was made outside of all scopes: it has a single copy."""
+    if not isinstance(variable, keras.Variable):
+        return False
+    held = keras_compat.stored_value(variable)
+    return not (
+        held is None
+        or is_distributed(held)
+        or native_strategy.extended.variable_created_in_scope(held)
+    )
+
+
+def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
+    """Recreates variables that `is_foreign` with a copy on every device, keeping their values.
+
+    Returns whether any was recreated; functions compiled before still hold the old variables.
+    """
+    recreated = False
+    for variable in variables:
+        if not is_foreign(variable, native_strategy):
+            continue
+        recreated = True
+        value = keras_compat.stored_value(variable).numpy()
+        keras_compat.reinitialize(variable)
+        if is_sum_on_read(variable):
+            # Such a variable is read as the sum of its components: only the first gets the value.
+            first, *others = copies(variable)
+            first.assign(
+                value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
+            )
+            for part in others:
+                part.assign(tf.zeros_like(part))
+    return recreated
+
+
+def adopt(
+    optimizer: keras.Optimizer,
+    native_strategy: tf.distribute.Strategy,
+    variables: Iterable[keras.Variable] = (),
+    *,
+    recreated: bool = False,
+) -> None:
+    """Assigns an optimizer that was made outside of the scope to it, keeping its state."""
+    recreated |= adopt_all(variables, native_strategy)
+    optimizers = with_inner(optimizer)
+    for one in optimizers:
+        recreated |= adopt_all(one.variables, native_strategy)
+        if not keras_compat.belongs_to(one, native_strategy):
+            keras_compat.adopt_optimizer(one, native_strategy)
+    if recreated:
+        for one in optimizers:
+            keras_compat.index_variables(one)
+
+
+def with_inner(optimizer: keras.Optimizer) -> list[Any]:
+    """Returns an optimizer and, if it scales losses, the one that it wraps."""
+    if isinstance(optimizer, keras_compat.LossScaleOptimizer):
+        return [optimizer, optimizer.inner_optimizer]
+    return [optimizer]
+
+
+def take_on(model: Any, native_strategy: tf.distribute.Strategy, batch_norm: str | None) -> None:
+    """Mirrors a model's layers, metrics and optimizer that were made outside of the scope.
+
+    If any variable is recreated, the compiled functions of the model, and of models among its
+    layers, are dropped, since they hold the old variables.
+    """
+    recreated = False
+    with native_strategy.scope():
+        for layer in keras_compat.flat_layers(model):
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+                keep_statistics(
+                    layer, batch_norm, partial(is_foreign, native_strategy=native_strategy)
+                )
+            if adopt_all(layer.variables, native_strategy):
+                recreated = True
+                if isinstance(layer, keras.Model):
+                    keras_compat.drop_compiled(layer)
+        for metric in metrics_of(model):
+            recreated |= adopt_all(metric.variables, native_strategy)
+        if model.compiled and model.optimizer is not None:
+            adopt(model.optimizer, native_strategy, recreated=recreated)
+    if recreated:
+        keras_compat.drop_compiled(model)
