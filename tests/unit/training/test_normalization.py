@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasdist.training import normalization
+from kerasdist.training import batch_norm
 from tests.unit import simulation
 
 # Keras's divide_no_nan on NumPy divides first and selects after.
@@ -27,7 +27,7 @@ def test_every_replica_gets_the_moments_of_the_whole_batch(total, replicas, seed
     variance = np.square(kept - mean).sum(0) / divisor
 
     def moments_of_one(replica, rows, row_mask):
-        return normalization.global_moments(
+        return batch_norm.global_moments(
             replica.collectives, rows, [0, 1], row_mask if masked else None
         )
 
@@ -41,7 +41,7 @@ def test_no_digits_are_lost_where_the_mean_is_large():
     inputs = (np.arange(8, dtype="float32") + 10_000)[:, None]
 
     def moments_of_one(replica, rows):
-        return normalization.global_moments(replica.collectives, rows, [0], None)
+        return batch_norm.global_moments(replica.collectives, rows, [0], None)
 
     for mean, variance in simulation.run(moments_of_one, [inputs], 3):
         assert float(mean[0]) == pytest.approx(10_003.5)
@@ -52,7 +52,7 @@ def test_the_trap_of_statistics_that_drift_apart():
     inputs = np.array([0, 0, 10, 10], "float32")[:, None]
 
     def moments_of_one(replica, rows):
-        return normalization.global_moments(replica.collectives, rows, [0], None)
+        return batch_norm.global_moments(replica.collectives, rows, [0], None)
 
     for mean, variance in simulation.run(moments_of_one, [inputs], 2):
         assert float(mean[0]) == 5

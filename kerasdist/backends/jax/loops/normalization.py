@@ -2,7 +2,7 @@
 
 `fit` is one program over the global batch. Of Keras's mean and variance XLA makes an all-reduce
 each, and two more of their gradient. Here each replica computes the mean and the squared deviations
-of its own rows, and one all-gather brings them together, as in `kerasdist.training.normalization`.
+of its own rows, and one all-gather brings them together, as in `kerasdist.training.batch_norm`.
 Their derivative is given by hand: going backward it needs no communication. What is left there are
 Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
 """
@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, layout_of_step
-from kerasdist.training.normalization import added_to_count, combined
+from kerasdist.training.batch_norm import added_to_count, combined
 
 if TYPE_CHECKING:
     import keras
