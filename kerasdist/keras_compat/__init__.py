@@ -21,15 +21,20 @@ from kerasdist.keras_compat.array_rows import (
 )
 from kerasdist.keras_compat.data import (
     PyDataset,
+    auto_shard_policy,
     batches,
     copied,
     epochs_read,
+    every_nth_file,
     get_data_adapter,
     has_threads,
     is_array,
     is_dataset,
     is_native_dataset,
+    is_tf_dataset,
     is_torch_dataloader,
+    leave_accelerators,
+    own_batches,
     reads_aside,
     set_epochs_read,
     shuffles_without_seed,
@@ -44,6 +49,9 @@ from kerasdist.keras_compat.models import (
     TRAIN_BATCH_EVENTS,
     attached_metrics,
     backend_name,
+    clear_losses_on,
+    compiled_losses,
+    compiled_metrics,
     copy_thread_state,
     drop_compiled,
     flat_layers,
@@ -59,15 +67,20 @@ from kerasdist.keras_compat.models import (
     is_orbax_checkpoint,
     is_symbolic,
     is_wired,
+    loss_ids_on,
+    losses_on,
     metrics_here,
     model_of,
+    numbers_of,
     ops,
     overrides,
     parts_of,
     paste_thread_state,
+    seed_states,
     serialize_as,
     set_initial_epoch,
     skip_batches,
+    whole_batch,
     wiring,
 )
 from kerasdist.keras_compat.optimizers import (
@@ -103,24 +116,7 @@ from kerasdist.keras_compat.settings import (
     settings,
 )
 from kerasdist.keras_compat.snapshots import Memory, Snapshot
-from kerasdist.keras_compat.tf_data import (
-    auto_shard_policy,
-    every_nth_file,
-    is_tf_dataset,
-    leave_accelerators,
-    own_batches,
-)
 from kerasdist.keras_compat.trees import register_tree_node
-from kerasdist.keras_compat.trials import (
-    clear_losses_on,
-    compiled_losses,
-    compiled_metrics,
-    loss_ids_on,
-    losses_on,
-    numbers_of,
-    seed_states,
-    whole_batch,
-)
 from kerasdist.keras_compat.variables import (
     autocast,
     change_aggregation,

@@ -1,4 +1,4 @@
-"""What `test_keras_compat.py` looks at of ``keras_compat/trials.py``, in its fresh processes."""
+"""What trials ask of ``keras_compat/models.py``, for fresh processes of `test_keras_compat.py`."""
 
 TRIALS = """
 tried = keras.Sequential([
