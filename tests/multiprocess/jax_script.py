@@ -20,7 +20,7 @@ import pytest  # noqa: E402
 
 from kerasdist.backends import registry  # noqa: E402
 from kerasdist.backends.base.interface import ReplicaOptions  # noqa: E402
-from kerasdist.backends.jax.workers import connection  # noqa: E402
+from kerasdist.backends.jax import connection  # noqa: E402
 from kerasdist.job import job as jobs  # noqa: E402
 
 REPLICAS, HERE = STRATEGY.num_replicas_in_sync, STRATEGY.local_replicas

@@ -22,10 +22,10 @@ from kerasdist.backends.base.interface import (
     ReplicaOptions,
     read_chrome_trace,
 )
+from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation
-from kerasdist.backends.jax.workers import connection
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError

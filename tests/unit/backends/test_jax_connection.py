@@ -4,7 +4,7 @@ from tests.fresh import run_forked
 
 MISLEADING_NAME = """
 import types
-from kerasdist.backends.jax.workers import connection
+from kerasdist.backends.jax import connection
 from kerasdist.errors import JobError
 from kerasdist.job import listening
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kerasdist.backends.jax.workers.coordinator_proxy import Relay
+from kerasdist.backends.jax.connection import Relay
 from kerasdist.launch.placement import free_port
 
 SECONDS = 60
