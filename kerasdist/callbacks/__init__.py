@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
+    from kerasdist.callbacks.backup_and_restore import BackupAndRestore
     from kerasdist.callbacks.chief_only import ChiefOnly
     from kerasdist.callbacks.horovod import (
         BroadcastGlobalVariables,
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BackupAndRestore": "backup.backup_and_restore",
+    "BackupAndRestore": "backup_and_restore",
     "BroadcastGlobalVariables": "horovod",
     "ChiefOnly": "chief_only",
     "LearningRateWarmup": "horovod",

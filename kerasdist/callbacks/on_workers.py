@@ -20,8 +20,8 @@ from kerasdist.agreement.models import callbacks_of
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Meter
 from kerasdist.callbacks.backup import fit_call
-from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.backup.position import Position
+from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.chief_only import ChiefOnly, DelegatingCallback
 from kerasdist.callbacks.horovod import LearningRateWarmup, broadcast
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint, SavingModel

@@ -10,7 +10,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.callbacks.backup.backup_and_restore import BackupAndRestore
+from kerasdist.callbacks.backup_and_restore import BackupAndRestore
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.job.job import Job
 from kerasdist.training.binding import binding_of
