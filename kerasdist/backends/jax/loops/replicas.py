@@ -13,6 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
+from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
@@ -20,7 +21,6 @@ from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
-    STEPS_AHEAD,
     CentralPlacement,
     MeshPlacement,
     OneDevicePlacement,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -16,6 +15,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
+from kerasdist.backends.jax.fit.backpressure import wait_sometimes
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
@@ -25,36 +25,21 @@ if TYPE_CHECKING:
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
-# On accelerators JAX's own limit to how far the host runs ahead is enough. On several CPU devices
-# JAX can deadlock. Each device lets 32 programs be in flight
-# (``max_inflight_computations_per_device`` in XLA's CPU client), and the launch of the next one
-# waits for its turn *inside* the thread pool that also runs the programs. The pool has as many
-# threads as there are cores, or devices if they are more. On two cores, one thread waits there for
-# a launch, the other in an all-reduce for its partner, and the partner finds no thread: "Expected 2
-# threads to join the rendezvous, but only 1 of them arrived", and after 40 seconds XLA aborts the
-# process. The stacks of a stopped process show ``xla::Semaphore::Acquire`` under ``ExecuteLaunch``
-# on one worker, ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``)
-# prevents the deadlock, and so do fewer programs in flight. Seen with jaxlib 0.10.2.
-#
-# Well below 32, since callbacks and user code launch programs, too.
-STEPS_AHEAD = 8
-"""After so many steps the host has waited for the device at least once."""
-
-# All strategies of a process launch into the same queues.
-_launches = itertools.count(1)
-
 
 class Placement(abc.ABC):
     """Places the arrays of a step on devices, and compiles the step for them.
 
     Attributes:
         devices: The devices on which programs run.
+        after_launch: Called with the outputs and the state of each program; limits how far the
+            host runs ahead of the devices.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
         note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
     """
 
+    after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
     places_ahead: bool = False
     shares_memory: bool = True
     begin_step: Callable[[], None] = staticmethod(lambda: None)
@@ -85,10 +70,6 @@ class Placement(abc.ABC):
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
         return array
-
-    def after_launch(self, outputs: Any, state: Any) -> None:
-        """Limits how far the host runs ahead of the devices; called for each program."""
-        del outputs, state
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values; here there are no other workers."""
@@ -189,16 +170,11 @@ class MeshPlacement(Placement):
         super().__init__(layout.mesh.devices.flat, device)
         self.layout = layout
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
-        self._on_cpu = layout.local[0].platform == "cpu"
-        self.places_ahead = not self._on_cpu
-        self.shares_memory = self._on_cpu
-
-    def after_launch(self, outputs: Any, state: Any) -> None:
-        """Counts a launch on CPUs; waits for its outputs if it is the next that is waited for."""
-        if self._on_cpu and next(_launches) % STEPS_AHEAD == 0:
-            leaves = jax.tree.leaves((outputs, state))
-            there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
-            jax.block_until_ready(next(there, None))
+        on_cpu = layout.local[0].platform == "cpu"
+        if on_cpu:
+            self.after_launch = wait_sometimes
+        self.places_ahead = not on_cpu
+        self.shares_memory = on_cpu
 
     def state(self, state: Any, variables: Any) -> Any:
         """Moves arrays to their devices, except those that are already there."""
