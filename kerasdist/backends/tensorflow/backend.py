@@ -177,6 +177,16 @@ class TensorFlowBackend(Backend):
         ]
 
 
+def _component(variable: object) -> Any:
+    """Returns the copy of a variable that the calling replica reads."""
+    held = copies(variable)
+    replica = tf.distribute.get_replica_context()
+    if replica is None or len(held) == 1:  # in cross-replica code the first copy is read
+        return held[0]
+    # In a graph the replica's number is a constant. All workers have equally many replicas.
+    return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
+
+
 @final
 class TensorFlowProfiler(Profiler):
     """TensorFlow writes XPlane files alone; their format comes with TensorFlow, and is read here.
@@ -221,16 +231,6 @@ def _events_of(path: Path) -> Iterator[Event]:
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _component(variable: object) -> Any:
-    """Returns the copy of a variable that the calling replica reads."""
-    held = copies(variable)
-    replica = tf.distribute.get_replica_context()
-    if replica is None or len(held) == 1:  # in cross-replica code the first copy is read
-        return held[0]
-    # In a graph the replica's number is a constant. All workers have equally many replicas.
-    return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
 
 
 values.register()
