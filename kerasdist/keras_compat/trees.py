@@ -13,13 +13,8 @@ Parts = Callable[[Any], Sequence[Any]]
 
 def register_tree_node(kind: type[Any], parts: Parts) -> None:
     """Lets `keras.tree` flatten and rebuild the objects of a class."""
-    tree = tree_impl()
+    tree: Any = tree_api.tree_impl  # Keras's module for the tree library that it has chosen
     _REGISTER[tree.__name__.rpartition(".")[2]](tree, kind, parts)
-
-
-def tree_impl() -> Any:
-    """Returns Keras's module for the tree library that it has chosen."""
-    return tree_api.tree_impl
 
 
 def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
