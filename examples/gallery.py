@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
@@ -176,6 +175,8 @@ def run(examples: list[Example], backends: list[str], modes: list[str]) -> int:
 
 def make_small(figure: Path) -> None:
     """Reduce a figure to 64 colours, if it was drawn."""
+    from PIL import Image  # of matplotlib, which has drawn it
+
     if figure.exists():
         few = Image.open(figure).convert("RGB").quantize(64)
         few.save(figure, optimize=True)
