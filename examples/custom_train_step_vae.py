@@ -94,8 +94,9 @@ def draw(path: str, images: np.ndarray) -> None:
     """Draw 40 images of 8 x 8 pixels, as five rows."""
     from matplotlib.pyplot import imsave
 
-    rows = images.reshape(5, 8, 8, 8).swapaxes(1, 2).reshape(40, 64)
-    imsave(path, np.kron(rows, np.ones((10, 10))), cmap="gray_r")
+    apart = np.pad(images.reshape(40, 8, 8), ((0, 0), (1, 1), (1, 1)), constant_values=images.min())
+    rows = apart.reshape(5, 8, 10, 10).swapaxes(1, 2).reshape(50, 80)
+    imsave(path, np.kron(rows, np.ones((8, 8))), cmap="gray_r")
 
 
 def main() -> None:
