@@ -1,5 +1,7 @@
 """Draws the pictures of docs/guides/watch-a-job.md from a job of two workers, one of them slow.
 
+The live view of the home page, which moves, is of the same job.
+
     make pictures
 
 The job runs on PyTorch, on this machine's CPU, for some seconds. The live view is drawn by rich, as
@@ -26,6 +28,10 @@ from kerasdist.launch import live
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
+RECORDING = ROOT / "docs" / "assets" / "live-view.svg"
+# The state is written once a second: so there is one of each step.
+SLOW_IN_RECORDING = 1.0
+SECONDS_A_FRAME = 0.8
 SCRIPT = "tests.multiprocess.watched_script"
 # Seconds by which the batches of worker 1 are later, and the steps of the profile.
 SLOW, STEPS = 0.3, "6:9"
@@ -36,26 +42,31 @@ _THREAD = re.compile(r"python: thread \d+ ")
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        state, trace = run(folder)
-        draw_live_view(state, GUIDES / "watch-live.svg")
+        states, trace = run(folder, SLOW)
+        marked = [state for state in states if state["slowest"]]
+        still = live_view(max(marked, key=_least_steps), "live")
+        (GUIDES / "watch-live.svg").write_text(still + "\n", encoding="utf-8")
         draw_trace(trace, GUIDES / "watch-trace.png")
+    with tempfile.TemporaryDirectory() as name:
+        states, _ = run(Path(name), SLOW_IN_RECORDING)
+        draw_recording(states, RECORDING)
 
 
-def run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Runs the job; returns its state in the midst of it, and its trace."""
+def run(folder: Path, slow: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Runs the job; returns its states while it trains, and its trace."""
     command = [
         *(sys.executable, "-m", "kerasdist", "run", "--workers", "2", "--log-dir", str(folder)),
-        *("--profile", STEPS, "--profile-dir", str(folder), "-m", SCRIPT, str(SLOW)),
+        *("--profile", STEPS, "--profile-dir", str(folder), "-m", SCRIPT, str(slow)),
     ]
-    status, found = folder / "status.json", None
+    status, found = folder / "status.json", []
     environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, env=environment) as job:
         while job.poll() is None:
             time.sleep(0.2)
             state = json.loads(status.read_text(encoding="utf-8")) if status.exists() else None
-            if state and state["slowest"] and _are_training(state):
-                found = max(found or state, state, key=_least_steps)
-    if job.returncode or found is None:
+            if state and _are_training(state) and state not in found:
+                found.append(state)
+    if job.returncode or not any(state["slowest"] for state in found):
         raise SystemExit(f"the job has ended with {job.returncode}, state {found}")
     with gzip.open(folder / "trace.json.gz") as file:
         return found, json.load(file)["traceEvents"]
@@ -69,14 +80,33 @@ def _least_steps(state: dict[str, Any]) -> int:
     return min(one["step"] for one in state["workers"])
 
 
-def draw_live_view(state: dict[str, Any], path: Path) -> None:
+def live_view(state: dict[str, Any], name: str) -> str:
+    """The live view as a drawing, whose parts have names that begin with `name`."""
     console = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
     console.print("\\[worker 0/2] a line that worker 0 has printed", highlight=False)
     console.print(live.view(state, rows=10))
-    drawn = console.export_svg(title="kerasdist run --workers 2 train.py")
+    drawn = console.export_svg(title="kerasdist run --workers 2 train.py", unique_id=name)
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # from another server
-    lines = (line.rstrip() for line in drawn.splitlines())
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(line.rstrip() for line in drawn.splitlines())
+
+
+def draw_recording(states: list[dict[str, Any]], path: Path) -> None:
+    """Draws the live view as it changes: one view after the other is seen."""
+    frames = [live_view(state, f"live-{number}") for number, state in enumerate(states)]
+    [box] = {re.findall(r'viewBox="([^"]+)"', frame)[0] for frame in frames}
+    total = len(frames) * SECONDS_A_FRAME
+    style = (
+        f".frame{{visibility:hidden;animation:show {total:g}s step-end infinite}}"
+        f"@keyframes show{{0%{{visibility:visible}}{100 / len(frames):g}%{{visibility:hidden}}}}"
+        "@media(prefers-reduced-motion){.frame{animation:none}"
+        ".frame:last-child{visibility:visible}}"
+    )
+    groups = [
+        f'<g class="frame" style="animation-delay:{number * SECONDS_A_FRAME:g}s">{frame}</g>'
+        for number, frame in enumerate(frames)
+    ]
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}"><style>{style}</style>'
+    path.write_text("\n".join([start, *groups, "</svg>\n"]), encoding="utf-8")
 
 
 def draw_trace(events: list[dict[str, Any]], path: Path) -> None:

@@ -42,12 +42,28 @@ class SecondsAnEpoch(keras.callbacks.Callback):
             file.write(json.dumps(line) + "\n")
 
 
+def draw(path: str, losses: dict[str, list[float]]) -> None:
+    """Draw the losses, and the epoch whose weights EarlyStopping has restored."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    for name in ("loss", "val_loss"):
+        plt.plot(range(1, len(losses[name]) + 1), losses[name], marker="o", label=name)
+    best = min(range(len(losses["val_loss"])), key=losses["val_loss"].__getitem__) + 1
+    plt.axvline(best, color="grey", linestyle="--", label=f"best weights: epoch {best}")
+    plt.xlabel("epoch")
+    plt.yscale("log")
+    plt.legend()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train with five callbacks, and print which files there are."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     default = Path(tempfile.gettempdir()) / "kerasdist_callbacks"
     parser.add_argument("--folder", type=Path, default=default)
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
     folder = options.folder
 
@@ -84,6 +100,8 @@ def main() -> None:
         verbose=0,
     )
     _, accuracy = model.evaluate(x[1500:], y[1500:], batch_size=64, verbose=0)
+    if options.figure:
+        draw(options.figure, history.history)
     if strategy.extended.should_checkpoint:
         for path in sorted(folder.rglob("*")):
             if path.is_file():

@@ -80,11 +80,25 @@ def build_models() -> tuple[keras.Model, keras.Model]:
     return encoder, model
 
 
+def draw(path: str, digits: np.ndarray, **points: np.ndarray) -> None:
+    """Draw maps on which neighbours are near each other, with a colour for each digit."""
+    import matplotlib.pyplot as plt
+    from sklearn.manifold import TSNE
+
+    _, axes = plt.subplots(1, len(points), figsize=(6.4, 4), layout="constrained")
+    for place, (name, x) in zip(axes, points.items(), strict=True):
+        places = TSNE(random_state=0).fit_transform(x)
+        place.scatter(*places.T, c=digits, s=6, cmap="tab10")
+        place.set(title=name, xticks=[], yticks=[])
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train without labels; print the accuracy of a linear classifier on the features."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--floatx", default="float32")
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -111,6 +125,13 @@ def main() -> None:
     features = encoder.predict(images, batch_size=BATCH_SIZE, verbose=0)
     features *= 5 / np.linalg.norm(features, axis=1, keepdims=True)
     learned, pixels = accuracy(features), accuracy(digits.data / 16)
+    if options.figure:
+        unseen = slice(1200, None)
+        draw(
+            *(options.figure, digits.target[unseen]),
+            pixels=digits.data[unseen],
+            features=features[unseen],
+        )
     replicas = strategy.num_replicas_in_sync
     print(f"{replicas} replicas: accuracy {learned:.4f} with 20 labels; from pixels {pixels:.4f}")
 

@@ -90,6 +90,15 @@ else:
             return {"total": self.total.result()}
 
 
+def draw(path: str, images: np.ndarray) -> None:
+    """Draw 40 images of 8 x 8 pixels, as five rows."""
+    from matplotlib.pyplot import imsave
+
+    apart = np.pad(images.reshape(40, 8, 8), ((0, 0), (1, 1), (1, 1)), constant_values=images.min())
+    rows = apart.reshape(5, 8, 10, 10).swapaxes(1, 2).reshape(50, 80)
+    imsave(path, np.kron(rows, np.ones((8, 8))), cmap="gray_r")
+
+
 def main() -> None:
     """Train, and print the loss; with `--figure` draw generated digits."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -107,11 +116,8 @@ def main() -> None:
     history = model.fit(images, batch_size=64, epochs=options.epochs, verbose=2)
     losses = history.history["total"]
     if options.figure:
-        from matplotlib.pyplot import imsave
-
-        codes = np.random.default_rng(0).normal(size=(12, 8)).astype("float32")
-        made = np.asarray(model.decoder.predict(codes, verbose=0)).reshape(12, 8, 8)
-        imsave(options.figure, np.kron(np.hstack(list(made)), np.ones((8, 8))), cmap="gray")
+        codes = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
+        draw(options.figure, np.asarray(model.decoder.predict(codes, verbose=0)))
     replicas = strategy.num_replicas_in_sync
     print(f"{replicas} replicas: loss {losses[-1]:.4f}; in the first epoch it was {losses[0]:.4f}")
 

@@ -61,11 +61,26 @@ def build_model(steps: int) -> keras.Model:
     return model
 
 
+def draw(path: str, labels: np.ndarray, predicted: np.ndarray) -> None:
+    """Draw how often each digit was taken for which."""
+    import matplotlib.pyplot as plt
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    _, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    ConfusionMatrixDisplay.from_predictions(
+        *(labels, predicted), cmap="Blues", ax=axes, colorbar=False
+    )
+    axes.set_aspect("auto")
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train on all devices, and print the accuracy on the test set."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
+    epochs = options.epochs
 
     # First, because a backend counts its CPU devices when it starts. They are used where there is
     # no accelerator; in a job, `kerasdist run` says how many devices a worker has.
@@ -82,6 +97,8 @@ def main() -> None:
     speed = epochs * len(x_train) / (time.perf_counter() - start)
 
     _, accuracy = model.evaluate(x_test, y_test, batch_size=BATCH_SIZE, verbose=0)
+    if options.figure:
+        draw(options.figure, y_test, model.predict(x_test, verbose=0).argmax(axis=1))
     replicas = strategy.num_replicas_in_sync
     print(
         f"{replicas} replicas: test accuracy {accuracy:.4f}, {speed:.0f} examples/s with compiling"

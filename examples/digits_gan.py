@@ -89,6 +89,15 @@ class Trainer:
         return np.array(history)
 
 
+def draw(path: str, images: np.ndarray) -> None:
+    """Draw 40 images of 8 x 8 pixels, as five rows."""
+    from matplotlib.pyplot import imsave
+
+    apart = np.pad(images.reshape(40, 8, 8), ((0, 0), (1, 1), (1, 1)), constant_values=images.min())
+    rows = apart.reshape(5, 8, 10, 10).swapaxes(1, 2).reshape(50, 80)
+    imsave(path, np.kron(rows, np.ones((8, 8))), cmap="gray_r")
+
+
 def main() -> None:
     """Train on all devices, then on one; print how much the losses differ."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -103,10 +112,7 @@ def main() -> None:
     trainer = Trainer(strategy)
     losses = trainer.fit(images, noise, options.epochs)
     if options.figure:
-        import matplotlib.pyplot as plt
-
-        made = np.asarray(trainer.generator.predict(noise[:12], verbose=0)).reshape(12, 8, 8)
-        plt.imsave(options.figure, np.kron(np.hstack(list(made)), np.ones((8, 8))), cmap="gray")
+        draw(options.figure, np.asarray(trainer.generator.predict(noise[:40], verbose=0)))
 
     print("once more, on one device")
     one = kd.OneDeviceStrategy(strategy.extended.worker_devices[0])

@@ -34,6 +34,7 @@ RECORDED = EXAMPLES / "recorded.json"
 BACKENDS = ("tensorflow", "jax", "torch")
 MODES = {"alone": [], "2 workers": ["-m", "kerasdist", "run", "--workers", "2"]}
 TIMEOUT_S = 300
+FIGURE = "\n# A figure of the result.\n"  # where a port's figure begins
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,16 @@ class Example:
     arguments: Sequence[str] = ()
     backends: Sequence[str] = BACKENDS
     modes: Sequence[str] = tuple(MODES)
-    figure: bool = False
 
     @property
     def path(self) -> Path:
         """Where the script is."""
         return EXAMPLES / f"{self.name}.py"
+
+    @property
+    def figure(self) -> Path:
+        """Where its figure is, for the site."""
+        return PAGES / f"{self.name}.png"
 
     @property
     def before(self) -> Path:
@@ -65,10 +70,6 @@ class Example:
         text = ast.get_docstring(ast.parse(self.path.read_text("utf-8"))) or ""
         title, _, rest = text.partition("\n")
         return title.rstrip("."), rest.strip()
-
-    def has_figure(self) -> bool:
-        """Whether there is a figure of its last run."""
-        return self.figure and (PAGES / f"{self.name}.png").exists()
 
     def problem(self, last_line: str) -> str | None:
         """Return what is wrong with its last line (a NaN is)."""
@@ -98,10 +99,14 @@ class Run:
         """Its name among the recorded runs of the example."""
         return f"{self.backend}, {self.mode}"
 
+    @property
+    def draws(self) -> bool:
+        """Whether the figure is of this run."""
+        return (self.backend, self.mode) == ("jax", "alone")
+
     def do(self) -> tuple[dict[str, Any], str | None]:
         """Run it; return what to record, and what is wrong with it."""
-        figure = self.example.figure and (self.backend, self.mode) == ("jax", "alone")
-        options = ["--figure", str(PAGES / f"{self.example.name}.png")] if figure else []
+        options = ["--figure", str(self.example.figure)] if self.draws else []
         start = time.perf_counter()
         try:
             child = subprocess.run(
@@ -153,6 +158,8 @@ def run(examples: list[Example], backends: list[str], modes: list[str]) -> int:
         line = last_line(record.get("output", ""))
         row = (one.example.name, one.backend, one.mode, str(record.get("seconds", "")))
         console.print(*row, line, markup=False, highlight=False)
+        if one.draws:
+            make_small(one.example.figure)
         if problem:
             failures += 1
             console.print(f"FAILED: {problem}", markup=False, highlight=False)
@@ -166,29 +173,40 @@ def run(examples: list[Example], backends: list[str], modes: list[str]) -> int:
     return failures
 
 
+def make_small(figure: Path) -> None:
+    """Reduce a figure to 64 colours, if it was drawn."""
+    from PIL import Image  # of matplotlib, which has drawn it
+
+    if figure.exists():
+        few = Image.open(figure).convert("RGB").quantize(64)
+        few.save(figure, optimize=True)
+
+
 def seconds(runs: dict[str, Any], mode: str) -> str:
     """Return the times of one mode on all backends, for a cell of a table."""
     found = [runs.get(f"{backend}, {mode}", {}).get("seconds") for backend in BACKENDS]
     return " / ".join("-" if one is None else f"{one:.0f}" for one in found)
 
 
-def index(folder: str, suffix: str, figures: str) -> str:
-    """Return the table of all examples, with links to `folder`/NAME`suffix`."""
-    lines = [
-        "| script | what it shows | data | seconds alone | with 2 workers | last line | figure |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    records = recorded()
+def table() -> str:
+    """Return the table of all examples, for GitHub."""
+    lines = ["| script | what it shows | data |", "|---|---|---|"]
     for example in GALLERY:
-        runs = records.get(example.name, {})
-        cells = (
-            f"[{example.name}]({folder}{example.name}{suffix})",
-            *(example.shows, example.data, seconds(runs, "alone"), seconds(runs, "2 workers")),
-            last_line(shown(runs, "alone")[1]),
-            f"[{example.name}.png]({figures}{example.name}.png)" if example.has_figure() else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        link = f"[{example.name}]({example.path.name})"
+        lines.append(f"| {link} | {example.shows} | {example.data} |")
     return "\n".join(lines)
+
+
+def cards() -> str:
+    """Return a card for each example, with the figure that it draws, for the site."""
+    made = []
+    for example in GALLERY:
+        name = example.name
+        picture = f"[![What {name} draws]({name}.png){{ loading=lazy }}]({name}.md)"
+        link = f"**[{example.documentation()[0]}]({name}.md)**"
+        source = f"`{name}.py`, data: {example.data}"
+        made.append("-   " + "\n\n    ".join((picture, link, example.shows, source)))
+    return '<div class="grid cards" markdown>\n\n' + "\n\n".join(made) + "\n\n</div>"
 
 
 def shown(runs: dict[str, Any], mode: str) -> tuple[str, str]:
@@ -199,24 +217,32 @@ def shown(runs: dict[str, Any], mode: str) -> tuple[str, str]:
     return "", ""
 
 
-INDEX = """# {title}
+INDEX = """{head}# {title}
 
 Each script is complete: standard Keras, and the few lines that kerasdist needs. They run on any
 backend, alone and as several workers, on a laptop without accelerators too (model_parallel alone
-needs JAX, and one process):
+needs JAX, and one process). With `--figure FILE.png` each draws its result.
 
 ```sh
 KERAS_BACKEND=jax python examples/digits_cnn.py
 kerasdist run --workers 2 examples/digits_cnn.py
 ```
 
-{table}
+{examples}
 
-Seconds are on TensorFlow / JAX / PyTorch, from the start of Python to its end, on two cores that
-others used, too; the CPU devices and workers share these cores, so more of them are no faster. The
-last line is what the script printed alone, on JAX if it was run there. What has not been recorded
-yet is `-` or empty. `make gallery` runs all of it and writes this page.
 {more}"""
+
+HIDE = """---
+hide:
+  - toc
+---
+"""
+
+SECONDS = """Each page says how many seconds its script takes, from the start of Python to its end,
+on two cores that others used, too; the CPU devices and workers share these cores, so more of them
+are no faster. What it prints and draws is from JAX where it was run there; `-` was not run.
+`make gallery` runs all of them and writes the pages.
+"""
 
 MORE = """
 Also here: [demo.py](demo.py), which `make demo` runs; [before/](before), the scripts from which the
@@ -228,12 +254,15 @@ def page(example: Example) -> str:
     """Return the page of an example: what it says of itself, what it prints, its code."""
     title, rest = example.documentation()
     parts = [f"# {title}", rest, f"[Download as a notebook]({example.name}.ipynb)"]
-    if example.has_figure():
-        parts += [f"![What `--figure` draws]({example.name}.png)"]
+    parts += [f"![What `--figure` draws]({example.name}.png)"]
     if example.arguments:
         parts += [f"Here with `{' '.join(example.arguments)}`."]
     runs = recorded().get(example.name, {})
     command = f"examples/{example.name}.py"
+    parts += [
+        f"Seconds on TensorFlow / JAX / PyTorch: {seconds(runs, 'alone')} alone, "
+        f"{seconds(runs, '2 workers')} with two workers."
+    ]
     for mode, start in (("alone", "python"), ("2 workers", "kerasdist run --workers 2")):
         backend, output = shown(runs, mode)
         if output:
@@ -247,9 +276,13 @@ def page(example: Example) -> str:
 
 
 def difference(example: Example) -> str:
-    """Return what a port changes, in the format of `diff -u`."""
+    """Return what a port changes, its figure left out, in the format of `diff -u`."""
     before, after = (
-        code(path).splitlines(keepends=True) for path in (example.before, example.path)
+        code(path)
+        .partition(FIGURE)[0]
+        .removeprefix("import argparse\n\n")
+        .splitlines(keepends=True)
+        for path in (example.before, example.path)
     )
     return "".join(difflib.unified_diff(before, after, "before", "after"))
 
@@ -295,12 +328,13 @@ def notebook(example: Example) -> str:
 
 def pages() -> dict[Path, str]:
     """Return the pages by their paths."""
-    figures = "../docs/gallery/"
     made = {
         EXAMPLES / "README.md": INDEX.format(
-            title="Examples", table=index("", ".py", figures), more=MORE
+            head="", title="Examples", examples=table(), more=SECONDS + MORE
         ),
-        PAGES / "index.md": INDEX.format(title="Gallery", table=index("", ".md", ""), more=""),
+        PAGES / "index.md": INDEX.format(
+            head=HIDE, title="Gallery", examples=cards(), more=SECONDS
+        ),
     }
     return made | {PAGES / f"{example.name}.md": page(example) for example in GALLERY}
 

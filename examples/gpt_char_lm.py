@@ -56,6 +56,7 @@ class Writer(keras.callbacks.Callback):
     def __init__(self, beginning: str, length: int, prints: bool) -> None:
         super().__init__()
         self.beginning, self.length, self.prints = beginning, length, prints
+        self.text = ""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         del logs
@@ -69,8 +70,21 @@ class Writer(keras.callbacks.Callback):
             logits = self.model.predict_on_batch(padded)[0, len(seen) - 1] / 0.6
             likely = np.exp(logits - logits.max())
             text.append(int(random.choice(len(CHARACTERS), p=likely / likely.sum())))
+        self.text = "".join(chr(CHARACTERS[number]) for number in text).replace("\n", " ")
         if self.prints:
-            print("".join(chr(CHARACTERS[number]) for number in text).replace("\n", " "))
+            print(self.text)
+
+
+def draw(path: str, losses: list[float], text: str) -> None:
+    """Draw the perplexity of each epoch, and what the model has written at the end."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    plt.plot(range(1, len(losses) + 1), np.exp(losses), marker="o")
+    plt.xlabel("epoch")
+    plt.ylabel("perplexity in training")
+    plt.title(text, fontsize=10, fontfamily="monospace", wrap=True)
+    plt.savefig(path)
 
 
 def main() -> None:
@@ -78,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--pieces", type=int, default=5120, help="of text, in an epoch")
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -88,13 +103,15 @@ def main() -> None:
         model = build_model()
     x, y = load_data(options.pieces + 512)
     writer = Writer("The with statement is ", 60, prints=strategy.extended.should_checkpoint)
-    model.fit(
+    history = model.fit(
         *(x[512:], y[512:]),
         batch_size=BATCH_SIZE,
         epochs=options.epochs,
         callbacks=[writer],
         verbose=2,
     )
+    if options.figure:
+        draw(options.figure, history.history["loss"], writer.text)
     loss = model.evaluate(x[:512], y[:512], batch_size=BATCH_SIZE, verbose=0)
     print(
         f"{strategy.num_replicas_in_sync} replicas: perplexity {np.exp(loss):.2f} "

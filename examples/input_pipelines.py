@@ -88,11 +88,27 @@ def sources(x: np.ndarray, y: np.ndarray, folder: Path, strategy: kd.Strategy) -
     return found
 
 
+def draw(path: str, speeds: dict[str, float]) -> None:
+    """Draw a bar for each source."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    bars = plt.barh(list(speeds), list(speeds.values()))
+    plt.bar_label(bars, fmt="{:,.0f}", padding=3)
+    plt.margins(x=0.15)
+    plt.xlabel("examples/s")
+    plt.xticks([])
+    plt.gca().invert_yaxis()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train for an epoch on each source, and print how fast it was."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--patches", type=int, default=8192)
-    count = parser.parse_args().patches
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
+    count = options.patches
     if kd.cluster.detect() is None:  # not a worker of a job
         kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
     strategy = kd.auto()
@@ -107,11 +123,14 @@ def main() -> None:
         x = np.load(Path(name, "patches.npy"), mmap_mode="r")
         y = np.load(Path(name, "labels.npy"))
         model.fit(x, y, batch_size=BATCH_SIZE, verbose=0)  # compiles
+        speeds = {}
         for source, data in sources(x, y, Path(name), strategy).items():
             start = time.perf_counter()
             history = model.fit(**data, shuffle=False, verbose=0).history
-            speed = count / (time.perf_counter() - start)
+            speed = speeds[source] = count / (time.perf_counter() - start)
             print(f"{source:>16}: {speed:6.0f} examples/s, accuracy {history['accuracy'][-1]:.4f}")
+    if options.figure:
+        draw(options.figure, speeds)
     accuracy = history["accuracy"][-1]
     print(f"{strategy.num_replicas_in_sync} replicas: accuracy {accuracy:.4f} at the end")
 

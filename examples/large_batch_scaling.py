@@ -40,6 +40,20 @@ def build_model(rate: float) -> keras.Model:
     return model
 
 
+def draw(path: str, batches: list[int], accuracies: dict[str, list[float]]) -> None:
+    """Draw a curve for each rule."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    for rule, found in accuracies.items():
+        plt.plot(batches, found, marker="o", label=rule)
+    plt.xscale("log", base=2)
+    plt.xlabel("global batch")
+    plt.ylabel("test accuracy")
+    plt.legend()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train with each batch size and rule; print a table of test accuracies."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -81,15 +95,7 @@ def main() -> None:
         print(f"{batch:>5}  {row}")
 
     if options.figure:
-        import matplotlib.pyplot as plt
-
-        for rule in rules:
-            plt.plot(options.batches, found[rule], marker="o", label=rule)
-        plt.xscale("log", base=2)
-        plt.xlabel("global batch")
-        plt.ylabel(f"test accuracy after {options.epochs} epochs")
-        plt.legend()
-        plt.savefig(options.figure, dpi=100)
+        draw(options.figure, options.batches, found)
     print(
         f"{strategy.num_replicas_in_sync} replicas, batch {options.batches[-1]}: accuracy "
         f"{found[rules[2]][-1]:.4f} with warm-up, {found[rules[1]][-1]:.4f} without, "

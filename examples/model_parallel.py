@@ -43,11 +43,32 @@ def build_model(width: int = 512) -> keras.Model:
     return model
 
 
+def draw(path: str, model: keras.Model) -> None:
+    """Draw how many weights each device holds, with a colour for each variable."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    total = np.zeros(4)
+    for variable in model.trainable_variables:
+        held = np.zeros(4)
+        for shard in variable.value.addressable_shards:
+            held[shard.device.id] += shard.data.size
+        name = next((rule for rule in RULES if variable.path.endswith(rule)), None)
+        plt.bar(range(4), held, bottom=total, label=name)
+        total += held
+    plt.axhline(model.count_params(), color="grey", linestyle="--", label="the whole model")
+    plt.xticks(range(4), [f"device {i}\nreplica {i // 2}" for i in range(4)])
+    plt.ylabel("weights")
+    plt.legend(loc="lower center", bbox_to_anchor=(0.5, 0.55))
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train cut and whole; print what a device holds, and how the losses differ."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=5)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
     if keras.backend.backend() != "jax":
         raise SystemExit("Cutting a model over devices needs JAX: KERAS_BACKEND=jax")
 
@@ -60,7 +81,7 @@ def main() -> None:
 
     def fit(model: keras.Model) -> list[float]:
         keras.utils.set_random_seed(1)  # the same order of examples
-        return model.fit(x, y, batch_size=64, epochs=epochs, verbose=2).history["loss"]
+        return model.fit(x, y, batch_size=64, epochs=options.epochs, verbose=2).history["loss"]
 
     with strategy.scope():
         model = build_model()
@@ -69,6 +90,8 @@ def main() -> None:
     losses = fit(model)
     pieces = [variable.value.addressable_shards[0].data.size for variable in model.weights]
     print(f"each device holds {sum(pieces)} of {model.count_params()} weights")
+    if options.figure:
+        draw(options.figure, model)
     print("once more, on one device")
     difference = np.max(np.abs(np.subtract(losses, fit(whole))))
     print(f"2 replicas of 2 devices: difference of the losses to one device {difference:.1e}")

@@ -42,12 +42,25 @@ def build_model() -> keras.Model:
     return model
 
 
+def draw(path: str, images: np.ndarray, labels: np.ndarray, predicted: np.ndarray) -> None:
+    """Draw test images with the digits that the model sees in them; mistakes are red."""
+    import matplotlib.pyplot as plt
+
+    _, axes = plt.subplots(4, 9, figsize=(6.4, 4), layout="constrained")
+    for place, image, label, seen in zip(axes.flat, images, labels, predicted, strict=False):
+        place.imshow(image.reshape(8, 8), cmap="gray_r")
+        place.set_title(str(seen), color="black" if seen == label else "red")
+        place.axis("off")
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train, evaluate, predict, save, load; print the accuracy of the loaded model."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     default = Path(tempfile.gettempdir()) / "kerasdist_digits.keras"
     parser.add_argument("--save-to", type=Path, default=default)
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -70,6 +83,8 @@ def main() -> None:
     with strategy.scope():
         loaded = keras.saving.load_model(options.save_to)
     difference = np.max(np.abs(loaded.predict(x[1500:], verbose=0) - predictions))
+    if options.figure:
+        draw(options.figure, x[1500:], y[1500:], predictions.argmax(axis=1))
     if strategy.extended.should_checkpoint:  # the chief
         print(f"saved {options.save_to}")
     print(

@@ -56,11 +56,27 @@ def build_model(trial: optuna.Trial) -> keras.Model:
     return model
 
 
+def draw(path: str, study: optuna.Study) -> None:
+    """Draw a curve for each trial; those that were pruned end early."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    for trial in study.trials:
+        epochs = [epoch + 1 for epoch in trial.intermediate_values]
+        label = f"trial {trial.number + 1}, rate {trial.params['rate']:.2g}"
+        plt.plot(epochs, list(trial.intermediate_values.values()), marker="o", label=label)
+    plt.xlabel("epoch")
+    plt.ylabel("validation accuracy")
+    plt.legend(fontsize=8)
+    plt.savefig(path)
+
+
 def main() -> None:
     """Search; print the accuracy of the best trial."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -102,6 +118,8 @@ def main() -> None:
         pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
     )
     study.optimize(objective, n_trials=options.trials)
+    if options.figure:
+        draw(options.figure, study)
     first, best = study.trials[0].value, study.best_value
     replicas = strategy.num_replicas_in_sync
     print(f"{replicas} replicas: accuracy {best:.4f} in the best trial, {first:.4f} in the first")

@@ -7,6 +7,8 @@ runs on TensorFlow and PyTorch, and takes batches that the devices cannot divide
     KERAS_BACKEND=jax python examples/port_keras_distribution.py
 """
 
+import argparse
+
 import keras
 from keras import layers
 from sklearn.datasets import load_digits
@@ -53,3 +55,16 @@ for epoch, loss in enumerate(history.history["loss"]):
 
 replicas = strategy.num_replicas_in_sync
 print(f"{replicas} replicas: test accuracy {history.history['val_accuracy'][-1]:.4f}")
+
+# A figure of the result.
+parser = argparse.ArgumentParser()
+parser.add_argument("--figure", help="a PNG file to write")
+if figure := parser.parse_args().figure:
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    for name in ("loss", "val_loss", "val_accuracy"):
+        plt.plot(range(1, EPOCHS + 1), history.history[name], marker="o", label=name)
+    plt.xlabel("epoch")
+    plt.legend()
+    plt.savefig(figure)

@@ -7,6 +7,8 @@ installed. On TensorFlow both scripts print the same numbers.
     KERAS_BACKEND=torch python examples/port_tf_distribute_fit.py
 """
 
+import argparse
+
 import keras
 from keras import layers
 from sklearn.datasets import load_digits
@@ -63,3 +65,16 @@ for epoch, (loss, accuracy) in enumerate(zip(history["loss"], history["accuracy"
 
 _, accuracy = model.evaluate(images[TRAINED:], labels[TRAINED:], batch_size=batch_size, verbose=0)
 print(f"{strategy.num_replicas_in_sync} replicas: test accuracy {accuracy:.4f}")
+
+# A figure of the result.
+parser = argparse.ArgumentParser()
+parser.add_argument("--figure", help="a PNG file to write")
+if figure := parser.parse_args().figure:
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    for name in ("loss", "accuracy"):
+        plt.plot(range(1, EPOCHS + 1), history[name], marker="o", label=name)
+    plt.xlabel("epoch")
+    plt.legend()
+    plt.savefig(figure)

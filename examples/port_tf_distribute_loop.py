@@ -7,6 +7,8 @@ scripts print the same numbers, and the port runs on JAX and PyTorch too, and as
     KERAS_BACKEND=jax python examples/port_tf_distribute_loop.py
 """
 
+import argparse
+
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
@@ -63,3 +65,18 @@ for epoch in range(EPOCHS):
     print(f"epoch {epoch + 1}: loss {np.mean(losses):.4f}, accuracy {float(accuracy.result()):.4f}")
     accuracy.reset_state()
 print(f"{strategy.num_replicas_in_sync} replicas: loss {np.mean(losses):.4f} in the last epoch")
+
+# A figure of the result.
+parser = argparse.ArgumentParser()
+parser.add_argument("--figure", help="a PNG file to write")
+if figure := parser.parse_args().figure:
+    import matplotlib.pyplot as plt
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    _, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    predicted = model.predict(images, verbose=0).argmax(axis=1)
+    ConfusionMatrixDisplay.from_predictions(
+        *(labels, predicted), cmap="Blues", ax=axes, colorbar=False
+    )
+    axes.set_aspect("auto")
+    plt.savefig(figure)

@@ -7,6 +7,8 @@ PyTorch both scripts print the same numbers; torchrun starts the port as well.
     KERAS_BACKEND=torch python examples/port_torch_ddp.py
 """
 
+import argparse
+
 import keras
 from keras import layers
 from sklearn.datasets import load_digits
@@ -55,3 +57,19 @@ for epoch, loss in enumerate(history.history["loss"]):
 
 _, accuracy = model.evaluate(images[TRAINED:], labels[TRAINED:], verbose=0)
 print(f"{strategy.num_replicas_in_sync} replicas: test accuracy {accuracy:.4f}")
+
+# A figure of the result.
+parser = argparse.ArgumentParser()
+parser.add_argument("--figure", help="a PNG file to write")
+if figure := parser.parse_args().figure:
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    digits_of = model.predict(images[TRAINED:], verbose=0).argmax(axis=1)
+    for number, image in enumerate(images[TRAINED : TRAINED + 36]):
+        right = digits_of[number] == labels[TRAINED + number]
+        plt.subplot(4, 9, number + 1)
+        plt.imshow(image[..., 0], cmap="gray_r")
+        plt.title(str(digits_of[number]), color="black" if right else "red")
+        plt.axis("off")
+    plt.savefig(figure)

@@ -61,12 +61,28 @@ class TakenAway(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def draw(path: str, untouched: list[float], first: list[float], second: list[float]) -> None:
+    """Draw the losses of the run without interruption, and of both starts over them."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    plt.plot(untouched, color="lightgrey", linewidth=7, label="without interruption")
+    plt.plot(first, label="until SIGTERM")
+    plt.plot(range(len(first), len(first) + len(second)), second, label="started again")
+    plt.axvline(len(first) - 0.5, color="red", linestyle="--")
+    plt.xlabel("batch")
+    plt.ylabel("loss of the epoch so far")
+    plt.legend()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train with and without an interruption, and print how the weights differ."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=8)
     default = Path(tempfile.gettempdir()) / "kerasdist_backups"
     parser.add_argument("--backups", type=Path, default=default, help="a folder")
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -79,14 +95,21 @@ def main() -> None:
     x = diabetes.data.astype("float32") * 20
     y = ((diabetes.target - 152.0) / 77.0).astype("float32")
 
+    losses: list[list[float]] = []  # of each run, after each batch
+
     def train(*callbacks: keras.callbacks.Callback) -> keras.Model:
+        noted: list[float] = []
+        losses.append(noted)
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs: noted.append(logs["loss"])
+        )
         with strategy.scope():
             model = build_model()
         model.fit(
             *(x, y),
             batch_size=BATCH_SIZE,
             epochs=options.epochs,
-            callbacks=list(callbacks),
+            callbacks=[*callbacks, note],
             verbose=0,
         )
         return model
@@ -107,6 +130,8 @@ def main() -> None:
     resumed = start()
     pairs = zip(untouched.get_weights(), resumed.get_weights(), strict=True)
     difference = max(float(np.max(np.abs(one - other))) for one, other in pairs)
+    if options.figure:
+        draw(options.figure, *losses)
     replicas = strategy.num_replicas_in_sync
     print(f"{replicas} replicas: difference to the run without interruption {difference}")
 

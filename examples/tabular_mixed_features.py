@@ -63,11 +63,24 @@ def build_model(numbers: np.ndarray) -> keras.Model:
     return model
 
 
+def draw(path: str, chances: np.ndarray, y: np.ndarray) -> None:
+    """Draw what the model says of benign and of malignant tumours."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    plt.hist([chances[y == 0], chances[y == 1]], bins=20, label=["benign", "malignant"], log=True)
+    plt.xlabel("predicted chance that it is malignant")
+    plt.ylabel("tumours held out")
+    plt.legend()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train, and print the AUC and the recall on the rows held out."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=15)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
         kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
@@ -86,10 +99,12 @@ def main() -> None:
         x_train,
         y[train],
         batch_size=BATCH_SIZE,  # the last batch of an epoch has fewer rows, and counts as much less
-        epochs=epochs,
+        epochs=options.epochs,
         class_weight={0: 0.5 / (1 - rare), 1: 0.5 / rare},
         verbose=2,
     )
+    if options.figure:
+        draw(options.figure, model.predict(x_test, verbose=0)[:, 0], y[test])
     figures = model.evaluate(x_test, y[test], batch_size=BATCH_SIZE, verbose=0, return_dict=True)
     print(
         f"{strategy.num_replicas_in_sync} replicas: AUC {figures['auc']:.4f}, "

@@ -69,11 +69,32 @@ def build_model(steps: int, width: int = 48) -> keras.Model:
     return model
 
 
+def draw(path: str, labels: np.ndarray, predicted: np.ndarray) -> None:
+    """Draw how often a passage of each topic was taken for which."""
+    import matplotlib.pyplot as plt
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    _, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    ConfusionMatrixDisplay.from_predictions(
+        *(labels, predicted),
+        display_labels=TOPICS,
+        xticks_rotation=40,
+        cmap="Blues",
+        ax=axes,
+        colorbar=False,
+    )
+    axes.set_aspect("auto")
+    plt.setp(axes.get_xticklabels(), ha="right")
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train, and print the accuracy on passages that the model has not seen."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=8)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
+    epochs = options.epochs
 
     if kd.cluster.detect() is None:  # not a worker of a job
         kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
@@ -92,6 +113,9 @@ def main() -> None:
         validation_data=(x[:held_out], y[:held_out]),
         verbose=2,
     )
+    if options.figure:
+        predicted = model.predict(x[:held_out], batch_size=BATCH_SIZE, verbose=0).argmax(axis=1)
+        draw(options.figure, y[:held_out], predicted)
     most_frequent = np.max(np.bincount(y[:held_out])) / held_out
     accuracy = history.history["val_accuracy"][-1]
     print(

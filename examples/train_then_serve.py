@@ -31,11 +31,26 @@ np.save(sys.argv[3], model.predict(np.load(sys.argv[2]), verbose=0))
 """
 
 
+def draw(path: str, predictions: np.ndarray, served: np.ndarray) -> None:
+    """Draw the probabilities that the server answers over those of the training script."""
+    import matplotlib.pyplot as plt
+
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    plt.plot([0, 1], [0, 1], color="lightgrey")
+    for kind, (here, there) in enumerate(zip(predictions.T, served.T, strict=True)):
+        plt.plot(here, there, "o", label=f"wine {kind}", alpha=0.6)
+    plt.xlabel("probability where it was trained, with kerasdist")
+    plt.ylabel("where it is served, without")
+    plt.legend()
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train, save, let a server predict, and print how its predictions differ."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--epochs", type=int, default=20)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--figure", help="a PNG file to write")
+    options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
         kd.config.set_logical_cpu_devices(2)  # used where there is no accelerator
@@ -57,7 +72,7 @@ def main() -> None:
             ]
         )
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(x[:120], y[:120], batch_size=16, epochs=epochs, verbose=2)
+    model.fit(x[:120], y[:120], batch_size=16, epochs=options.epochs, verbose=2)
     _, accuracy = model.evaluate(x[120:], y[120:], verbose=0)
     predictions = model.predict(x[120:], verbose=0)
 
@@ -66,7 +81,10 @@ def main() -> None:
         model.save(names[0])
         np.save(names[1], x[120:])
         subprocess.run([sys.executable, "-c", SERVER, *names], check=True)
-        difference = np.max(np.abs(np.load(names[2]) - predictions))
+        served = np.load(names[2])
+    difference = np.max(np.abs(served - predictions))
+    if options.figure:
+        draw(options.figure, predictions, served)
     print(
         f"{strategy.num_replicas_in_sync} replicas: test accuracy {accuracy:.4f}, "
         f"difference of the served predictions {difference:.1e}"

@@ -45,6 +45,21 @@ def build_model(blocks: int, width: int, length: int, vocabulary: int) -> keras.
     return model
 
 
+def draw(path: str, tokens: np.ndarray, logits: np.ndarray) -> None:
+    """Draw how likely each next token is for the model after each of the first 64 tokens."""
+    import matplotlib.pyplot as plt
+
+    chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    chances /= chances.sum(axis=-1, keepdims=True)
+    table = [chances[tokens == one].mean(axis=0) for one in np.unique(tokens)[:64]]
+    plt.figure(figsize=(6.4, 4), layout="constrained")
+    plt.imshow(np.transpose(table), aspect="auto", cmap="Blues", origin="lower")
+    plt.colorbar(label="predicted chance")
+    plt.xlabel("token x")
+    plt.ylabel("next token; the rule is 3 x + 1")
+    plt.savefig(path)
+
+
 def main() -> None:
     """Train, and print the loss of each epoch."""
     parser = argparse.ArgumentParser(description="Train a language model.")
@@ -55,6 +70,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="sequences of a device")
     parser.add_argument("--steps", type=int, default=4, help="steps of an epoch")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--figure", help="a PNG file to write")
     options = parser.parse_args()
 
     if kd.cluster.detect() is None:  # not a worker of a job
@@ -69,6 +85,8 @@ def main() -> None:
     history = model.fit(
         tokens[:, :-1], tokens[:, 1:], batch_size=global_batch, epochs=options.epochs, verbose=2
     )
+    if options.figure:
+        draw(options.figure, tokens[:64, :-1], model.predict(tokens[:64, :-1], verbose=0))
     loss = history.history["loss"][-1]
     print(
         f"{strategy.num_replicas_in_sync} replicas: loss {loss:.4f}, {model.count_params()} weights"

@@ -9,7 +9,7 @@ from tests.fresh import ROOT
 from tests.unit.test_layers import FILES, LAYERS, imported_at_run_time, module_of, parse, unit_of
 
 PICTURE = ROOT / "docs" / "assets" / "layers.svg"
-WIDTH, ROW, BOX = 960, 62, 30
+WIDTH, ROW, BOX = 760, 54, 30
 
 
 def imports() -> dict[str, set[str]]:

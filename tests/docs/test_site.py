@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.docs.blocks import pages
+from examples.gallery import GALLERY
+from tests.docs.blocks import blocks_of, pages
 from tests.fresh import ROOT
 
 pytestmark = pytest.mark.timeout(600)
@@ -57,6 +58,21 @@ def test_formulas_are_drawn_by_files_of_the_site(site):
     fonts = set(re.findall(r"url\((fonts/[^)]+)\)", (katex / "katex.min.css").read_text("utf-8")))
     assert fonts
     assert all((katex / font).is_file() for font in fonts)
+
+
+def test_code_on_the_home_page_fits_its_column():
+    """At 1,300 pixels the column has room for 80 characters (issue 30)."""
+    blocks = list(blocks_of("docs/index.md"))
+    assert blocks
+    assert {line for block in blocks for line in block.text.splitlines() if len(line) > 80} == set()
+
+
+def test_cards_of_the_gallery_are_cards(site):
+    """With `md_in_html`, what stands in a card is Markdown; without it the marks are seen."""
+    page = (site / "gallery/index.html").read_text("utf-8")
+    cards = page.partition('class="grid cards"')[2]
+    assert cards.count("<img ") == len(GALLERY)
+    assert "](" not in cards
 
 
 def test_internals_are_not_in_the_reference(site):

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import json
 import re
+import struct
 
 import pytest
 
@@ -97,10 +98,21 @@ def arguments(name):
     return SHORT[name][0].split()
 
 
-def check(name, output):
+def to_draw(name, folder):
+    """The arguments of a short run that draws its figure."""
+    return [*arguments(name), "--figure", str(folder / f"{name}.png")]
+
+
+def check(name, output, folder=None):
     [example] = [one for one in gallery.GALLERY if one.name == name]
     short = dataclasses.replace(example, bounds=SHORT[name][1:])
     assert short.problem(gallery.last_line(output)) is None, output
+    assert folder is None or size_of(folder / f"{name}.png") == (640, 400)
+
+
+def size_of(png):
+    """Width and height in pixels."""
+    return struct.unpack(">II", png.read_bytes()[16:24])
 
 
 def test_each_example_runs_on_a_backend():
@@ -109,27 +121,28 @@ def test_each_example_runs_on_a_backend():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_examples_alone(backend):
+def test_examples_alone(backend, tmp_path):
+    """They run, and draw their figures (issue 30)."""
     names = TOGETHER[backend]
-    scripts = [(name, str(EXAMPLES / f"{name}.py"), arguments(name)) for name in names]
+    scripts = [(name, str(EXAMPLES / f"{name}.py"), to_draw(name, tmp_path)) for name in names]
     code = ONE_AFTER_THE_OTHER.format(scripts=scripts)
     outputs = run_python("-c", code, backend=backend).split("example ")[1:]
     assert len(outputs) == len(names)
     for name, output in zip(names, outputs, strict=True):
-        check(name, output)
+        check(name, output, tmp_path)
 
 
-def test_a_model_in_parts():
+def test_a_model_in_parts(tmp_path):
     script = EXAMPLES / "model_parallel.py"
-    run = run_python(script, *arguments("model_parallel"), backend="jax")
-    check("model_parallel", run)
+    run = run_python(script, *to_draw("model_parallel", tmp_path), backend="jax")
+    check("model_parallel", run, tmp_path)
 
 
-def test_an_example_with_two_workers():
+def test_an_example_with_two_workers(tmp_path):
     launcher = gallery.MODES["2 workers"]
     script = EXAMPLES / "multi_worker_fit.py"
-    run = run_python(*launcher, script, *arguments("multi_worker_fit"), backend="torch")
-    check("multi_worker_fit", run)
+    run = run_python(*launcher, script, *to_draw("multi_worker_fit", tmp_path), backend="torch")
+    check("multi_worker_fit", run, tmp_path)
 
 
 def numbers(output):
@@ -161,9 +174,20 @@ def test_the_pages_are_those_of_the_scripts_and_of_what_is_recorded():
 
 
 @pytest.mark.parametrize("example", gallery.GALLERY, ids=lambda example: example.name)
+def test_the_figure_of_an_example_fits_its_card(example):
+    """Each has one (issue 30), as large as the others, small as a file, and not transparent."""
+    figure = example.figure.read_bytes()
+    assert size_of(example.figure) == (640, 400)
+    assert len(figure) < 40_000
+    colours = figure[25]
+    assert colours not in (4, 6)  # with an alpha channel
+    assert b"tRNS" not in figure
+
+
+@pytest.mark.parametrize("example", gallery.GALLERY, ids=lambda example: example.name)
 def test_an_example_is_short_and_its_notebook_has_its_code(example):
     source = example.path.read_text("utf-8")
-    assert len(source.splitlines()) <= 120
+    assert len(source.splitlines()) <= 140  # some 20 of them draw its figure
     code = source.splitlines(keepends=True)[ast.parse(source).body[0].end_lineno :]
     notebook = json.loads((gallery.PAGES / f"{example.name}.ipynb").read_text("utf-8"))
     _, *cells = ["".join(one["source"]) for one in notebook["cells"] if one["cell_type"] == "code"]
