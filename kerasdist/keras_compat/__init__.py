@@ -67,6 +67,7 @@ from kerasdist.keras_compat.models import (
     paste_thread_state,
     serialize_as,
     set_initial_epoch,
+    shapes_of_example,
     skip_batches,
     wiring,
 )
