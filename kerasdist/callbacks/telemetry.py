@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
@@ -26,6 +26,7 @@ from kerasdist._version import __version__
 from kerasdist.api.functions import function
 from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.scopes import get_replica_context
+from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.metering import Figures, Meter, Window
@@ -40,8 +41,8 @@ from kerasdist.training.binding import binding_of
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-SCHEMA = 1
-"""The number of the lines' form; it grows when a field changes its meaning or goes."""
+SCHEMA = 2
+"""The number of the lines' form; it grows when a field comes, changes its meaning or goes."""
 
 _SECONDS = 1.0
 """How much training lies between two reports to the launcher."""
@@ -88,6 +89,8 @@ class Telemetry(keras.callbacks.Callback):
     - ``step_ms``: the median of a step's time, and the value that 95 % of the steps stay below;
     - ``share``: which part of the time the host waited for data, waited in collectives, and the
       rest, called ``compute``; they add up to 1. What is not measured is null, and in the rest;
+    - ``mfu``: model FLOP utilization, the part of what the devices could multiply and add that the
+      model needs, from 0 to 1; null on CPUs and other devices that `kerasdist plan` does not know;
     - ``memory``: of this process, and of the NVIDIA GPUs that it sees;
     - at the end of an epoch, on the chief, ``by_worker``: a step's time on each worker, and
       ``slowest``: the worker that the others wait for, and how much longer it takes than they.
@@ -166,6 +169,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._tensorboard and self._rank == 0:
             self._events = _EventFile(self.log_dir)
         meter = self._meter
+        self._flops = flops_of(keras_compat.model_of(self), self._replicas)
         start = {
             "host": platform.node(),
             "backend": keras_compat.backend_name(),
@@ -174,6 +178,7 @@ class Telemetry(keras.callbacks.Callback):
             "devices": [str(device) for device in self._replicas.devices],
             "measured": {"data": meter.knows_data, "collectives": meter.knows_collectives},
             "steps_in_group": meter.steps_ahead,
+            "flops": asdict(self._flops),
             "kerasdist": __version__,
             "keras": keras.__version__,
         }
@@ -192,7 +197,7 @@ class Telemetry(keras.callbacks.Callback):
         self._meter.pause()
         self._write_window(self._window)
         figures = self._of_epoch.take()
-        told: dict[str, object] = _described(figures)
+        told: dict[str, object] = _described(figures, self._flops)
         job = self._replicas.job
         if job is not None:
             own = _times_of_worker(figures)
@@ -230,7 +235,7 @@ class Telemetry(keras.callbacks.Callback):
         if not figures.steps:
             return
         memory = {"host": memory_of_host(), "gpus": memory_of_gpus()}
-        told = {**self._place(), **_described(figures), "memory": memory}
+        told = {**self._place(), **_described(figures, self._flops), "memory": memory}
         self._write("window", told)
         if self._events is not None:
             self._events.scalars(self._meter.steps, _curves(told))
@@ -249,7 +254,48 @@ class Telemetry(keras.callbacks.Callback):
             )
 
 
-def _described(figures: Figures) -> dict[str, Any]:
+@final
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of matrix products and convolutions.
+
+    Attributes:
+        per_sample: Of an example in a step of the model: three times those of a forward pass.
+        peak: A second, of all devices in the type in which the model computes.
+    """
+
+    per_sample: float | None = None
+    peak: float | None = None
+
+    def utilization(self, figures: Figures) -> float | None:
+        """Returns the part of the peak that a window's steps needed; None if that is not known."""
+        if self.per_sample is None or self.peak is None or figures.samples is None:
+            return None
+        return self.per_sample * figures.samples / (figures.seconds * self.peak)
+
+
+def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
+    """Returns what a step of a built model needs, and what its devices can do, if that is known."""
+    from kerasdist.plan.hardware import chip_of  # late: a plan stands above callbacks
+
+    kind = replicas.device_kind()
+    chip = None if kind is None else chip_of(kind)
+    if chip is None:
+        return Flops()
+    one = chip.flops.get(model.compute_dtype)
+    workers = 1 if replicas.job is None else replicas.job.num_workers
+    peak = None if one is None else workers * len(replicas.devices) * one
+    variables = model.trainable_variables, model.non_trainable_variables
+    shapes = [[keras.KerasTensor(one.shape, one.dtype) for one in each] for each in variables]
+    try:
+        inputs = keras_compat.shapes_of_example(model)
+        forward = registry.current().count_flops(model.stateless_call, *shapes, *inputs)
+    except Exception:  # noqa: BLE001  a call that needs values, or inputs of any length
+        return Flops(peak=peak)
+    return Flops(None if forward is None else 3 * forward, peak)
+
+
+def _described(figures: Figures, flops: Flops) -> dict[str, Any]:
     """Returns figures as the entries of a line."""
     seconds = figures.seconds
     waits = {"data": figures.data, "collectives": figures.collectives}
@@ -260,6 +306,7 @@ def _described(figures: Figures) -> dict[str, Any]:
         "samples": figures.samples,
         "seconds": seconds,
         "samples_per_s": None if figures.samples is None else figures.samples / seconds,
+        "mfu": flops.utilization(figures),
         "step_ms": {"median": float(np.median(times)), "95%": float(np.percentile(times, 95))},
         "share": {**shares, "compute": 1 - sum(one or 0.0 for one in shares.values())},
     }
@@ -276,6 +323,7 @@ def _curves(told: dict[str, Any]) -> dict[str, float]:
     """Returns the values of TensorBoard's curves."""
     curves = {
         "samples_per_s": told["samples_per_s"],
+        "mfu": told["mfu"],
         **{f"step_ms/{name}": value for name, value in told["step_ms"].items()},
         **{f"share/{name}": value for name, value in told["share"].items()},
         "memory/host_bytes": told["memory"]["host"]["bytes"],
@@ -330,7 +378,13 @@ class Progress(keras.callbacks.Callback):
         self._window = meter.window(_SECONDS, lambda _: self._report("training"))
         job = replicas.job
         self._report_of_fit: dict[str, object] = {"workers": 1 if job is None else job.num_workers}
+        self._replicas = replicas
         self._steps_before = 0
+
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
+        """Counts what a step of the model needs."""
+        del logs
+        self._flops = flops_of(keras_compat.model_of(self), self._replicas)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Reports the epoch."""
@@ -364,6 +418,7 @@ class Progress(keras.callbacks.Callback):
             samples = figures.samples
             self._report_of_fit |= {
                 "samples_per_s": None if samples is None else samples / figures.seconds,
+                "mfu": self._flops.utilization(figures),
                 **_times_of_worker(figures),
             }
         # Reading logs waits for their step, so it happens once a second.

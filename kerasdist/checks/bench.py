@@ -21,7 +21,7 @@ from kerasdist.job.launcher import BENCH, AllReduce
 from kerasdist.launch import supervisor
 from kerasdist.launch.placement import place, with_workers
 from kerasdist.launch.spec import python_command
-from kerasdist.plan.hardware import CHIPS, Chip
+from kerasdist.plan.hardware import chip_of
 from kerasdist.plan.report import annotate, figure, milliseconds, require_matplotlib, size, table
 
 _WORKER = "kerasdist.checks.bench_worker"
@@ -208,12 +208,6 @@ def _first_gpus(count: int) -> dict[str, str]:
     """
     variable, names = gpus.offered(os.environ)
     return {variable: ",".join(names[:count])} if 0 < count < len(names) else {}
-
-
-def chip_of(name: str) -> Chip | None:
-    """Returns the entry of the table for a GPU's name, such as ``"NVIDIA H100 80GB HBM3"``."""
-    words = name.lower().replace("-", " ").split()
-    return next((chip for chip in CHIPS.values() if chip.name in words), None)
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:

@@ -79,6 +79,7 @@ from kerasdist.keras_compat.models import (
     seed_states,
     serialize_as,
     set_initial_epoch,
+    shapes_of_example,
     skip_batches,
     whole_batch,
     wiring,

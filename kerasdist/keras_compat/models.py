@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from keras.src import api_export, tree
 from keras.src.backend.common import global_state
+from keras.src.export.export_utils import get_input_signature
 from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import object_registration
@@ -74,6 +75,13 @@ def metrics_here(model: Any) -> dict[str, Any]:
 def model_of(callback: Any) -> Any:
     """Returns the model of a callback; reading ``callback.model`` would copy its state on JAX."""
     return callback._model
+
+
+def shapes_of_example(model: keras.Model) -> list[object]:
+    """Returns the arguments of a built model's call, as Keras tensors of one example."""
+    return keras.tree.map_structure(
+        lambda one: keras.KerasTensor((1, *one.shape[1:]), one.dtype), get_input_signature(model)
+    )
 
 
 def flat_layers(model: keras.Model) -> list[Any]:

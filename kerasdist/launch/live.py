@@ -101,6 +101,8 @@ class Board:
             "began": self._began,
             "attempt": attempt,
             "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
+            # Of several jobs, none tells of all devices.
+            "mfu": counted[0].get("mfu") if len(counted) == 1 else None,
             "slowest": slowest if is_slow else None,
             "workers": workers,
         }
@@ -202,6 +204,8 @@ def view(state: State, *, rows: int) -> RenderableType:
     parts = [f"{len(workers)} worker{'s'[: len(workers) - 1]}"]
     if state["samples_per_s"] is not None:
         parts.append(f"{state['samples_per_s']:,.0f} samples/s")
+    if state["mfu"] is not None:
+        parts.append(f"{state['mfu']:.1%} MFU")
     parts.append(time.strftime("%H:%M:%S", time.gmtime(state["time"] - state["began"])))
     if state["attempt"]:
         parts.append(f"restart {state['attempt']}")

@@ -160,6 +160,20 @@ def _tpu(name: str) -> Chip:
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
+_OTHERS = {"pcie", "nvl", "mig"}  # slower ones of the same name, and parts of one
+
+
+def chip_of(name: str) -> Chip | None:
+    """Returns the chip that its driver calls so: ``"NVIDIA H100 80GB HBM3"``, ``"TPU v5 lite"``.
+
+    None for one that is not in the table.
+    """
+    words = set(name.lower().replace(" lite", "e").replace("-", " ").split())
+    if words == {"tpu", "v5"}:
+        return CHIPS["v5p"]
+    return next((CHIPS[one] for one in CHIPS if one in words and not words & _OTHERS), None)
+
+
 _REGISTERS = """
   threads_per_block_limit: 1024
   threads_per_warp: 32

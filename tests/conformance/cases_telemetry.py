@@ -18,12 +18,15 @@ from tests.conformance.registry import case
 # Five steps an epoch, the last of two examples.
 N, BATCH, EPOCHS = 34, 8, 2
 SLEEP = 0.05
-# The fields of a line by kind. One that is renamed or goes needs another number of the schema.
+# The fields of a line by kind. Another set of them needs another number of the schema.
 HEAD = {"schema", "kind", "time", "worker"}
-FIGURES = {"epoch", "step", "steps", "samples", "seconds", "samples_per_s", "step_ms", "share"}
+FIGURES = {"epoch", "step", "steps", "samples", "seconds", "samples_per_s", "mfu"} | {
+    "step_ms",
+    "share",
+}
 FIELDS = {
     "start": HEAD
-    | {"host", "backend", "workers", "replicas", "devices", "measured", "steps_in_group"}
+    | {"host", "backend", "workers", "replicas", "devices", "measured", "steps_in_group", "flops"}
     | {"kerasdist", "keras"},
     "window": HEAD | FIGURES | {"memory"},
     "epoch": HEAD | FIGURES,
@@ -68,7 +71,7 @@ def require_sound(lab, lines):
     """Whatever was measured fits together."""
     for line in lines:
         lab.equal(sorted(FIELDS[line["kind"]]), sorted(set(line) - {"by_worker", "slowest"}))
-        lab.equal(1, line["schema"])
+        lab.equal(2, line["schema"])
     [start, *measured] = lines
     for line in measured:
         share = line["share"]
@@ -110,6 +113,83 @@ def curve(path, tag):
 
     read = event_accumulator.EventAccumulator(str(path)).Reload()
     return len(read.Scalars(tag))
+
+
+def network(name):
+    """A small model, and the products of a forward pass of an example by hand."""
+    layers = keras.layers
+    if name == "dense":
+        inputs = keras.Input((6, 12))
+        outputs = layers.Dense(3)(layers.Dense(7)(inputs))
+        return keras.Model(inputs, outputs), 6 * (12 * 7 + 7 * 3)
+    if name == "conv":
+        stack = [
+            layers.Conv2D(6, (3, 2), strides=2),  # to 4 x 4, 6 of 3 * 2 * 4
+            layers.DepthwiseConv2D(3, padding="same", depth_multiplier=2),  # 12 of 3 * 3
+            layers.Conv2DTranspose(5, 2, strides=2),  # 4 x 4 x 12, each to 2 * 2 * 5
+            layers.Conv1D(4, 3, groups=1, padding="same"),
+        ]
+        inputs = image = keras.Input((9, 9, 4))
+        for layer in stack[:3]:
+            image = layer(image)
+        outputs = stack[3](layers.Reshape((64, 5))(image))
+        by_hand = 16 * 6 * 24 + 16 * 12 * 9 + 16 * 12 * 20 + 64 * 4 * 15
+        return keras.Model(inputs, layers.Dropout(0.5)(layers.Flatten()(outputs))), by_hand
+    if name == "recurrent":
+        inputs = keras.Input((5, 4))
+        return keras.Model(inputs, layers.LSTM(3)(inputs)), 5 * 4 * (4 + 3) * 3
+    inputs = keras.Input((10, 8))
+    attention = layers.MultiHeadAttention(2, 3, flash_attention=False)  # 2 heads of 3
+    outputs = attention(inputs, inputs)
+    # Queries, keys, values and outputs; scores, and values by their weights.
+    return keras.Model(inputs, outputs), 4 * 10 * 8 * 6 + 2 * 2 * 10 * 10 * 3
+
+
+@case("callbacks", replicas=(1, 2))
+def flops(lab):
+    """The FLOPs of dense layers, convolutions and attention are as by hand (issue 30.6)."""
+    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.callbacks import telemetry
+
+    for name in ("dense", "conv", "attention", "recurrent"):
+        with lab.strategy().scope():
+            model, products = network(name)
+        devices = mock.Mock(ReplicaSet, devices=[0] * lab.replicas, job=None)
+        devices.device_kind.return_value = "Tesla V100-SXM2-32GB"
+        found = telemetry.flops_of(model, devices)
+        # A loop of TensorFlow's graph does not say how often it runs.
+        is_known = (lab.backend, name) != ("tensorflow", "recurrent")
+        by_hand = telemetry.Flops(6 * products if is_known else None, lab.replicas * 15.7e12)
+        lab.check(found == by_hand, f"{name}: {found}, not {by_hand}")
+
+
+@case("callbacks", replicas=(1, 2))
+def utilization(lab):
+    """`Telemetry` says the MFU on devices of the table, and null on others (issue 30.6)."""
+    from kerasdist.backends.base.interface import ReplicaSet
+    from kerasdist.callbacks import telemetry
+    from kerasdist.training.binding import binding_of
+
+    none = {"per_sample": None, "peak": None}
+    devices = mock.Mock(ReplicaSet, devices=[0], job=None)
+    devices.device_kind.return_value = "TPU v5 lite"
+    with lab.strategy().scope():
+        of_any_length = keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(1)])
+        replicas = type(binding_of(of_any_length).replicas)
+    lab.check(telemetry.flops_of(of_any_length, devices) == telemetry.Flops(None, 197e12), "")
+    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", None):
+        emulated = mock.patch.object(replicas, "device_kind", return_value=kind)
+        with tempfile.TemporaryDirectory() as folder, emulated:
+            [start, *measured] = lines = trained(lab.strategy(), folder, None, 1e-9)
+        require_sound(lab, lines)
+        if kind != "NVIDIA H100 80GB HBM3":
+            lab.check((start["flops"], {one["mfu"] for one in measured}) == (none, {None}), kind)
+            continue
+        per_sample, peak = 3 * 2 * (4 * 6 + 6 * 1), lab.replicas * 494.7e12
+        lab.check(start["flops"] == {"per_sample": per_sample, "peak": peak}, str(start))
+        for line in measured:
+            by_hand = per_sample * line["samples"] / (line["seconds"] * peak)
+            lab.check(math.isclose(line["mfu"], by_hand), str(line))
 
 
 @case("callbacks", replicas=(1, 2))

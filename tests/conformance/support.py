@@ -29,7 +29,8 @@ batch logs, metrics, evaluation, predictions in order, weights and the optimizer
 - **clear error**: the backend can't have it, and says so.
 - **limitation**: exempt from equality, or without a part of what plain Keras does, for the reason
   given below the table.
-- **not in Keras**: plain Keras does not have it on this backend either.
+- **not in Keras**: plain Keras does not have it on this backend either, or there is nothing there
+  that the case could compare.
 - **no**: a defect of kerasdist.
 
 """
@@ -62,13 +63,21 @@ def run() -> list[Result]:
     return results
 
 
-# What a table cannot say of its rows, by topic.
+# What a table cannot say of its rows, by topic. All that is written by hand stands in this file.
 NOTES = {
     "sharding": """\
-These rows are of replicas in one process. On PyTorch they are threads that share one optimizer, so
-there is nothing to shard; workers of one replica each can have both kinds, as
-[Models larger than a device](guides/larger-than-a-device.md) says, and `tests/multiprocess` shows.
+These rows are of replicas in one process. **a process per device**: on PyTorch such replicas are
+threads that share one optimizer, so that there is nothing to shard, and a clear error says so;
+workers of one replica each have it, as `tests/multiprocess/cases_divided.py` shows. See
+[Models larger than a device](guides/larger-than-a-device.md).
 """,
+}
+# What threads are refused on PyTorch, and the case of tests/multiprocess in which workers have it.
+ON_WORKERS = {
+    "sharding.each_holds_its_slots": "divided.each_holds_its_part",  # by the layout
+    "sharding.each_holds_its_part": "divided.each_holds_its_part",
+    "sharding.small_variables_stay_whole": "divided.small_variables_stay_whole",
+    "sharding.drawn_as_on_one_device": "divided.drawn_as_on_one_device",
 }
 
 
@@ -82,7 +91,8 @@ def cell(case: registry.Case, results: Iterable[Result]) -> str:
             return "**no**"
     backend = results[0].backend
     if results[0].status == "refused":
-        return "clear error"
+        on_workers = backend == "torch" and case.name in ON_WORKERS
+        return "a process per device" if on_workers else "clear error"
     if backend in case.limitation:
         return "limitation"
     return f"yes, {max(result.difference for result in results):.0e}".replace("yes, 0e+00", "yes")

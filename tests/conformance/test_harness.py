@@ -1,9 +1,11 @@
 """The exactness suite can fail: what is wrong, hangs or crashes is told as such."""
 
+import re
+
 import numpy as np
 import pytest
 
-from tests.conformance import compare, registry, runner
+from tests.conformance import compare, registry, runner, support
 
 # Before a test swaps the catalogue: modules are read, and their cases registered, but once.
 registry.load()
@@ -44,6 +46,29 @@ def test_the_suite_covers_each_number_of_replicas_on_each_backend():
     for backend in registry.BACKENDS:
         counts = [item.replicas for item in registry.items(backend)]
         assert all(counts.count(replicas) > 40 for replicas in registry.REPLICAS)
+
+
+def skeleton(page):
+    """A page of the support table without the figures of a run."""
+    return re.sub(r"yes, \de-\d\d", "yes", page.partition("## Tolerances")[0])
+
+
+def test_the_support_page_is_the_generators():
+    """Issue 30.4: `make support` gives this page, but for figures; nothing in it is by hand."""
+    results = [
+        runner.Result(item.key, backend, "refused" if backend in item.case.refused else "passed")
+        for backend in registry.BACKENDS
+        for item in registry.items(backend)
+    ]
+    page = support.PAGE.read_text(encoding="utf-8")
+    assert skeleton(page).splitlines() == skeleton(support.page(results)).splitlines()
+
+
+def test_what_workers_have_is_a_case_of_theirs():
+    there = registry.load("tests.multiprocess")
+    for name, other in support.ON_WORKERS.items():
+        assert "torch" in registry.load()[name].refused
+        assert "torch" in there[other].backends
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,16 @@ def saved_and_loaded(lab):
 
 
 @case("workers", backends=BACKENDS)
+def small_variables_stay_whole(lab):
+    """`min_size` of `Sharding`: a smaller variable is whole on each device."""
+    with lab.strategy(sharding=kd.Sharding("full", min_size=9)).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(4)])
+    up, up_bias, down, down_bias = model.weights
+    lab.equal(_own_parts(lab, [up, down]), parts([up, down]))
+    lab.equal({1.0}, parts([up_bias, down_bias]))
+
+
+@case("workers", backends=BACKENDS)
 def drawn_as_on_one_device(lab):
     """Initial values are one device's; where seeds differ by worker, those of the chief."""
 

@@ -390,6 +390,8 @@ def restart_of_shards(lab):
 @case("workers")
 def telemetry(lab):
     """Telemetry: each worker's file has the same global counts; the chief's names the slowest."""
+    from kerasdist.training.binding import binding_of
+
     rank, workers = lab.job.rank, lab.job.num_workers
     slow = 1 % workers
 
@@ -399,9 +401,16 @@ def telemetry(lab):
         model = _model(lab)
         keras.utils.set_random_seed(12)
         watch = kd.callbacks.Telemetry(folder, every=1e-3)
-        model.fit(data, epochs=2, verbose=0, callbacks=[watch])
+        replicas = type(binding_of(model).replicas)
+        with mock.patch.object(replicas, "device_kind", return_value="TPU v6 lite"):
+            model.fit(data, epochs=2, verbose=0, callbacks=[watch])
         lines = lines_of(folder, rank)
         require_sound(lab, lines)
+        products = 4 * 6 + 6 * 1
+        devices = len(lines[0]["devices"]) * workers
+        flops = {"per_sample": 6 * products, "peak": devices * 918e12}
+        lab.check(lines[0]["flops"] == flops, str(lines[0]))
+        lab.check(all(one["mfu"] > 0 for one in lines[1:]), str(lines))
         epochs = of_kind(lines, "epoch")
         lab.equal([[ROWS, BATCHES]] * 2, [[one["samples"], one["steps"]] for one in epochs])
         lab.equal(2 * ROWS, sum(one["samples"] for one in of_kind(lines, "window")))

@@ -150,7 +150,17 @@ for patch in PATCHES:
         for function in patch.functions:
             signatures[f"{function}: {getattr(owner, '__name__', owner)}.{name}"] = parameters
 
+class Subclassed(keras.Model):
+    def call(self, inputs):
+        return inputs["a"] + inputs["b"]
+subclassed = Subclassed()
+subclassed({"a": np.ones((4, 3)), "b": np.ones((4, 3))})
+
 print(json.dumps({
+    "examples": [
+        [[one.shape, one.dtype] for one in keras.tree.flatten(keras_compat.shapes_of_example(each))]
+        for each in (resumed, keras.Model(resumed.inputs[0], resumed.outputs[0]), subclassed)
+    ],
     "trials": trials,
     "seed": seed,
     "resumed": [read, trained, keras_compat.initial_epoch(resumed)],
@@ -325,6 +335,11 @@ def test_fit_goes_on_in_an_epoch_behind_batches_that_are_only_read(probe):
     assert initial_epoch == 1
     assert read == [[1], "skipped", [2]]
     assert trained == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_model_says_what_an_example_is_like(probe):
+    of_two = [[[1, 2], "float32"]]
+    assert probe["examples"] == [of_two, of_two, [[[1, 3], "float32"]] * 2]
 
 
 def test_a_callback_that_does_nothing_is_recognised(probe):

@@ -43,6 +43,8 @@ LATE = {
     ("kerasdist.cluster.resolver", "backends"),
     # which backend is in force is found out when a call needs one
     ("kerasdist.config", "backends"),
+    # the peak of an accelerator stands in the table of a plan
+    ("kerasdist.callbacks.telemetry", "plan"),
     # the command line starts jobs without Keras, which a plan needs
     ("kerasdist.launch.app", "plan"),
     ("kerasdist.launch.app", "checks"),

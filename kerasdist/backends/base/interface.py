@@ -22,6 +22,7 @@ from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.errors import UnsupportedError
 from kerasdist.keras_compat import ops
@@ -167,6 +168,21 @@ class Backend(abc.ABC):
             The function's result, and one gradient per variable, None for a variable that the
             function did not read.
         """
+
+    def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
+        """Counts the floating-point operations of matrix products and convolutions in a call.
+
+        Nothing is computed, and no variable's value is read.
+
+        Args:
+            function: A function of arrays that writes no variable.
+            arguments: Structures of `keras.KerasTensor` in place of the arrays.
+
+        Returns:
+            The number; None if the framework cannot tell.
+        """
+        del function, arguments
+        return None
 
     def profiler(self) -> Profiler:
         """Returns the framework's profiler, which records what the process and its devices do."""
@@ -325,6 +341,11 @@ class ReplicaSet(abc.ABC):
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest device here; None if that is unknown."""
         return None
+
+    def device_kind(self) -> str | None:
+        """Returns what the maker calls these devices; None for CPUs, and if they differ."""
+        names = {one.name for one in gpus.visible()} if self.devices[0].kind == "gpu" else set()
+        return names.pop() if len(names) == 1 else None
 
     @property
     def variable_devices(self) -> tuple[Device, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -13,7 +12,7 @@ from jax.experimental import topologies
 
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
-from kerasdist.backends.jax.backend import BACKEND
+from kerasdist.backends.jax.backend import BACKEND, matmul_flops
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.fit.trainer import with_new_losses
 from kerasdist.backends.jax.loops import normalization
@@ -99,7 +98,7 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
         arrays=sum(map(len, state.values())),
         state_bytes={name: sum(map(_bytes_held, each)) for name, each in state.items()},
         input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
-        matmul_flops=dict(_matmul_flops(traced.jaxpr)),
+        matmul_flops=dict(matmul_flops(traced.jaxpr)),
         logical_devices=layout.splits.logical_devices,
     )
 
@@ -186,39 +185,6 @@ def _bytes_held(spec: Any) -> int:
 
 def _bytes_of(spec: Any, sharding: Any) -> int:
     return math.prod(sharding.shard_shape(spec.shape)) * spec.dtype.itemsize
-
-
-def _matmul_flops(jaxpr: Any) -> Counter[str]:
-    """Counts what matrix units compute, by the type of the left operand."""
-    found: Counter[str] = Counter()
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        name, parameters = equation.primitive.name, equation.params
-        if name == "dot_general":
-            (contracted, _), _ = parameters["dimension_numbers"]
-            left = equation.invars[0].aval
-            inner = math.prod(left.shape[axis] for axis in contracted)
-            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        elif name == "conv_general_dilated":
-            left, kernel = (one.aval for one in equation.invars)
-            outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
-            # Zeros between the elements of a dilated input are not multiplied.
-            inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
-            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        else:
-            times = parameters.get("length", 1) if name == "scan" else 1
-            counts = [_matmul_flops(inner) for inner in _inner_programs(parameters)]
-            if name == "cond" and counts:
-                counts = [max(counts, key=lambda one: sum(one.values()))]
-            for count in counts:
-                found.update({kind: flops * times for kind, flops in count.items()})
-    return found
-
-
-def _inner_programs(parameters: Mapping[str, Any]) -> Iterable[Any]:
-    for value in parameters.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
-                yield one
 
 
 @final

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -121,6 +123,13 @@ class JaxBackend(Backend):
         creation.install()
         return functions.function(function)
 
+    def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
+        """Counts them in the traced call, as a plan does."""
+        shapes = keras.tree.map_structure(
+            lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), arguments
+        )
+        return sum(matmul_flops(jax.make_jaxpr(function)(*shapes)).values())
+
     def profiler(self) -> Profiler:
         """Returns JAX's profiler."""
         return JaxProfiler()
@@ -150,6 +159,39 @@ class JaxProfiler(Profiler):
         jax.profiler.stop_trace()
         for path in folder.rglob("*.trace.json.gz"):
             yield from read_chrome_trace(path)
+
+
+def matmul_flops(jaxpr: Any) -> Counter[str]:
+    """Counts what matrix units compute, by the type of the left operand."""
+    found: Counter[str] = Counter()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval
+            inner = math.prod(left.shape[axis] for axis in contracted)
+            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        elif name == "conv_general_dilated":
+            left, kernel = (one.aval for one in equation.invars)
+            outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
+            # Zeros between the elements of a dilated input are not multiplied.
+            inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
+            found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        else:
+            times = parameters.get("length", 1) if name == "scan" else 1
+            counts = [matmul_flops(inner) for inner in _inner_programs(parameters)]
+            if name == "cond" and counts:
+                counts = [max(counts, key=lambda one: sum(one.values()))]
+            for count in counts:
+                found.update({kind: flops * times for kind, flops in count.items()})
+    return found
+
+
+def _inner_programs(parameters: Mapping[str, Any]) -> Iterable[Any]:
+    for value in parameters.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
+                yield one
 
 
 def _prepare(options: ReplicaOptions, several: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import keras
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationOptions
@@ -141,6 +143,15 @@ class TensorFlowBackend(Backend):
             tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
         )
 
+    def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
+        """Counts them in the traced call; None if it has loops, or calls that it does not trace."""
+        specs = keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), arguments)
+        graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+        found = graph.get_operations()
+        if any(attr.HasField("func") for one in found for attr in one.node_def.attr.values()):
+            return None
+        return sum(map(_flops_of, found))
+
     def profiler(self) -> Profiler:
         """Returns TensorFlow's profiler."""
         return TensorFlowProfiler()
@@ -175,6 +186,37 @@ class TensorFlowBackend(Backend):
                 variables, sources, tape.gradient(value, sources), strict=True
             )
         ]
+
+
+def _flops_of(operation: tf.Operation) -> float:
+    """Returns the floating-point operations of an operation for matrix units; 0 of another one."""
+    if operation.type not in _CONTRACTED:
+        return 0.0
+    shapes = [one.shape.as_list() for one in operation.inputs]
+    result = shapes[2] if "Backprop" in operation.type else operation.outputs[0].shape.as_list()
+    return 2.0 * math.prod(result) * math.prod(_CONTRACTED[operation.type](operation, *shapes))
+
+
+def _contracted_by_einsum(operation: tf.Operation, *shapes: list[int]) -> list[int]:
+    inputs, _, output = operation.get_attr("equation").decode().partition("->")
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(inputs.split(","), shapes, strict=True):
+        first, _, last = labels.partition("...")
+        sizes |= zip(first, shape, strict=False)
+        sizes |= zip(reversed(last), reversed(shape), strict=False)
+    return [size for label, size in sizes.items() if label not in output]
+
+
+# The operations for matrix units, and over which axes each adds up products.
+_CONTRACTED: dict[str, Callable[..., list[int]]] = {
+    "MatMul": lambda one, left, _: [left[0 if one.get_attr("transpose_a") else 1]],
+    "BatchMatMulV2": lambda one, left, _: [left[-2 if one.get_attr("adj_x") else -1]],
+    "Einsum": _contracted_by_einsum,
+    **dict.fromkeys(("Conv2D", "Conv3D"), lambda _, image, kernel: kernel[:-1]),
+    "DepthwiseConv2dNative": lambda _, image, kernel: kernel[:2],
+    "Conv2DBackpropInput": lambda _, size, kernel, image: kernel[:-1],
+    "Conv3DBackpropInputV2": lambda _, size, kernel, image: kernel[:-1],
+}
 
 
 def _component(variable: object) -> Any:

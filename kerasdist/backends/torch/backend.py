@@ -9,6 +9,7 @@ from typing import Any, final
 
 import keras
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
@@ -97,6 +98,17 @@ class TorchBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a `Step`, which on one replica ``torch.compile`` compiles if `jit_compile`."""
         return functions.Step(function, jit_compile)
+
+    def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
+        """Counts them by torch's own counter, in a call with tensors that hold nothing."""
+        meta = keras.tree.map_structure(
+            lambda one: torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"),
+            arguments,
+        )
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), keras.device("meta"), counter:
+            function(*meta)
+        return counter.get_total_flops()
 
     def profiler(self) -> Profiler:
         """Returns PyTorch's profiler."""

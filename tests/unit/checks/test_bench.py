@@ -92,18 +92,3 @@ def test_the_numbers_of_workers(most, counts):
 def test_what_is_refused():
     with pytest.raises(BackendError, match="pytorch"):
         bench.run(bench.BenchOptions(backend="pytorch"))
-
-
-@pytest.mark.parametrize(
-    ("name", "chip"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA H200", "h200"),
-        ("Tesla V100-SXM2-32GB", "v100"),
-        ("NVIDIA GeForce RTX 4090", None),
-    ],
-)
-def test_the_chip_of_a_gpu(name, chip):
-    found = bench.chip_of(name)
-    assert (None if found is None else found.name) == chip

@@ -103,6 +103,15 @@ def test_gpus_and_what_is_not_known():
     assert second.split() == ["1", "starting"]
 
 
+def test_utilization_of_devices_whose_peak_is_known():
+    """Issue 30.6: the head says it once; nothing where it is not known."""
+    assert "MFU" not in drawn(board_of({"mfu": None}, {"mfu": None}).state())[0]
+    head = drawn(board_of({"mfu": 0.4137}, {"mfu": 0.4137}).state())[0]
+    assert head.split(" · ")[1:3] == ["1,234 samples/s", "41.4% MFU"]
+    apart = board_of({"workers": 1, "mfu": 0.2}, {"workers": 1, "mfu": 0.4})
+    assert "MFU" not in drawn(apart.state())[0]
+
+
 def test_workers_apart_from_each_other_add_up():
     state = board_of({"workers": 1}, {"workers": 1, "own_ms": 500.0}).state()
     assert state["samples_per_s"] == 2469.0

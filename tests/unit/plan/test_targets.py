@@ -5,7 +5,7 @@ import math
 import pytest
 
 from kerasdist.errors import DeviceError
-from kerasdist.plan.hardware import CHIPS, group_of, parse_target, target_config
+from kerasdist.plan.hardware import CHIPS, chip_of, group_of, parse_target, target_config
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,28 @@ def test_names_of_targets(text, devices, domain, topology):
     target = parse_target(text)
     assert (target.devices, target.domain, target.topology) == (devices, domain, topology)
     assert parse_target(str(target)) == target
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H200", "h200"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v6 lite", "v6e"),
+        ("TPU v4", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("cpu", None),
+    ],
+)
+def test_the_chip_of_a_driver(name, chip):
+    found = chip_of(name)
+    assert (None if found is None else found.name) == chip
 
 
 @pytest.mark.parametrize(

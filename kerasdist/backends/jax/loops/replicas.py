@@ -62,6 +62,7 @@ class JaxReplicaSet(ReplicaSet):
             if self.arrays.layout.rule is not None:
                 sharded_state.add(self)
                 self.reads_need_all_workers = job is not None
+        self._kind = jax_devices[0].device_kind
         self.arrays.begin_step = self.begin_step
         self.arrays.note_batch = self._note_batch
 
@@ -78,6 +79,10 @@ class JaxReplicaSet(ReplicaSet):
 
         assert isinstance(self.arrays, MeshPlacement)
         return JaxRunner(self, self.arrays)
+
+    def device_kind(self) -> str | None:
+        """Returns what the maker calls these devices, TPUs too."""
+        return self._kind
 
     def trials(self, model: Any) -> Trials:
         """Returns what makes trials of a model's training step on the mesh."""
