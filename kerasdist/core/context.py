@@ -124,7 +124,7 @@ def replica() -> ReplicaLike | None:
 
 def one_device_replica() -> ReplicaLike | None:
     """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
-    found = replica()
+    found = _here.replicas[-1] if _here.replicas else None
     return None if found is None or found.share is None else found
 
 

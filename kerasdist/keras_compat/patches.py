@@ -79,7 +79,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     _row("update_wrapped", metrics.MeanMetricWrapper, "update_state", "a mean of all rows"),
     _row("add_loss", Layer, "add_loss", "a replica has the losses that its layers add"),
-    _row("own_losses", Layer, "_get_own_losses", "likewise"),
+    _row("losses", Layer, "losses", "likewise"),
     _row("clear_losses", Layer, "_clear_losses", "likewise"),
     # Calls of a model; one from outside of the scope is computed on one device, or refused.
     _row("compile", Trainer, "compile", "optimizer and metrics belong to the model's strategy"),
@@ -199,6 +199,8 @@ def _put_in(patch: Patch, owner: object, path: str, functions: dict[str, Functio
         place.call = functools.partial(outer_one, functools.wraps(place.original)(place.call))
     if is_property:
         setattr(owner, name, property(place.call, doc=place.original.__doc__))
+    elif isinstance(owner, ModuleType):
+        setattr(owner, name, functools.update_wrapper(place.call, place.original))
     elif is_new:
         _replace(owner, name, place)
 

@@ -69,7 +69,7 @@ def install() -> None:
         batch_moments=batch_norm.moments,
         draw_seed=randomness.draw_seed,
         add_loss=layer_losses.add_loss,
-        own_losses=layer_losses.own_losses,
+        losses=layer_losses.losses,
         clear_losses=layer_losses.clear_losses,
     )
 

@@ -12,6 +12,7 @@ before 3.14 does not divide: there L1 and L2 see the rows of all replicas, and n
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,10 +43,13 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
         losses.setdefault(id(layer), (layer, []))[1].extend(keras.tree.flatten(loss))
 
 
-def own_losses(original: Callable[..., Any], layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer added in this replica."""
-    losses = _of_replica()
-    return original(layer) if losses is None else list(losses.get(id(layer), (layer, ()))[1])
+def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
+    """Returns what a layer and those inside it added in this replica, then Keras's penalties."""
+    of_replica, others = _of_replica(), original(layer)
+    if not of_replica:
+        return others
+    added = [of_replica.get(id(inner), (inner, ()))[1] for inner in layer._flatten_layers()]
+    return [*itertools.chain(*added), *others]
 
 
 def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:

@@ -43,7 +43,10 @@ class ReplicatedMetric:
 
     def result(self) -> Any:
         """Returns the result over all replicas; all replicas must call it."""
-        with summed([self]):
+        replica = one_device_replica()
+        if replica is None:
+            return super().result()  # type: ignore[misc]
+        with summed(replica, [self]):
             return super().result()  # type: ignore[misc]
 
     def reset_state(self) -> None:
@@ -78,15 +81,11 @@ class _State(keras.StatelessScope):
 
 
 @contextmanager
-def summed(metrics: Iterable[Any]) -> Iterator[None]:
-    """In a replica's step of `fit`, the metrics' state is read as its sum over the replicas.
+def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
+    """Lets a replica's step of `fit` read the metrics' state as its sum over the replicas.
 
     All replicas must call it. What one call sums is not summed again in the block.
     """
-    replica = one_device_replica()
-    if replica is None:
-        yield
-        return
     scope = keras_compat.stateless_scope()
     known = scope.own if isinstance(scope, _State) else ()
     variables = [

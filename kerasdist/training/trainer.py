@@ -36,7 +36,19 @@ class ReplicatedTrainer:
     An abstract class: every backend has a subclass. It does not inherit from ``abc.ABC``, since the
     class of a model can only be replaced by one of the same memory layout, and ``abc.ABC``, having
     no ``__dict__``, has another layout.
+
+    Attributes:
+        runs_builtin_steps: Whether no user-defined class changes what a step reports.
     """
+
+    runs_builtin_steps: bool
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Looks, once a class, for methods that a user-defined class has overridden."""
+        super().__init_subclass__(**options)
+        if issubclass(cls, keras.Model):
+            own = [defined_by_model(cls, name) for name in _REPORTING]
+            cls.runs_builtin_steps = all(map(keras_compat.is_builtin, own))
 
     @property
     def bound_strategy(self) -> Strategy:
@@ -117,11 +129,12 @@ class ReplicatedTrainer:
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the metrics' results; {} in a replica that runs Keras's own step."""
-        if one_device_replica() is None:
+        replica = one_device_replica()
+        if replica is None:
             return super().get_metrics_result()  # type: ignore[misc]
         if self.runs_builtin_steps:
             return {}
-        with summed(self.metrics):  # type: ignore[attr-defined]
+        with summed(replica, self.metrics):  # type: ignore[attr-defined]
             return super().get_metrics_result()  # type: ignore[misc]
 
     @property
@@ -133,10 +146,6 @@ class ReplicatedTrainer:
         """Returns whether a step is Keras's own."""
         return keras_compat.is_builtin(defined_by_model(type(self), step))
 
-    @property
-    def runs_builtin_steps(self) -> bool:
-        """Whether no user-defined class changes what a step reports."""
-        return all(map(self.has_builtin, _REPORTING))
 
 
 def _symbol(leaf: Any) -> Any:

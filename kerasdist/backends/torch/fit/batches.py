@@ -130,7 +130,8 @@ def _apply_mask(
     dtype: str | None,
     reduction: str,
 ) -> torch.Tensor | None:
-    replica = one_device_replica()
+    is_masked = sample_weight is not None and mask is not None
+    replica = one_device_replica() if is_masked else None
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
     # A copy, which the loss keeps for its backward pass; the batch's own weights change below.

@@ -179,7 +179,9 @@ def combined(
         is_mean = variable.aggregation == "mean" and target.is_floating_point()
         # Replica 0 started a sum from the value itself, the others from zero.
         total = target if is_sum and key not in brought[0] else None
-        weight = sum(scope.weight for scope, own in zip(scopes, brought, strict=True) if key in own)
+        weight = 0.0
+        for scope, own in zip(scopes, brought, strict=True):
+            weight += scope.weight if key in own else 0.0
         for scope, own in zip(scopes, brought, strict=True):
             if key not in own:
                 continue

@@ -78,7 +78,7 @@ class TorchTrainer(ReplicatedTrainer):
         scope = keras_compat.stateless_scope()
         if isinstance(scope, ReplicaScope):
             compiled = scope.rules.compiled
-            collectives = getattr(context.replica(), "collectives", None)
+            collectives = compiled and getattr(context.replica(), "collectives", None)
             if compiled and isinstance(collectives, TorchCollectives) and not keras_compat.trial():
                 return compiled(collectives, self, super().__call__, args, kwargs)  # type: ignore[misc]
         outputs = super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -88,9 +88,12 @@ class TorchTrainer(ReplicatedTrainer):
         return outputs
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the replica that runs this; of layers torch's own does it."""
-        original = super(TorchTrainer, type(self)).zero_grad  # type: ignore[misc]
-        modules.zero_grad(original, self, set_to_none=set_to_none)
+        """Clears the gradients of the replica that runs this; outside, torch's own does it."""
+        scope = modules.scope_here()
+        if scope is None:
+            super().zero_grad(set_to_none)  # type: ignore[misc]
+        else:
+            scope.clear_gradients(self.trainable_variables)  # type: ignore[attr-defined]
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes ``train_function(batches)``: one step per batch; returns the last one's logs."""

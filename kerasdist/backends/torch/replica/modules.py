@@ -48,23 +48,18 @@ def _lead(
     **kwargs: object,
 ) -> Any:
     """Calls a function with the replica's scope; outside of replicas, Keras's own."""
-    replica = context.replica()
-    scope = keras_compat.trial()
-    if replica is not None and isinstance(replica.collectives, TorchCollectives):
-        scope = replica.collectives.scope
+    scope = scope_here()
     if scope is None:
         return original(layer, *args, **kwargs)
     return in_replica(original, scope, layer, *args, **kwargs)
 
 
-def zero_grad(original: Callable[..., Any], model: Any, *, set_to_none: bool) -> None:
-    """Clears the gradients of a model's weights: the replica's, outside of replicas their own."""
-    _lead(_clear_gradients, original, model, set_to_none=set_to_none)
-
-
-def _clear_gradients(original: Any, scope: ReplicaScope, model: Any, *, set_to_none: bool) -> None:
-    del original, set_to_none
-    scope.clear_gradients(model.trainable_variables)
+def scope_here() -> Any:
+    """Returns the scope of the replica or the trial that this code runs in, or None."""
+    replica = context.replica()
+    if replica is not None and isinstance(replica.collectives, TorchCollectives):
+        return replica.collectives.scope
+    return keras_compat.trial()
 
 
 def _named_parameters(
