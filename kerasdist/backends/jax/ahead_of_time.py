@@ -18,8 +18,8 @@ from kerasdist.backends.jax.fit.steps import Execution, StepFunction
 from kerasdist.backends.jax.fit.trainer import with_new_losses
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
-from kerasdist.backends.jax.mesh import sharded_state, state_rules
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.devices import Device
 
@@ -158,7 +158,7 @@ def examples_in(batch: object) -> int:
 
 def _variables(model: Any) -> dict[str, list[Any]]:
     """Returns the variables of each part of the state."""
-    state_rules.note_all(model.optimizer, model.trainable_variables)
+    note_all(model.optimizer, model.trainable_variables)
     return {
         "trainable": list(model.trainable_variables),
         "non_trainable": list(model.non_trainable_variables),
