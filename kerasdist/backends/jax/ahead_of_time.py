@@ -15,7 +15,6 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
-from kerasdist.backends.jax.fit.trainer import with_new_losses
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import sharded_state
@@ -89,8 +88,8 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
-    step = with_new_losses(model, model.train_step)
-    function = StepFunction(step, placement, Execution(compiled=True, steps=steps))
+    execution = Execution(compiled=True, steps=steps)
+    function = StepFunction(model, model.train_step, placement, execution)
     specs = tuple(state.values())
     traced = function.program(specs, batch).trace(specs, batch)
     entry = layout.entry(jax.tree.leaves(batch), 0 if steps == 1 else 1)

@@ -118,7 +118,7 @@ class JaxTrainer(ReplicatedTrainer):
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(with_new_losses(self, step), self.replica_set.arrays, execution)
+        run = StepFunction(self, step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             meter = metering.running() if is_measured else None
@@ -189,18 +189,3 @@ def _rows_here(leaf: Any) -> Any:
         isinstance(leaf, jax.Array) and not is_traced(leaf) and not leaf.is_fully_addressable
     )
     return leaf.addressable_data(0) if is_global else leaf
-
-
-def with_new_losses(model: Any, step: Step) -> Step:
-    """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
-
-    Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
-    twice, or not at all.
-    """
-
-    def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
-        for layer in [model, *keras_compat.flat_layers(model)]:
-            keras_compat.loss_ids_on(layer).clear()
-        return step(state, batch)
-
-    return with_new_losses

@@ -143,7 +143,7 @@ class OneDevicePlacement(Placement):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Moves a batch to this device if the user has bound arrays of it to another one."""
         del axis
-        return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
+        return jax.tree.map(self._here, batch)
 
     def shard_batch(self, batch: Any) -> Any:
         """Returns the batch unchanged: there is nothing to divide."""
@@ -270,7 +270,9 @@ class MeshPlacement(Placement):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
         leaves = jax.tree.leaves(batch)
-        if not self.places_ahead and not _any_committed(leaves):
+        # JAX moves uncommitted arrays itself.
+        is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
+        if not self.places_ahead and not is_bound:
             return batch
         sharding = self.layout.entry(leaves, axis)
         if all(is_placed(leaf, sharding) for leaf in leaves):
@@ -427,11 +429,6 @@ def _host_or(accelerator: object) -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return accelerator
-
-
-def _any_committed(leaves: Sequence[Any]) -> bool:
-    """Whether a JAX array is committed to a device; JAX moves uncommitted ones itself."""
-    return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
 
 
 def _stack(*batches: object) -> Any:
