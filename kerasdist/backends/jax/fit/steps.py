@@ -90,7 +90,7 @@ class StepFunction:
             yield list(run)
 
     def _stack(self, run: Sequence[Any]) -> Any:
-        if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(run)):
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(run)):
             return jax.tree.map(lambda *leaves: np.stack(leaves), *run)
         return self._arrays.stack(run)
 

@@ -139,16 +139,14 @@ class Program:
         self._executables: _Kept[Executable] = _Kept()
         self._lock = threading.RLock()
 
-    def __call__(
-        self, run: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Calls ``run(function, *args, **kwargs)``, compiled."""
+    def __call__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls ``function(*args, **kwargs)``, compiled."""
         arguments = _Arguments((args, kwargs))
         arrays = arguments.arrays
 
         def traced(arrays: Sequence[Any]) -> Any:
             args, kwargs = arguments.inside(arrays)
-            return run(function, *args, **kwargs)
+            return function(*args, **kwargs)
 
         key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
         with self._lock:

@@ -77,9 +77,9 @@ class JaxRunner(Runner):
     ) -> Any:
         """Runs the function per replica, in the program that is being traced or in its own one."""
         if scopes.program() is None:
-            whole = partial(self._run_in_program, weakref.ref(strategy))
+            whole = partial(self._run_in_program, weakref.ref(strategy), function)
             args, kwargs = self._maker.entering((args, kwargs))
-            return self._runs.of(function)(whole, function, args, kwargs)
+            return self._runs.of(function)(whole, args, kwargs)
         return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
 
     def _run_in_program(
@@ -208,7 +208,9 @@ class JaxRunner(Runner):
 
     def broadcast(self, tensor: Any) -> Any:
         """Puts a tensor on every device."""
-        return self._mirrored(tensor)
+        if isinstance(tensor, DistributedValues):
+            return tensor
+        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
 
     def update(
         self,
@@ -229,7 +231,8 @@ class JaxRunner(Runner):
         if scopes.program() is None:
             program = self._updates.of(function)
             args, kwargs = self._maker.entering((tuple(args), dict(kwargs)))
-            result = program(self._update_in_program, function, (variable, *args), kwargs)
+            whole = partial(self._update_in_program, function)
+            result = program(whole, (variable, *args), kwargs)
         else:
             result = self._update_in_program(function, variable, *args, **kwargs)
         leaves, form = flatten(result)
@@ -332,11 +335,6 @@ class JaxRunner(Runner):
             return function(kind(array, layout), *how)
 
         return jax.jit(computed, static_argnums=(0, 1, 2, 3), out_shardings=self._place.whole)
-
-    def _mirrored(self, tensor: Any) -> Any:
-        if isinstance(tensor, DistributedValues):
-            return tensor
-        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
 
     def _everywhere(self, tensor: Any) -> Any:
         tensor = keras_compat.ops.convert_to_tensor(tensor)

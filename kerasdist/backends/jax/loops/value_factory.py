@@ -15,7 +15,7 @@ from kerasdist.backends.jax.loops.values import Own, Padded, Source, Stacked, is
 from kerasdist.backends.jax.mesh.arrays import is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
-from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.core.structures import map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
 from kerasdist.input.sharding import examples, piece_bounds, rows
 from kerasdist.job.job import Job
@@ -40,14 +40,8 @@ class Maker:
         if scopes.program() is not None and all_here:
             return transpose(values, self._joined)
         columns: list[Sequence[Any]] = []
-
-        def column(leaves: Sequence[Any]) -> int:
-            columns.append(leaves)
-            return len(columns) - 1
-
-        places = transpose(values, column)
-        made = self._made(columns, is_array)
-        return self._place.sent(map_leaves(lambda place: made[place], places))
+        transpose(values, columns.append)
+        return self._place.sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, batch: Any) -> Any:
         """Returns a structure of values whose components are consecutive parts of a batch."""

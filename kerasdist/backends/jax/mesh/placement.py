@@ -105,7 +105,7 @@ class Placement(abc.ABC):
 
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches along a new first axis."""
-        return _stacked(*batches)
+        return _stacker(None)(*batches)
 
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation."""
@@ -312,10 +312,8 @@ class MeshPlacement(Placement):
 
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches that are on the mesh."""
-        leaves = jax.tree.leaves(batches[0])
-        if not any(isinstance(leaf, jax.Array) for leaf in leaves):
-            return _stacked(*batches)
-        target = self.layout.rows[1] if self.layout.entry(leaves, 0) is self.rows else self.whole
+        is_sharded = self.layout.entry(jax.tree.leaves(batches[0]), 0) is self.rows
+        target = self.layout.rows[1] if is_sharded else self.whole
         return _stacker(target)(*batches)
 
     def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
@@ -435,11 +433,8 @@ def _stack(*batches: object) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
 
 
-_stacked = jax.jit(_stack)
-
-
 @cache
-def _stacker(target: Sharding) -> Callable[..., Any]:
+def _stacker(target: Sharding | None) -> Callable[..., Any]:
     return jax.jit(_stack, out_shardings=target)
 
 
