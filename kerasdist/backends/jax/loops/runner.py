@@ -221,11 +221,12 @@ class JaxRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
+        differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
         if scope is not None:
-            with _as_copies(scope, args, kwargs):
+            with scope.copy_writes() if differ else scope.equal_writes():
                 result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
             return self.local_results(_per_own(result, self._replicas))
-        if not any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0]):
+        if not differ:
             args, kwargs = self._whole(tuple(args)), self._whole(dict(kwargs))
             return [function(variable, *args, **kwargs)] * self._copies
         if scopes.program() is None:
@@ -347,11 +348,6 @@ class JaxRunner(Runner):
             return here(leaf.source.array) if is_distributed(leaf) else leaf
 
         return jax.tree.map(array, structure, is_leaf=is_distributed)
-
-
-def _as_copies(scope: ReplicaScope, args: object, kwargs: object) -> Any:
-    differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
-    return scope.copy_writes() if differ else scope.equal_writes()
 
 
 def _per_own(result: object, replicas: int) -> Any:

@@ -287,17 +287,13 @@ class MeshPlacement(Placement):
             outputs, new = step(state, batch)
             # A step of the user may return the state in other containers, as in plain Keras.
             leaves, structure = jax.tree.flatten(new)
-            held = map(self._as_before, leaves, jax.tree.leaves(state))
-            return jax.tree.map(self._read_any, outputs), jax.tree.unflatten(structure, held)
+            before = [leaf.sharding for leaf in jax.tree.leaves(state)]
+            state = jax.tree.unflatten(structure, map(self.put, leaves, before))
+            logs, form = jax.tree.flatten(outputs)
+            logs = [self.read(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in logs]
+            return jax.tree.unflatten(form, logs), state
 
         return run
-
-    def _read_any(self, leaf: Any) -> Any:
-        return self.read(leaf) if isinstance(leaf, jax.Array) else leaf
-
-    def _as_before(self, after: Any, before: jax.Array) -> jax.Array:
-        """Shards a value of the state as it was before a step."""
-        return self.put(after, before.sharding)
 
     def shard_batch(self, batch: Any) -> Any:
         """Constrains the first axis to be sharded over the replicas."""
