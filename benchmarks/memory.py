@@ -53,7 +53,7 @@ def temporary(model, batch):
 
     names = ("trainable", "non_trainable", "optimizer", "metrics")
     state = model._get_jax_state(**{f"{name}_variables": True for name in names})
-    step = StepFunction(model.train_step, model.replica_set.arrays, Execution(True, 1))
+    step = StepFunction(model, model.train_step, model.replica_set.arrays, Execution(True, 1))
     data = (batch, batch, None)
     compiled = step.program(state, data).lower(state, data).compile()
     return compiled.memory_analysis().temp_size_in_bytes

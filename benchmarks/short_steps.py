@@ -4,7 +4,7 @@
 
 On a machine with few cores, JAX's CPU client can stop for good when many short programs with
 collectives are in flight, and aborts after 40 seconds;
-kerasdist/backends/jax/fit/backpressure.py says why.
+kerasdist/backends/jax/mesh/placement.py says why.
 Each number of devices runs in a process of its own. The exit status is 0 if all of them finished.
 """
 

@@ -106,8 +106,8 @@ PLAIN_DATA_PARALLEL = (
         "NPROC",
         "8",
         "XLA's pool of threads has one a core: on two, a program of plain Keras on two CPU devices "
-        "can wait for itself for good, and XLA aborts after 40 seconds (backends/jax/fit/"
-        "backpressure.py says why; kerasdist's own programs do not need this)",
+        "can wait for itself for good, and XLA aborts after 40 seconds (backends/jax/"
+        "mesh/placement.py says why; kerasdist's own programs do not need this)",
     ),
 )
 

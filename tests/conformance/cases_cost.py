@@ -97,7 +97,7 @@ def the_host_waits_for_no_step(lab):
     """The host reads no more values from the devices in a step than in plain Keras.
 
     It does wait, for an eighth of the steps, on several CPU devices of JAX: see
-    kerasdist/backends/jax/fit/backpressure.py.
+    kerasdist/backends/jax/mesh/placement.py.
     """
     plain, _ = reads_per_step(lab, None)
     ours, reading = reads_per_step(lab, lab.strategy())

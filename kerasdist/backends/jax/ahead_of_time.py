@@ -14,11 +14,10 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.jax.backend import BACKEND, matmul_flops
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
-from kerasdist.backends.jax.fit.trainer import with_new_losses
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
-from kerasdist.backends.jax.mesh import sharded_state, state_rules
-from kerasdist.backends.jax.mesh.layout import Layout
+from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.devices import Device
 
@@ -88,8 +87,8 @@ def training_program(model: Any, batch: Any, layout: Layout, steps: int = 1) -> 
     state = {name: _specs(each, layout) for name, each in _variables(model).items()}
     batch = jax.tree.map(_spec, batch)
     placement = MeshPlacement(layout)
-    step = with_new_losses(model, model.train_step)
-    function = StepFunction(step, placement, Execution(compiled=True, steps=steps))
+    execution = Execution(compiled=True, steps=steps)
+    function = StepFunction(model, model.train_step, placement, execution)
     specs = tuple(state.values())
     traced = function.program(specs, batch).trace(specs, batch)
     entry = layout.entry(jax.tree.leaves(batch), 0 if steps == 1 else 1)
@@ -157,7 +156,7 @@ def examples_in(batch: object) -> int:
 
 def _variables(model: Any) -> dict[str, list[Any]]:
     """Returns the variables of each part of the state."""
-    state_rules.note_all(model.optimizer, model.trainable_variables)
+    note_all(model.optimizer, model.trainable_variables)
     return {
         "trainable": list(model.trainable_variables),
         "non_trainable": list(model.non_trainable_variables),

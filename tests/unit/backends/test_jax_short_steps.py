@@ -1,4 +1,4 @@
-"""Short steps on several CPU devices of JAX come to an end: see `jax/backpressure.py`."""
+"""Short steps on several CPU devices of JAX come to an end: see `jax/mesh/placement.py`."""
 
 from tests.environment import CPU_DEVICES, values
 from tests.fresh import ROOT, run_fresh, run_python

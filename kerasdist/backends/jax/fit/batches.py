@@ -20,9 +20,7 @@ from kerasdist.keras_compat import has_sparse, is_array_adapter
 
 
 def placed(adapter: object, place: Placement, first_batches: FirstBatches) -> Any:
-    """Returns an adapter that places batches ahead of their step, where that saves time."""
-    if not place.places_ahead:
-        return adapter
+    """Returns an adapter that places batches ahead of their step."""
     if isinstance(place, WorkerPlacement):
         if isinstance(adapter, ShardedAdapter):
             return _OwnBatchesAdapter(adapter, place)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.placement import Placement, Step
 from kerasdist.core import context
 
@@ -36,10 +37,11 @@ class Execution:
 class StepFunction:
     """A function with Keras's own signature: state and iterator in, outputs and state out."""
 
-    def __init__(self, step: Step, arrays: Placement, execution: Execution) -> None:
+    def __init__(self, model: Any, step: Step, arrays: Placement, execution: Execution) -> None:
         """Makes the function; nothing is compiled before it is called."""
         self._arrays = arrays
         self._execution = execution
+        self._model = model
         self._user_step = step
         compiled = partial(arrays.compile, keeps_rows=execution.keeps_outputs)
         self._step: Step = (
@@ -88,7 +90,7 @@ class StepFunction:
             yield list(run)
 
     def _stack(self, run: Sequence[Any]) -> Any:
-        if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(run)):
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(run)):
             return jax.tree.map(lambda *leaves: np.stack(leaves), *run)
         return self._arrays.stack(run)
 
@@ -100,6 +102,10 @@ class StepFunction:
     # JAX traces the methods below, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        # Keras keeps the ids of deleted tracers. A new loss may get the id of one of an earlier
+        # trace, and would be counted twice, or not at all.
+        for layer in [self._model, *keras_compat.flat_layers(self._model)]:
+            keras_compat.loss_ids_on(layer).clear()
         # A step is written for the global batch, so it runs as one replica in any open scope.
         with context.replica_scope(context.default_strategy().sole_replica_context()):
             return self._user_step(state, batch)

@@ -13,8 +13,8 @@ from kerasdist import keras_compat
 from kerasdist.backends.base import metering
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.fit.steps import Execution, StepFunction
-from kerasdist.backends.jax.mesh import state_rules
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_traced
+from kerasdist.backends.jax.mesh.layout import note_all
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import prepare
 from kerasdist.training.trainer import ReplicatedTrainer
@@ -65,7 +65,7 @@ class JaxTrainer(ReplicatedTrainer):
         """Makes the function that `fit` calls."""
         self._begin()
         if self.train_function is None or force:
-            self.train_function = _metered(self._function(self.train_step, TRAIN_STATE))
+            self.train_function = self._function(self.train_step, TRAIN_STATE, is_measured=True)
 
     def make_test_function(self, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
@@ -104,7 +104,12 @@ class JaxTrainer(ReplicatedTrainer):
         )
 
     def _function(
-        self, step: Step, names: tuple[str, ...], keeps_outputs: bool = False
+        self,
+        step: Step,
+        names: tuple[str, ...],
+        *,
+        keeps_outputs: bool = False,
+        is_measured: bool = False,
     ) -> Callable[..., Any]:
         if self.replica_set.num_replicas > 1:
             prepare(self, self.bound_strategy)  # its metrics in a custom loop
@@ -113,12 +118,14 @@ class JaxTrainer(ReplicatedTrainer):
             steps=self.steps_per_execution,
             keeps_outputs=keeps_outputs,
         )
-        run = StepFunction(with_new_losses(self, step), self.replica_set.arrays, execution)
+        run = StepFunction(self, step, self.replica_set.arrays, execution)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+            meter = metering.running() if is_measured else None
+            batches: Any = iterator if meter is None else metering.Counting(iterator)
             try:
                 self.replica_set.begin_step()
-                return run(state, iterator)
+                outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. Whatever
                 # went wrong, they go back, or a variable would start again from its initializer. A
@@ -127,6 +134,9 @@ class JaxTrainer(ReplicatedTrainer):
                     self._jax_state = dict(zip(names, state, strict=True))
                     self.jax_state_sync()
                 raise
+            if meter is not None:
+                meter.done(batches.count, batches.rows, outputs)
+            return outputs, new
 
         return function
 
@@ -142,7 +152,14 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> tuple[Any, ...]:
         # Keras calls this at the start, and when a callback may have changed variables in between.
         self.replica_set.initial_broadcast.ensure()
-        variables = self._state_variables(which)
+        model: Any = self
+        variables: dict[str, list[Any]] = {}
+        for name in TRAIN_STATE:  # in Keras's order
+            if name == "optimizer_variables" and which.get(name):
+                note_all(model.optimizer, model.trainable_variables)
+                variables[name] = list(model.optimizer.variables)
+            elif which.get(name):
+                variables[name] = list(getattr(model, name))
         # Keras's own method reads variables as users do, who get whole values of sharded ones.
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
@@ -166,55 +183,9 @@ class JaxTrainer(ReplicatedTrainer):
                 return None
             return copied(here(state[name][index]))
 
-    def _state_variables(self, which: dict[str, bool]) -> dict[str, list[Any]]:
-        """Returns the variables of the state, in Keras's order."""
-        model: Any = self
-        lists = {
-            "trainable_variables": lambda: model.trainable_variables,
-            "non_trainable_variables": lambda: model.non_trainable_variables,
-            "optimizer_variables": self._optimizer_variables,
-            "metrics_variables": lambda: model.metrics_variables,
-        }
-        return {name: list(variables()) for name, variables in lists.items() if which.get(name)}
-
-    def _optimizer_variables(self) -> Any:
-        model: Any = self
-        state_rules.note_all(model.optimizer, model.trainable_variables)
-        return model.optimizer.variables
-
 
 def _rows_here(leaf: Any) -> Any:
     is_global = (
         isinstance(leaf, jax.Array) and not is_traced(leaf) and not leaf.is_fully_addressable
     )
     return leaf.addressable_data(0) if is_global else leaf
-
-
-def _metered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Tells the meter, if there is one, what a train function has done."""
-
-    def metered(state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        meter = metering.running()
-        if meter is None:
-            return function(state, iterator)
-        counting = metering.Counting(iterator)
-        logs, state = function(state, counting)
-        meter.done(counting.count, counting.rows, logs)
-        return logs, state
-
-    return metered
-
-
-def with_new_losses(model: Any, step: Step) -> Step:
-    """Wraps a step so that layers first forget the ids of the losses of an earlier trace.
-
-    Keras keeps the ids of deleted tracers. A new loss may get such an id, and is then counted
-    twice, or not at all.
-    """
-
-    def with_new_losses(state: Any, batch: Any) -> tuple[Any, Any]:
-        for layer in [model, *keras_compat.flat_layers(model)]:
-            keras_compat.loss_ids_on(layer).clear()
-        return step(state, batch)
-
-    return with_new_losses

@@ -85,7 +85,7 @@ class JaxTrial(Trial):
             else:
                 with model.replica_set.placement():
                     execution = Execution(compiled=True, steps=1)
-                    run = StepFunction(model.train_step, arrays, execution)
+                    run = StepFunction(model, model.train_step, arrays, execution)
                     logs, after = run(state, iter([batch.given]))
                     after = jax.tree.map(arrays.read, after)
         variables = [getattr(model, name) for name in TRAIN_STATE if name != "optimizer_variables"]

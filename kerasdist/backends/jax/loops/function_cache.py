@@ -139,16 +139,14 @@ class Program:
         self._executables: _Kept[Executable] = _Kept()
         self._lock = threading.RLock()
 
-    def __call__(
-        self, run: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Calls ``run(function, *args, **kwargs)``, compiled."""
+    def __call__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls ``function(*args, **kwargs)``, compiled."""
         arguments = _Arguments((args, kwargs))
         arrays = arguments.arrays
 
         def traced(arrays: Sequence[Any]) -> Any:
             args, kwargs = arguments.inside(arrays)
-            return run(function, *args, **kwargs)
+            return function(*args, **kwargs)
 
         key = arguments.form, id(context.scoped_strategy()), keras_compat.settings()
         with self._lock:
@@ -182,7 +180,9 @@ class Program:
             try:
                 jax.eval_shape(partial(_explore, traced, scope), abstract)
             finally:
-                created = [v for v in scope.variables.values() if _is_new(v)]
+                created = [
+                    v for v in scope.variables.values() if keras_compat.stored_value(v) is None
+                ]
                 # Also after a failure, since the layers that were built keep their variables.
                 keras_compat.initialize_waiting_variables()
             if not created:
@@ -292,10 +292,6 @@ class _ById:
 
     def __hash__(self) -> int:
         return id(self._one)
-
-
-def _is_new(variable: keras.Variable) -> bool:
-    return keras_compat.stored_value(variable) is None
 
 
 def _explore(traced: Callable[..., Any], scope: scopes.ProgramScope, arrays: Sequence[Any]) -> None:

@@ -28,13 +28,9 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
         if scopes.program() is not None:
             return function(*args, **kwargs)  # traced into the enclosing program
         with translating_failures(FUNCTION):
-            return program(_call, function, args, kwargs)
+            return program(function, args, kwargs)
 
     return compiled
-
-
-def _call(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    return function(*args, **kwargs)
 
 
 def value_and_grad(

@@ -9,9 +9,8 @@ Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -59,38 +58,43 @@ def moments(
     if mask is not None:
         weights = jnp.broadcast_to(mask.astype(inputs.dtype)[..., None], inputs.shape)
         weights = jax.lax.stop_gradient(weights)
-    mean, variance = _global_moments(layout, axes, added_to_count(mask))(inputs, weights)
+    mean, variance = _global_moments(layout, axes, added_to_count(mask), inputs, weights)
     return jnp.squeeze(mean, axes), jnp.squeeze(variance, axes)
 
 
-def _global_moments(layout: Layout, axes: tuple[int, ...], epsilon: float) -> Callable[..., Any]:
-    """Returns a function of inputs and weights; its results keep the reduced axes, of size 1."""
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _global_moments(
+    layout: Layout,
+    axes: tuple[int, ...],
+    epsilon: float,
+    inputs: jax.Array,
+    weights: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the mean and the variance, which keep the reduced axes, of size 1."""
+    return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
 
-    @jax.custom_jvp
-    def both(inputs: jax.Array, weights: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        return combined(*_gathered(layout, inputs, weights, axes), added=epsilon)
 
-    @both.defjvp
-    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
-        inputs, weights = primals
-        change = tangents[0]
-        mean, variance = both(inputs, weights)
-        deviation = inputs - mean
-        if weights is None:
-            count = math.prod(inputs.shape[axis] for axis in axes)
-        else:
-            count = weights.sum(axes, keepdims=True)
-            change, deviation = weights * change, weights * deviation
-        divisor = count + epsilon
-        mean_change = change.sum(axes, keepdims=True) / divisor
-        product = 2 * deviation * tangents[0]
-        # The weighted deviations sum to epsilon times the mean, which is 0 without a mask.
-        variance_change = product.sum(axes, keepdims=True) / divisor
-        if epsilon:
-            variance_change -= 2 * epsilon * mean * mean_change / divisor
-        return (mean, variance), (mean_change, variance_change)
-
-    return both
+@_global_moments.defjvp
+def _change_of_moments(
+    layout: Layout, axes: tuple[int, ...], epsilon: float, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    inputs, weights = primals
+    change = tangents[0]
+    mean, variance = _global_moments(layout, axes, epsilon, inputs, weights)
+    deviation = inputs - mean
+    if weights is None:
+        count = inputs.size // mean.size
+    else:
+        count = weights.sum(axes, keepdims=True)
+        change, deviation = weights * change, weights * deviation
+    divisor = count + epsilon
+    mean_change = change.sum(axes, keepdims=True) / divisor
+    product = 2 * deviation * tangents[0]
+    # The weighted deviations sum to epsilon times the mean, which is 0 without a mask.
+    variance_change = product.sum(axes, keepdims=True) / divisor
+    if epsilon:
+        variance_change -= 2 * epsilon * mean * mean_change / divisor
+    return (mean, variance), (mean_change, variance_change)
 
 
 def _gathered(
@@ -106,8 +110,8 @@ def _gathered(
     pieces = _pieces(layout, inputs, each)
     inner = tuple(axis + 1 for axis in axes)
     if weights is None:
-        count = math.prod(pieces.shape[axis] for axis in inner)
         mean = pieces.mean(inner, keepdims=True)
+        count = pieces.size // mean.size
         squares = jnp.square(pieces - mean).sum(inner, keepdims=True)
         means, squares = _everywhere(layout, mean, squares)
         return [jnp.full((replicas, *[1] * inputs.ndim), count, inputs.dtype), means, squares]
@@ -129,7 +133,7 @@ def _pieces(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
     """Sends every replica's row of some arrays to all replicas, in one all-gather."""
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), AXIS), None)
-    return [together[:, index] for index in range(len(parts))]
+    return list(jnp.unstack(together, axis=1))
 
 
 def _sharded(layout: Layout, array: jax.Array, first: str | None) -> jax.Array:

@@ -13,7 +13,6 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
-from kerasdist.backends.jax.fit.backpressure import STEPS_AHEAD
 from kerasdist.backends.jax.fit.batches import placed
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
@@ -21,6 +20,7 @@ from kerasdist.backends.jax.mesh import sharded_state, worker_placement
 from kerasdist.backends.jax.mesh.arrays import is_sharded
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import (
+    STEPS_AHEAD,
     CentralPlacement,
     MeshPlacement,
     OneDevicePlacement,
@@ -94,6 +94,8 @@ class JaxReplicaSet(ReplicaSet):
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that places batches ahead of their step, where that saves time."""
+        if not self.arrays.places_ahead:
+            return adapter
         return placed(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
@@ -120,7 +122,9 @@ class JaxReplicaSet(ReplicaSet):
 
         The first step copies them to the other devices, and they stay there.
         """
-        scopes.add_placement(self.arrays)
+        program = scopes.program()
+        if program is not None:
+            program.add_placement(self.arrays)
         return self.arrays.variables()
 
 

@@ -77,9 +77,9 @@ class JaxRunner(Runner):
     ) -> Any:
         """Runs the function per replica, in the program that is being traced or in its own one."""
         if scopes.program() is None:
-            whole = partial(self._run_in_program, weakref.ref(strategy))
+            whole = partial(self._run_in_program, weakref.ref(strategy), function)
             args, kwargs = self._maker.entering((args, kwargs))
-            return self._runs.of(function)(whole, function, args, kwargs)
+            return self._runs.of(function)(whole, args, kwargs)
         return self._run_in_program(weakref.ref(strategy), function, *args, **kwargs)
 
     def _run_in_program(
@@ -208,7 +208,9 @@ class JaxRunner(Runner):
 
     def broadcast(self, tensor: Any) -> Any:
         """Puts a tensor on every device."""
-        return self._mirrored(tensor)
+        if isinstance(tensor, DistributedValues):
+            return tensor
+        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
 
     def update(
         self,
@@ -219,17 +221,19 @@ class JaxRunner(Runner):
     ) -> Sequence[Any]:
         """Calls the function once, for the copies on all devices together."""
         scope = replica_scope.current()
+        differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
         if scope is not None:
-            with _as_copies(scope, args, kwargs):
+            with scope.copy_writes() if differ else scope.equal_writes():
                 result = function(variable, *own(tuple(args)), **own(dict(kwargs)))
             return self.local_results(_per_own(result, self._replicas))
-        if not any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0]):
+        if not differ:
             args, kwargs = self._whole(tuple(args)), self._whole(dict(kwargs))
             return [function(variable, *args, **kwargs)] * self._copies
         if scopes.program() is None:
             program = self._updates.of(function)
             args, kwargs = self._maker.entering((tuple(args), dict(kwargs)))
-            result = program(self._update_in_program, function, (variable, *args), kwargs)
+            whole = partial(self._update_in_program, function)
+            result = program(whole, (variable, *args), kwargs)
         else:
             result = self._update_in_program(function, variable, *args, **kwargs)
         leaves, form = flatten(result)
@@ -333,11 +337,6 @@ class JaxRunner(Runner):
 
         return jax.jit(computed, static_argnums=(0, 1, 2, 3), out_shardings=self._place.whole)
 
-    def _mirrored(self, tensor: Any) -> Any:
-        if isinstance(tensor, DistributedValues):
-            return tensor
-        return Mirrored(Equal(self._everywhere(tensor), self._replicas))
-
     def _everywhere(self, tensor: Any) -> Any:
         tensor = keras_compat.ops.convert_to_tensor(tensor)
         return tensor if is_traced(tensor) else self._place.put(tensor, self._place.whole)
@@ -349,11 +348,6 @@ class JaxRunner(Runner):
             return here(leaf.source.array) if is_distributed(leaf) else leaf
 
         return jax.tree.map(array, structure, is_leaf=is_distributed)
-
-
-def _as_copies(scope: ReplicaScope, args: object, kwargs: object) -> Any:
-    differ = any(isinstance(leaf, PerReplica) for leaf in flatten((args, kwargs))[0])
-    return scope.copy_writes() if differ else scope.equal_writes()
 
 
 def _per_own(result: object, replicas: int) -> Any:

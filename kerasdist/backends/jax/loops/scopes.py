@@ -187,13 +187,6 @@ def program() -> ProgramScope | None:
     return innermost(ProgramScope)
 
 
-def add_placement(placement: Placement) -> None:
-    """Records a placement in the program that is being traced, if any."""
-    tracing = program()
-    if tracing is not None:
-        tracing.add_placement(placement)
-
-
 def place_of(scope: ProgramScope) -> Placement | None:
     """Returns the placement on which a program computes, None if it recorded none."""
     places = list(scope.placements.values())

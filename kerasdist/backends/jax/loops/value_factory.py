@@ -15,9 +15,9 @@ from kerasdist.backends.jax.loops.values import Own, Padded, Source, Stacked, is
 from kerasdist.backends.jax.mesh.arrays import is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
-from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.core.structures import map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
-from kerasdist.input.sharding import split_batch
+from kerasdist.input.sharding import examples, piece_bounds, rows
 from kerasdist.job.job import Job
 
 
@@ -40,29 +40,25 @@ class Maker:
         if scopes.program() is not None and all_here:
             return transpose(values, self._joined)
         columns: list[Sequence[Any]] = []
-
-        def column(leaves: Sequence[Any]) -> int:
-            columns.append(leaves)
-            return len(columns) - 1
-
-        places = transpose(values, column)
-        made = self._made(columns, is_array)
-        return self._place.sent(map_leaves(lambda place: made[place], places))
+        transpose(values, columns.append)
+        return self._place.sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, batch: Any) -> Any:
         """Returns a structure of values whose components are consecutive parts of a batch."""
-        parts = split_batch(batch, self._replicas)
+        bounds = piece_bounds(examples(batch), self._replicas)
         if scopes.program() is not None and self._job is None:
-            return transpose(parts, self._joined)
+            return transpose([rows(batch, *each) for each in bounds], self._joined)
         self._check_outside()
+        here = self._place.layout.local_replicas
 
-        def brought(leaves: Sequence[Any]) -> Any:
-            here = [leaves[replica] for replica in self._place.layout.local_replicas]
-            if not is_array(leaves[0]):
-                return _of_objects(here)
-            return self._value(here, [(np.shape(one), jnp.result_type(one)) for one in leaves])
+        def divided(leaf: Any) -> Any:
+            parts = [rows(leaf, *each) for each in bounds[here.start : here.stop]]
+            if not is_array(leaf):
+                return _of_objects(parts)
+            sizes = [(end - begin,) if leaf.ndim else () for begin, end in bounds]
+            return PerReplica(self._source(parts, [size + leaf.shape[1:] for size in sizes]))
 
-        return self._place.sent(transpose(parts, brought))
+        return self._place.sent(map_leaves(divided, batch))
 
     def _source(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
         """Returns components in one array, to which this process contributes its own."""

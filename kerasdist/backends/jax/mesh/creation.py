@@ -13,7 +13,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import normalization, scopes
-from kerasdist.backends.jax.mesh import state_rules
+from kerasdist.backends.jax.mesh.layout import note_new
 from kerasdist.core import context
 
 
@@ -38,7 +38,7 @@ def _made(
     **kwargs: Any,
 ) -> None:
     """Allows a value, not only an initializer, for a variable that is made inside a program."""
-    state_rules.note_new(variable)
+    note_new(variable)
     if (
         scopes.current() is not None
         and not callable(initializer)

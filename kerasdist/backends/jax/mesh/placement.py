@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.fit.backpressure import wait_sometimes
 from kerasdist.backends.jax.mesh.arrays import copied, here, is_placed
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
@@ -24,6 +25,33 @@ if TYPE_CHECKING:
 
 # Takes state and batch, returns outputs and new state, all of them pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
+
+STEPS_AHEAD = 8
+"""After so many steps the host has waited for the device at least once (`_wait_sometimes`)."""
+
+# All strategies of a process launch into the same queues.
+_launches = itertools.count(1)
+
+
+def _wait_sometimes(outputs: object, state: object) -> None:
+    """Counts a launch on CPU devices; waits for the outputs of each `STEPS_AHEAD`-th.
+
+    On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
+    lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
+    and the launch of the next one waits for its turn *inside* the thread pool that also runs the
+    programs. The pool has as many threads as there are cores, or devices if they are more. On two
+    cores, one thread waits there for a launch, the other in an all-reduce for its partner, and the
+    partner finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them
+    arrived", and after 40 seconds XLA aborts the process. The stacks of a stopped process show
+    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker,
+    ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``) prevents the
+    deadlock, and so do fewer programs in flight: well below 32, since callbacks and user code
+    launch programs, too. Seen with jaxlib 0.10.2.
+    """
+    if next(_launches) % STEPS_AHEAD == 0:
+        leaves = jax.tree.leaves((outputs, state))
+        there = (one for one in leaves if isinstance(one, jax.Array) and not one.is_deleted())
+        jax.block_until_ready(next(there, None))
 
 
 class Placement(abc.ABC):
@@ -77,7 +105,7 @@ class Placement(abc.ABC):
 
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches along a new first axis."""
-        return _stacked(*batches)
+        return _stacker(None)(*batches)
 
     def eager(self, step: Step) -> Step:
         """Returns a step that runs operation by operation."""
@@ -115,7 +143,7 @@ class OneDevicePlacement(Placement):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Moves a batch to this device if the user has bound arrays of it to another one."""
         del axis
-        return jax.tree.map(self._here, batch) if _any_committed(jax.tree.leaves(batch)) else batch
+        return jax.tree.map(self._here, batch)
 
     def shard_batch(self, batch: Any) -> Any:
         """Returns the batch unchanged: there is nothing to divide."""
@@ -172,7 +200,7 @@ class MeshPlacement(Placement):
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
         on_cpu = layout.local[0].platform == "cpu"
         if on_cpu:
-            self.after_launch = wait_sometimes
+            self.after_launch = _wait_sometimes
         self.places_ahead = not on_cpu
         self.shares_memory = on_cpu
 
@@ -185,10 +213,8 @@ class MeshPlacement(Placement):
         self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
         """Moves variables' values to the mesh; returns the same list if all are there."""
-        pairs = list(zip(arrays, self.layout.of_variables(variables), strict=True))
-        if all(is_placed(array, target) for array, target in pairs):
-            return arrays
-        return [self.put(array, target) for array, target in pairs]
+        placed = list(map(self.put, arrays, self.layout.of_variables(variables)))
+        return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Returns variables' new values, which a program returned, as the variables keep them."""
@@ -244,7 +270,9 @@ class MeshPlacement(Placement):
     def batch(self, batch: Any, axis: int = 0) -> Any:
         """Sends each accelerator its rows; on the CPU the step itself takes them from NumPy."""
         leaves = jax.tree.leaves(batch)
-        if not self.places_ahead and not _any_committed(leaves):
+        # JAX moves uncommitted arrays itself.
+        is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
+        if not self.places_ahead and not is_bound:
             return batch
         sharding = self.layout.entry(leaves, axis)
         if all(is_placed(leaf, sharding) for leaf in leaves):
@@ -259,17 +287,13 @@ class MeshPlacement(Placement):
             outputs, new = step(state, batch)
             # A step of the user may return the state in other containers, as in plain Keras.
             leaves, structure = jax.tree.flatten(new)
-            held = map(self._as_before, leaves, jax.tree.leaves(state))
-            return jax.tree.map(self._read_any, outputs), jax.tree.unflatten(structure, held)
+            before = [leaf.sharding for leaf in jax.tree.leaves(state)]
+            state = jax.tree.unflatten(structure, map(self.put, leaves, before))
+            logs, form = jax.tree.flatten(outputs)
+            logs = [self.read(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in logs]
+            return jax.tree.unflatten(form, logs), state
 
         return run
-
-    def _read_any(self, leaf: Any) -> Any:
-        return self.read(leaf) if isinstance(leaf, jax.Array) else leaf
-
-    def _as_before(self, after: Any, before: jax.Array) -> jax.Array:
-        """Shards a value of the state as it was before a step."""
-        return self.put(after, before.sharding)
 
     def shard_batch(self, batch: Any) -> Any:
         """Constrains the first axis to be sharded over the replicas."""
@@ -284,10 +308,8 @@ class MeshPlacement(Placement):
 
     def stack(self, batches: Sequence[Any]) -> Any:
         """Stacks batches that are on the mesh."""
-        leaves = jax.tree.leaves(batches[0])
-        if not any(isinstance(leaf, jax.Array) for leaf in leaves):
-            return _stacked(*batches)
-        target = self.layout.rows[1] if self.layout.entry(leaves, 0) is self.rows else self.whole
+        is_sharded = self.layout.entry(jax.tree.leaves(batches[0]), 0) is self.rows
+        target = self.layout.rows[1] if is_sharded else self.whole
         return _stacker(target)(*batches)
 
     def compile(self, step: Step, axis: int = 0, *, keeps_rows: bool = False) -> Step:
@@ -302,16 +324,21 @@ class MeshPlacement(Placement):
             key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
             if key not in programs:
                 programs[key] = self._jitted(step, held, entry, keeps_rows)
-            self._note_step(programs[key], state, batch, seen)
-            with donation.launching:
-                outputs, state = programs[key](state, batch)
-            return self._results(outputs), state
+            return self._launch(programs[key], state, batch, seen)
 
         return run
 
-    def _results(self, outputs: Any) -> Any:
-        """Converts the outputs of a step to what Keras gets."""
-        return outputs
+    def _launch(
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
+    ) -> tuple[Any, Any]:
+        """Runs the program of a step.
+
+        `seen` has the programs that have run, by the shapes of their batches, where several workers
+        compare theirs.
+        """
+        del seen
+        with donation.launching:
+            return program(state, batch)
 
     def program(self, step: Step, state: Any, batch: Any, axis: int = 0) -> Any:
         """Returns the jitted program of a step for arrays of these shapes and shardings."""
@@ -319,7 +346,7 @@ class MeshPlacement(Placement):
         return self._jitted(step, self._held(state), entry)
 
     def _jitted(self, step: Step, held: Any, entry: Any, keeps_rows: bool = False) -> Any:
-        returned = self._returned_rows if keeps_rows else self._returned
+        returned = partial(self._returned, keeps_rows=keeps_rows)
 
         def program(state: object, batch: object) -> tuple[Any, Any]:
             with in_step(self.layout):
@@ -330,13 +357,6 @@ class MeshPlacement(Placement):
         return jax.jit(
             program, donate_argnums=0, in_shardings=(held, entry), out_shardings=(None, held)
         )
-
-    def _note_step(self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]) -> None:
-        """Notes a batch and its program, if several workers compare theirs.
-
-        `seen` has the programs that have run, by the shapes of their batches.
-        """
-        del program, state, batch, seen
 
     def _note_batch(self, batch: Any) -> None:
         """Notes a batch of an eager step, if several workers compare theirs."""
@@ -352,17 +372,12 @@ class MeshPlacement(Placement):
             return self.whole
         return jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def _returned(self, leaf: Any) -> Any:
+    def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
+        del keeps_rows  # what Keras keeps is read on this process
         if not isinstance(leaf, jax.Array):
             return leaf
-        return jax.lax.with_sharding_constraint(leaf, self._output_sharding(leaf))
-
-    def _returned_rows(self, leaf: Any) -> Any:
-        return self._returned(leaf)
-
-    def _output_sharding(self, leaf: Any) -> NamedSharding:
-        return self.layout.entry([leaf], axis=0)
+        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf], axis=0))
 
 
 @final
@@ -410,20 +425,12 @@ def _host_or(accelerator: object) -> Any:
         return accelerator
 
 
-def _any_committed(leaves: Sequence[Any]) -> bool:
-    """Whether a JAX array is committed to a device; JAX moves uncommitted ones itself."""
-    return any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
-
-
 def _stack(*batches: object) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
 
 
-_stacked = jax.jit(_stack)
-
-
 @cache
-def _stacker(target: Sharding) -> Callable[..., Any]:
+def _stacker(target: Sharding | None) -> Callable[..., Any]:
     return jax.jit(_stack, out_shardings=target)
 
 
@@ -433,12 +440,10 @@ def _apart(state: object) -> Any:
     Keras assigns one variable's array to another where it overwrites weights with their moving
     average; a second `fit` then fails in plain Keras (seen with 3.15.1).
     """
+    leaves, structure = jax.tree.flatten(state)
     seen: set[int] = set()
-
-    def own(leaf: Any) -> Any:
+    for index, leaf in enumerate(leaves):
         if id(leaf) in seen:
-            return copied(leaf)
+            leaves[index] = copied(leaf)
         seen.add(id(leaf))
-        return leaf
-
-    return jax.tree.map(own, state)
+    return jax.tree.unflatten(structure, leaves)

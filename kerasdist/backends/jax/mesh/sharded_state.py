@@ -24,9 +24,8 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.jax.mesh import state_rules
 from kerasdist.backends.jax.mesh.arrays import is_placed, is_traced, text_of
-from kerasdist.backends.jax.mesh.layout import layout_of_step
+from kerasdist.backends.jax.mesh.layout import layout_of_step, make_slot, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
@@ -63,15 +62,18 @@ def add(replica_set: ReplicaSet) -> None:
 @cache
 def install() -> None:
     """Changes how Keras reads, writes and updates variables."""
-    state_rules.install()
     keras_compat.install(
-        initialize=_initialize, store=_store, read_whole=_read, stateless_apply=_apply
+        initialize=_initialize,
+        store=_store,
+        read_whole=_read,
+        slot=make_slot,
+        stateless_apply=_apply,
     )
 
 
 def _place_of(variable: keras.Variable) -> MeshPlacement | None:
     """Returns the placement that divides a variable, None if none does."""
-    weight = state_rules.weight_of(variable)
+    weight = weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
         or ownership.strategy_of(weight)

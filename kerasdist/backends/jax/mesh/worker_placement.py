@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
@@ -84,12 +84,6 @@ class WorkerPlacement(MeshPlacement):
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the whole value of an array. All workers must call it, if it is sharded."""
         return here(_sharded_as(self.whole)(array) if is_sharded(array) else array)
-
-    def _results(self, outputs: Any) -> Any:
-        def result(leaf: object) -> Any:
-            return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
-
-        return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
         array = jax.block_until_ready(rows.array)  # NumPy's own wait would drop a Ctrl-C
@@ -187,31 +181,38 @@ class WorkerPlacement(MeshPlacement):
     def _note_batch(self, batch: Any) -> None:
         self.note_batch(_shapes(batch))
 
-    def _note_step(self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]) -> None:
+    def _launch(
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
+    ) -> tuple[Any, Any]:
+        """Runs the program of a step, of which the workers compare the first; the rest is noted."""
         form = _shapes(batch)
-        if seen and form not in seen:
-            # Without waiting for the others, whose batch may have another shape.
-            digest = results.digest_of(text_of(program.lower(state, batch)))
-            seen[form] = f"program {digest[:12]}"
-        if form in seen:
+        if not seen:
+            self.note_batch(form)
+            self.compare(program, state, batch)
+            seen[form] = ""
+        else:
+            if form not in seen:
+                # Without waiting for the others, whose batch may have another shape.
+                digest = results.digest_of(text_of(program.lower(state, batch)))
+                seen[form] = f"program {digest[:12]}"
             self.note_batch(f"{form} {seen[form]}" if seen[form] else form)
-            return
-        self.note_batch(form)
-        self.compare(program, state, batch)
-        seen[form] = ""
+
+        def result(leaf: object) -> Any:
+            return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
+
+        outputs, new = super()._launch(program, state, batch, seen)
+        return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> None:
         """Raises DisagreementError if other workers have another program."""
         # JAX caches the lowered program, so the call does not lower it again.
         results.require_equal_programs(self._job, text_of(program.lower(*arguments)))
 
-    def _output_sharding(self, leaf: Any) -> NamedSharding:
-        del leaf
-        return self.whole
-
-    def _returned_rows(self, leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or not leaf.ndim or len(leaf) < self.layout.replicas:
-            return self._returned(leaf)
+    def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if not keeps_rows or not leaf.ndim or len(leaf) < self.layout.replicas:
+            return jax.lax.with_sharding_constraint(leaf, self.whole)
         missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
         rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.rows)
         return _Rows(rows, len(leaf))
