@@ -38,17 +38,11 @@ class ReplicatedTrainer:
     no ``__dict__``, has another layout.
 
     Attributes:
-        runs_builtin_steps: Whether no user-defined class changes what a step reports.
+        runs_builtin_steps: Whether no user-defined class changes what a step reports; known once
+            a step has been made.
     """
 
-    runs_builtin_steps: bool
-
-    def __init_subclass__(cls, **options: object) -> None:
-        """Looks, once a class, for methods that a user-defined class has overridden."""
-        super().__init_subclass__(**options)
-        if issubclass(cls, keras.Model):
-            own = [defined_by_model(cls, name) for name in _REPORTING]
-            cls.runs_builtin_steps = all(map(keras_compat.is_builtin, own))
+    runs_builtin_steps = False
 
     @property
     def bound_strategy(self) -> Strategy:
@@ -146,6 +140,10 @@ class ReplicatedTrainer:
         """Returns whether a step is Keras's own."""
         return keras_compat.is_builtin(defined_by_model(type(self), step))
 
+    def note_overrides(self) -> bool:
+        """Sets `runs_builtin_steps`, as a step is made, and returns it."""
+        type(self).runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
+        return self.runs_builtin_steps
 
 
 def _symbol(leaf: Any) -> Any:

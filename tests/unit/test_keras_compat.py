@@ -215,7 +215,6 @@ SIGNATURES = {
     "metric_created": ["self"],
     "model_created": ["self"],
     "on_batch": ["self", "x"],
-    "own_losses": ["self"],
     "reduce_loss": ["values", "sample_weight", "mask", "reduction", "dtype"],
     "save": ["model", "filepath"],
     "scale_by_optimizer": ["self", "loss"],

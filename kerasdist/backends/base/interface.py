@@ -207,6 +207,8 @@ class ReplicaSet(abc.ABC):
         devices: The devices of this process, in the order of its replicas.
         options: How the replicas compute.
         job: The job whose workers hold the other replicas; None: there are no others.
+        num_replicas: How many replicas there are, on all workers.
+        local_replicas: The numbers of those in this process.
         is_in_call: Whether all workers are in a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs, in that call.
         reads_need_all_workers: Whether reading a variable may be a collective: after a custom loop,
@@ -248,30 +250,18 @@ class ReplicaSet(abc.ABC):
         self.steps_ahead = 1 if on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
+        here = len(self.devices) // options.devices_per_replica
+        rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
+        self.num_replicas = workers * here
+        self.local_replicas = range(rank * here, (rank + 1) * here)
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
         self.first_batches = FirstBatches(job, wanted=options.check != "off")
         self.batch_history = self.first_batches.history
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas there are, on all workers."""
-        workers = 1 if self.job is None else self.job.num_workers
-        return workers * self._replicas_here
-
-    @property
     def divides_state(self) -> bool:
         """Whether the workers of a job may each hold a part of a variable."""
         return self.job is not None and self.options.sharding is not None
-
-    @property
-    def local_replicas(self) -> range:
-        """The numbers of the replicas in this process."""
-        first = 0 if self.job is None else self.job.rank * self._replicas_here
-        return range(first, first + self._replicas_here)
-
-    @property
-    def _replicas_here(self) -> int:
-        return len(self.devices) // self.options.devices_per_replica
 
     def device_of(self, replica: int) -> Device | None:
         """Returns the first device of a replica, None for a replica of another process.

@@ -156,7 +156,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         self, step: Callable[[Any], Any], batch: Any, read: list[keras.Variable]
     ) -> Any:
         """Runs a step, see `StepsOnIterator`."""
-        own = self.runs_builtin_steps
+        own = self.note_overrides()
 
         def replica_step(data: object) -> Any:
             logs = step(data)

@@ -45,7 +45,8 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     epsilon: float = 1e-3,
 ) -> torch.Tensor:
     channels = [one for one in (mean, variance, offset, scale) if one is not None]
-    if not _serves(x, channels) or axis not in (-1, x.ndim - 1):
+    is_last = axis in (-1, x.ndim - 1)
+    if not is_last or context.replica() is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
     offset = torch.zeros_like(mean) if offset is None else offset
     scale = torch.ones_like(mean) if scale is None else scale
@@ -54,15 +55,14 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor] = ()) -> bool:
-    """Whether torch's kernels apply: in a replica, to contiguous float32 rows."""
+    """Whether torch's kernels apply: to contiguous float32 rows, not in compiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False
         if one.device.type not in _DEVICES:
             return False
     return (
-        context.replica() is not None
-        and inputs.ndim > 1
+        inputs.ndim > 1
         and inputs.numel() > 0
         and inputs.is_contiguous()
         and not torch._C._are_functorch_transforms_active()

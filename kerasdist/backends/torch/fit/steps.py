@@ -109,7 +109,7 @@ class Steps:
         rules = FitRules(self._group, _sums_of(model), _written_alike(model))
         rules.reducer = reducer
         rules.compiled = self._compiled
-        reports_itself = not model.runs_builtin_steps
+        reports_itself = not model.note_overrides()
 
         def run(batches: Sequence[Any]) -> Any:
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):

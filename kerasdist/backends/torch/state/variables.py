@@ -300,6 +300,8 @@ class ReplicaScope(keras.StatelessScope):
 
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
     """Writes the replicas' buffers, combined, into torch's modules; returns those buffers."""
+    if not scopes[0].buffers:
+        return []
     total = sum(scope.weight for scope in scopes)
     for key, (buffer, first) in scopes[0].buffers.items():
         if not buffer.is_floating_point():
