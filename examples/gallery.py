@@ -219,8 +219,10 @@ yet is `-` or empty. `make gallery` runs all of it and writes this page.
 {more}"""
 
 MORE = """
-Also here: [demo.py](demo.py), which `make demo` runs; [before/](before), the scripts from which the
-ports were made; [gallery.py](gallery.py), which runs the gallery and writes its pages.
+Also here: [demo.py](demo.py), which `make demo` runs;
+[track_experiments.py](track_experiments.py), which logs to Weights & Biases and MLflow where they
+are installed; [before/](before), the scripts from which the ports were made;
+[gallery.py](gallery.py), which runs the gallery and writes its pages.
 """
 
 
