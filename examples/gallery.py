@@ -245,8 +245,10 @@ are no faster. What it prints and draws is from JAX where it was run there; `-` 
 """
 
 MORE = """
-Also here: [demo.py](demo.py), which `make demo` runs; [before/](before), the scripts from which the
-ports were made; [gallery.py](gallery.py), which runs the gallery and writes its pages.
+Also here: [demo.py](demo.py), which `make demo` runs;
+[track_experiments.py](track_experiments.py), which logs to Weights & Biases and MLflow where they
+are installed; [before/](before), the scripts from which the ports were made;
+[gallery.py](gallery.py), which runs the gallery and writes its pages.
 """
 
 

@@ -282,9 +282,9 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     chip = None if kind is None else chip_of(kind)
     if chip is None:
         return Flops()
-    one = chip.flops.get(model.compute_dtype)
+    rate = chip.flops.get(model.compute_dtype)
     workers = 1 if replicas.job is None else replicas.job.num_workers
-    peak = None if one is None else workers * len(replicas.devices) * one
+    peak = None if rate is None else workers * len(replicas.devices) * rate
     variables = model.trainable_variables, model.non_trainable_variables
     shapes = [[keras.KerasTensor(one.shape, one.dtype) for one in each] for each in variables]
     try:
