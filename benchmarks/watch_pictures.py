@@ -29,12 +29,11 @@ from kerasdist.launch import live
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"
 RECORDING = ROOT / "docs" / "assets" / "live-view.svg"
-# The state is written once a second: so there is one of each step.
-SLOW_IN_RECORDING = 1.0
-SECONDS_A_FRAME = 0.8
 SCRIPT = "tests.multiprocess.watched_script"
 # Seconds by which the batches of worker 1 are later, and the steps of the profile.
 SLOW, STEPS = 0.3, "6:9"
+# In the recording: the state is written once a second, so there is a frame of each step.
+SLOW_IN_RECORDING, SECONDS_A_FRAME = 1.0, 0.8
 STEPS_ROW = "steps of fit"
 _THREAD = re.compile(r"python: thread \d+ ")
 
