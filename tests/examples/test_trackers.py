@@ -19,7 +19,7 @@ STAND_IN = """
 import json, os
 from pathlib import Path
 
-def _note(name, **given):
+def _note(name, /, **given):
     with Path({path!r}).open("a", encoding="utf-8") as file:
         file.write(json.dumps([os.getpid(), name, given]) + chr(10))
 """
