@@ -79,9 +79,11 @@ def model_of(callback: Any) -> Any:
 
 def shapes_of_example(model: keras.Model) -> list[object]:
     """Returns the arguments of a built model's call, as Keras tensors of one example."""
-    return keras.tree.map_structure(
-        lambda one: keras.KerasTensor((1, *one.shape[1:]), one.dtype), get_input_signature(model)
-    )
+
+    def of_one(spec: keras.KerasTensor) -> keras.KerasTensor:
+        return keras.KerasTensor((1, *spec.shape[1:]), spec.dtype)
+
+    return [keras.tree.map_structure(of_one, each) for each in get_input_signature(model) or ()]
 
 
 def flat_layers(model: keras.Model) -> list[Any]:

@@ -19,7 +19,7 @@ STAND_IN = """
 import json, os
 from pathlib import Path
 
-def _note(name, **given):
+def _note(name, /, **given):
     with Path({path!r}).open("a", encoding="utf-8") as file:
         file.write(json.dumps([os.getpid(), name, given]) + chr(10))
 """
@@ -58,7 +58,7 @@ def test_the_chief_alone_logs_each_epoch_once(tmp_path):
     loss = re.search(r"2 replicas: loss ([\d.]+), 2 trackers", said)
     assert loss is not None, said
     written = {
-        name: [json.loads(line) for line in (tmp_path / f"{name}.jsonl").open(encoding="utf-8")]
+        name: [*map(json.loads, (tmp_path / f"{name}.jsonl").read_text("utf-8").splitlines())]
         for name in ("wandb", "mlflow")
     }
     assert len({process for lines in written.values() for process, *_ in lines}) == 1  # the chief

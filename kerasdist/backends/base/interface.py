@@ -334,8 +334,9 @@ class ReplicaSet(abc.ABC):
 
     def device_kind(self) -> str | None:
         """Returns what the maker calls these devices; None for CPUs, and if they differ."""
-        names = {one.name for one in gpus.visible()} if self.devices[0].kind == "gpu" else set()
-        return names.pop() if len(names) == 1 else None
+        names = {one.name for one in gpus.visible()}
+        is_known = self.devices[0].kind == "gpu" and len(names) == 1
+        return names.pop() if is_known else None
 
     @property
     def variable_devices(self) -> tuple[Device, ...]:

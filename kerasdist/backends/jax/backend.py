@@ -125,9 +125,10 @@ class JaxBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts them in the traced call, as a plan does."""
-        shapes = keras.tree.map_structure(
-            lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), arguments
-        )
+        shapes = [
+            keras.tree.map_structure(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), each)
+            for each in arguments
+        ]
         return sum(matmul_flops(jax.make_jaxpr(function)(*shapes)).values())
 
     def profiler(self) -> Profiler:

@@ -145,7 +145,10 @@ class TensorFlowBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
         """Counts them in the traced call; None if it has loops, or calls that it does not trace."""
-        specs = keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), arguments)
+        specs = [
+            keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), each)
+            for each in arguments
+        ]
         graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
         found = graph.get_operations()
         if any(attr.HasField("func") for one in found for attr in one.node_def.attr.values()):
@@ -192,9 +195,15 @@ def _flops_of(operation: tf.Operation) -> float:
     """Returns the floating-point operations of an operation for matrix units; 0 of another one."""
     if operation.type not in _CONTRACTED:
         return 0.0
-    shapes = [one.shape.as_list() for one in operation.inputs]
-    result = shapes[2] if "Backprop" in operation.type else operation.outputs[0].shape.as_list()
+    shapes = [_shape(one) for one in operation.inputs]
+    result = shapes[2] if "Backprop" in operation.type else _shape(operation.outputs[0])
     return 2.0 * math.prod(result) * math.prod(_CONTRACTED[operation.type](operation, *shapes))
+
+
+def _shape(array: tf.Tensor) -> list[int]:
+    if not array.shape.is_fully_defined():
+        raise ValueError(f"Expected a known shape. Received: {array.shape}.")
+    return [size or 0 for size in array.shape.as_list()]
 
 
 def _contracted_by_einsum(operation: tf.Operation, *shapes: list[int]) -> list[int]:

@@ -101,10 +101,11 @@ class TorchBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts them by torch's own counter, in a call with tensors that hold nothing."""
-        meta = keras.tree.map_structure(
-            lambda one: torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta"),
-            arguments,
-        )
+
+        def empty(one: keras.KerasTensor) -> torch.Tensor:
+            return torch.empty(one.shape, dtype=getattr(torch, one.dtype), device="meta")
+
+        meta = [keras.tree.map_structure(empty, each) for each in arguments]
         counter = FlopCounterMode(display=False)
         with torch.no_grad(), keras.device("meta"), counter:
             function(*meta)
