@@ -37,7 +37,7 @@ SETS = ("newest", "main", "locked", "oldest")
 # The build for CPUs is the same code, and smaller. PyTorch's is not on PyPI.
 PACKAGES = {"tensorflow": "tensorflow-cpu", "jax": "jax", "torch": "torch"}
 NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-TOOLS = ("hypothesis", "pytest", "pytest-timeout")
+TOOLS = ("hypothesis", "pytest", "pytest-timeout", "scipy")
 SECONDS = 1800
 GOOD = "passed"
 
