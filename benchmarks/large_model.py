@@ -1,4 +1,4 @@
-"""A KerasHub model of 109 million weights, fine-tuned with divided weights, beside one device.
+"""A KerasHub model of 109 million weights, fine-tuned with sharded weights, beside one device.
 
     KERAS_BACKEND=torch python benchmarks/large_model.py [--workers 2 4] [--layers 12]
 

@@ -43,19 +43,19 @@ CONTENDERS = {
     },
 }
 
-# With divided state, by the argument `sharding` of the strategy.
-DIVIDED = {
+# With sharded state, by the argument `sharding` of the strategy.
+SHARDED = {
     "optimizer": {
         "torch": {
-            FIT: "with_kerasdist.fit_divided_optimizer",
-            BY_HAND: "with_torch.divided_optimizer",
+            FIT: "with_kerasdist.fit_sharded_optimizer",
+            BY_HAND: "with_torch.sharded_optimizer",
         },
     },
     "full": {
         "torch": {
-            FIT: "with_kerasdist.fit_fully_divided",
-            BY_HAND: "with_torch.divided_keras_module",
-            PLAIN_TORCH: "with_torch.divided_plain_module",
+            FIT: "with_kerasdist.fit_fully_sharded",
+            BY_HAND: "with_torch.sharded_keras_module",
+            PLAIN_TORCH: "with_torch.sharded_plain_module",
         },
     },
 }
@@ -101,7 +101,7 @@ def _work(task: str, loop: str):
 
 def contenders_of(backend: str, task: str, sharding: str | None = None) -> dict[str, Team]:
     """Starts the contenders, by name."""
-    loops = dict(CONTENDERS[backend] if sharding is None else DIVIDED[sharding][backend])
+    loops = dict(CONTENDERS[backend] if sharding is None else SHARDED[sharding][backend])
     if sharding is None and task in NORMALIZED and backend != "jax":
         loops = {**PER_REPLICA, **loops}
     return {label: team(backend, task, loop) for label, loop in loops.items()}
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds of each (at least 5)")
-    parser.add_argument("--sharding", choices=DIVIDED, help="let the workers divide state")
+    parser.add_argument("--sharding", choices=SHARDED, help="let the workers divide state")
     options = parser.parse_args()
     console = Console(width=110)
     for backend in options.backends:

@@ -24,7 +24,7 @@ BENCHMARKS = {
     "fit_overhead": "`fit` on several devices of one process",
     "custom_loop": "A compiled step of a custom loop",
     "multiworker": "Two workers",
-    "memory": "Memory of divided state",
+    "memory": "Memory of sharded state",
 }
 BACKENDS = ("tensorflow", "jax", "torch")
 # These have no options: `KERAS_BACKEND` says the backend.

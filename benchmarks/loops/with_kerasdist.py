@@ -32,12 +32,12 @@ def fit_per_replica(task: Task, place: Place):
     return fit(task, place, batch_norm="per_replica")
 
 
-def fit_divided_optimizer(task: Task, place: Place):
+def fit_sharded_optimizer(task: Task, place: Place):
     """`sharding="optimizer"`."""
     return fit(task, place, sharding="optimizer")
 
 
-def fit_fully_divided(task: Task, place: Place):
+def fit_fully_sharded(task: Task, place: Place):
     """`sharding="full"`."""
     return fit(task, place, sharding="full")
 

@@ -1,6 +1,6 @@
 """By hand on PyTorch: DistributedDataParallel around the Keras model, and around an equal module.
 
-For divided state ZeroRedundancyOptimizer beside it, or FSDP2 (``fully_shard``) in its place. Loss
+For sharded state ZeroRedundancyOptimizer beside it, or FSDP2 (``fully_shard``) in its place. Loss
 and optimizer are PyTorch's, as in https://keras.io/guides/distributed_training_with_torch/.
 """
 
@@ -52,7 +52,7 @@ def plain_module(task: Task, place: Place):
     return _loop(task, place, _replicated(module, place), update)
 
 
-def divided_optimizer(task: Task, place: Place):
+def sharded_optimizer(task: Task, place: Place):
     """The Keras model under DDP, with an optimizer whose state the workers divide."""
     module = task.model()
     replicated = _replicated(module, place)
@@ -60,13 +60,13 @@ def divided_optimizer(task: Task, place: Place):
     return _loop(task, place, replicated, optimizer.step, training=True)
 
 
-def divided_keras_module(task: Task, place: Place):
+def sharded_keras_module(task: Task, place: Place):
     """The layers of a Keras model, a Sequential one, under FSDP2."""
     layers = nn.Sequential(*map(_Layer, task.model().layers))
     return _fully_sharded(task, place, layers)
 
 
-def divided_plain_module(task: Task, place: Place):
+def sharded_plain_module(task: Task, place: Place):
     """An equal module of PyTorch's under FSDP2."""
     return _fully_sharded(task, place, MODULES[task.name]())
 

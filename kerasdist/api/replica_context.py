@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 
 @dataclass(frozen=True)
-class BatchShare:
+class LocalBatch:
     """Which part of the global batch a replica holds, in a step of `fit`, `evaluate` or `predict`.
 
     Attributes:
@@ -84,7 +84,7 @@ class ReplicaContext:
     # Below: for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
     # None in code that follows tf.distribute's rules, set where the one-device contract holds.
-    share: BatchShare | None = field(default=None, repr=False)
+    local_batch: LocalBatch | None = field(default=None, repr=False)
     # Losses added by layers in this replica, by the layer's id, with the layer: Keras keeps them on
     # the layer, which all replicas share.
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict, repr=False)
@@ -93,9 +93,9 @@ class ReplicaContext:
 
     @property
     def weight(self) -> Any:
-        """This replica's share of the examples, in a step of `fit`, `evaluate` or `predict`."""
-        assert self.share is not None
-        return self.share.weight
+        """This replica's part of the examples, in a step of `fit`, `evaluate` or `predict`."""
+        assert self.local_batch is not None
+        return self.local_batch.weight
 
     @property
     def devices(self) -> tuple[str, ...]:

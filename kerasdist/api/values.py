@@ -52,7 +52,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
 
 @final
 class PerReplica(DistributedValues):
-    """A value whose components may differ: the pieces of a batch, the losses of replicas.
+    """A value whose components may differ: the local batches of a batch, the losses of replicas.
 
     Example::
 

@@ -22,9 +22,9 @@ from kerasdist.callbacks.backup.variables import (
     add_up_anew,
     forms_of,
     numbers_of_weights,
-    pieces_of,
     read_along,
     restore,
+    shards_of,
     to_write,
     variables_of,
 )
@@ -321,10 +321,10 @@ class BackupAndRestore(Callback):
             when = f"batch {batches} of epoch {epoch + 1}"
             binding.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(self.model, binding.replicas, when)
-        pieces = {}
+        shards = {}
         if binding is not None and self._files.in_parts:
-            pieces = pieces_of(variables, binding.replicas)
-        arrays = to_write(variables, elsewhere=pieces)
+            shards = shards_of(variables, binding.replicas)
+        arrays = to_write(variables, elsewhere=shards)
         if batches:
             add_up_anew(variables, arrays)
         job = current_job()
@@ -334,7 +334,7 @@ class BackupAndRestore(Callback):
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
         self._say_what_is_lost(job)
         position = self._position.kept(batches, arrays)
-        parts = self._files.write_part(pieces) if pieces else []
+        parts = self._files.write_part(shards) if shards else []
         if parts is None:  # a disk is full
             return
         if job is not None and not job.is_chief:

@@ -125,7 +125,7 @@ def replica() -> ReplicaLike | None:
 def one_device_replica() -> ReplicaLike | None:
     """Returns the current replica in a step of `fit`, `evaluate` or `predict`, else None."""
     found = _here.replicas[-1] if _here.replicas else None
-    return None if found is None or found.share is None else found
+    return None if found is None or found.local_batch is None else found
 
 
 def enclosing_replica() -> ReplicaLike | None:

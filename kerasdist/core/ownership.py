@@ -77,7 +77,7 @@ def record_owner(variable: object, strategy: StrategyLike) -> None:
 def require_own(variable: Any) -> None:
     """Refuses an assignment in a custom loop to a variable of another strategy."""
     replica = context.replica()
-    if replica is None or replica.share is not None:
+    if replica is None or replica.local_batch is not None:
         return
     owner = strategy_of(variable)
     if owner is not None and owner is not replica.strategy:

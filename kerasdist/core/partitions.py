@@ -2,7 +2,7 @@
 
 Integer arithmetic without a framework. The devices of a replica are its logical devices; their
 number is a product of primes, each an axis of a mesh. So every way to cut a tensor into that many
-pieces assigns axes of the mesh to axes of the tensor.
+shards assigns axes of the mesh to axes of the tensor.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class DeviceAssignment:
 @final
 @dataclass
 class Splits:
-    """Which variables are cut into pieces, by patterns of their paths.
+    """Which variables are cut into shards, by patterns of their paths.
 
     Attributes:
         logical_devices: Number of logical devices of a replica.
-        rules: For each pattern, searched for in a variable's path, the number of pieces along each
+        rules: For each pattern, searched for in a variable's path, the number of shards along each
             axis. The first that fits counts.
     """
 
@@ -75,8 +75,8 @@ class Splits:
     rules: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds rules, patterns with the number of pieces along each axis, after the others."""
-        for pattern, pieces in rules.items():
+        """Adds rules, patterns with the number of shards along each axis, after the others."""
+        for pattern, shards in rules.items():
             try:
                 re.compile(pattern)
             except re.error as error:
@@ -84,51 +84,51 @@ class Splits:
                     "Expected patterns that are regular expressions. "
                     f"Received: pattern={pattern!r}: {error}."
                 ) from error
-            check_product(pieces, self.logical_devices)
-            self.rules[pattern] = tuple(pieces)
+            check_product(shards, self.logical_devices)
+            self.rules[pattern] = tuple(shards)
 
-    def pieces_of(self, path: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the number of pieces of a variable along each axis; all 1 if it is whole."""
-        for pattern, pieces in self.rules.items():
+    def shards_of(self, path: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the number of shards of a variable along each axis; all 1 if it is whole."""
+        for pattern, shards in self.rules.items():
             if re.search(pattern, path):
-                check_partition(shape, pieces, self.logical_devices, of=f"variable {path!r}")
-                return pieces
+                check_partition(shape, shards, self.logical_devices, of=f"variable {path!r}")
+                return shards
         return (1,) * len(shape)
 
 
 def check_partition(
-    shape: Sequence[int | None], pieces: Sequence[int], logical_devices: int, *, of: str = "tensor"
+    shape: Sequence[int | None], shards: Sequence[int], logical_devices: int, *, of: str = "tensor"
 ) -> None:
     """Raises ValueError if a tensor cannot be cut so.
 
-    It needs one number of pieces per axis, which multiply to the number of logical devices, and
+    It needs one number of shards per axis, which multiply to the number of logical devices, and
     axes that can be cut evenly. A size that is not known is None. ``of`` names the tensor in the
     message.
     """
-    if len(pieces) != len(shape):
+    if len(shards) != len(shape):
         raise ValueError(
-            f"Expected one number of pieces for each of the {len(shape)} axes of the {of}. "
-            f"Received: partition_dimensions={tuple(pieces)}, shape={tuple(shape)}."
+            f"Expected one number of shards for each of the {len(shape)} axes of the {of}. "
+            f"Received: partition_dimensions={tuple(shards)}, shape={tuple(shape)}."
         )
-    check_product(pieces, logical_devices)
+    check_product(shards, logical_devices)
     uneven = [
         axis
-        for axis, (size, count) in enumerate(zip(shape, pieces, strict=True))
+        for axis, (size, count) in enumerate(zip(shape, shards, strict=True))
         if size is not None and size % count
     ]
     if uneven:
         raise ValueError(
-            f"Expected axes of the {of} that can be cut into equal pieces. Received: "
-            f"partition_dimensions={tuple(pieces)}, shape={tuple(shape)}, uneven along {uneven}."
+            f"Expected axes of the {of} that can be cut into equal shards. Received: "
+            f"partition_dimensions={tuple(shards)}, shape={tuple(shape)}, uneven along {uneven}."
         )
 
 
-def check_product(pieces: Sequence[int], logical_devices: int) -> None:
-    """Raises ValueError if the pieces do not multiply to the number of logical devices."""
-    if math.prod(pieces) != logical_devices or any(count < 1 for count in pieces):
+def check_product(shards: Sequence[int], logical_devices: int) -> None:
+    """Raises ValueError if the shards do not multiply to the number of logical devices."""
+    if math.prod(shards) != logical_devices or any(count < 1 for count in shards):
         raise ValueError(
-            "Expected numbers of pieces that multiply to the number of logical devices of a "
-            f"replica, {logical_devices}. Received: partition_dimensions={tuple(pieces)}."
+            "Expected numbers of shards that multiply to the number of logical devices of a "
+            f"replica, {logical_devices}. Received: partition_dimensions={tuple(shards)}."
         )
 
 
@@ -144,15 +144,15 @@ def prime_factors(number: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
-def mesh_axes(pieces: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def mesh_axes(shards: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Returns for each axis of a tensor the axes of the mesh that cut it.
 
-    The pieces multiply to the product of the factors, which are the sizes of the mesh's axes; or
-    all pieces are 1.
+    The shards multiply to the product of the factors, which are the sizes of the mesh's axes; or
+    all shards are 1.
     """
     free = list(range(len(factors)))
     result: list[tuple[int, ...]] = []
-    for count in pieces:
+    for count in shards:
         taken: list[int] = []
         for prime in prime_factors(count):
             axis = next(axis for axis in free if factors[axis] == prime)

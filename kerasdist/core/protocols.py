@@ -88,13 +88,13 @@ class ReplicaLike(Protocol):
         ...
 
     @property
-    def share(self) -> Any:
-        """Its `BatchShare` in a step of `fit`, else None."""
+    def local_batch(self) -> Any:
+        """Its `LocalBatch` in a step of `fit`, else None."""
         ...
 
     @property
     def weight(self) -> Any:
-        """Its share of the examples in a step of `fit`."""
+        """Its weight among the examples in a step of `fit`."""
         ...
 
     @property

@@ -30,8 +30,8 @@ class Sharding:
         state: ``"optimizer"``: the optimizer's variables (ZeRO, stages 1 and 2). ``"full"``: also
             the weights, which are gathered where a layer uses them (ZeRO, stage 3; FSDP).
         min_size: A variable with fewer elements stays whole on each replica. On JAX so does one
-            of which no dimension can be divided by the number of replicas; of the others the
-            largest such dimension is divided. PyTorch divides the flattened values.
+            of which no dimension can be split by the number of replicas; of the others the
+            largest such dimension is sharded. PyTorch shards the flattened values.
     """
 
     state: Divided
@@ -55,7 +55,7 @@ class Sharding:
             )
 
     def axis(self, shape: Sequence[int], replicas: int) -> int | None:
-        """Returns the axis along which a variable is divided, None if it stays whole.
+        """Returns the axis along which a variable is sharded, None if it stays whole.
 
         Args:
             shape: The variable's.
@@ -70,7 +70,7 @@ class Sharding:
 @final
 @dataclass(frozen=True)
 class Region:
-    """Which part of a value a piece is: columns of its elements, laid out in rows of equal length.
+    """Which part of a value a shard is: columns of its elements, laid out in rows of equal length.
 
     A run of flattened values has one row. A part along an axis has as many rows as there are
     elements along the axes before it.
@@ -104,8 +104,8 @@ class Region:
 
 @final
 @dataclass(frozen=True)
-class HeldPiece:
-    """What this worker holds of a divided variable. Neither function needs the other workers.
+class HeldShard:
+    """What this worker holds of a sharded variable. Neither function needs the other workers.
 
     Attributes:
         region: Which part it is.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from kerasdist import keras_compat
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.input.options import AutoShardPolicy
-from kerasdist.input.sharding import examples, piece_bounds, rows
+from kerasdist.input.sharding import bounds_of_replicas, examples, rows
 from kerasdist.input.sources import (
     EveryNth,
     EveryNthBatch,
@@ -79,7 +79,7 @@ def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
 
     def steps() -> Iterator[Any]:
         for batch in epochs.start():
-            for bounds in piece_bounds(examples(batch), workers):
+            for bounds in bounds_of_replicas(examples(batch), workers):
                 yield rows(batch, *bounds)
 
     steps_in_all = None if length is None else length * workers

@@ -57,8 +57,10 @@ class DistributedDataset(abc.ABC):
         They are those of the first batch. The size along axis 0 is None, since others may be
         smaller.
         """
-        pieces = next(iter(self._pieces()))
-        return per_replica([map_leaves(keras_compat.spec_of_rows, piece) for piece in pieces])
+        local_batches = next(iter(self._local_batches()))
+        return per_replica(
+            [map_leaves(keras_compat.spec_of_rows, local_batch) for local_batch in local_batches]
+        )
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -69,7 +71,7 @@ class DistributedDataset(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _pieces(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self) -> Iterator[Sequence[Any]]:
         """Yields for each batch one structure per replica of this process."""
 
     @abc.abstractmethod
@@ -89,12 +91,12 @@ def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
 
 @final
 class DividedDataset(DistributedDataset):
-    """Global batches, cut into consecutive pieces, as equal as can be."""
+    """Global batches, cut into consecutive local batches, as equal as can be."""
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def _pieces(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self) -> Iterator[Sequence[Any]]:
         here, replicas = self.strategy.local_replicas, self.strategy.num_replicas_in_sync
         for batch in batches_of(self.source)():
             yield split_batch(batch, replicas)[here.start : here.stop]
@@ -106,7 +108,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """Batches of which each worker reads its own part, cut into its replicas' pieces."""
+    """Batches of which each worker reads its own part, cut into its replicas' local batches."""
 
     source: WorkerBatches
 
@@ -116,7 +118,7 @@ class ShardedDataset(DistributedDataset):
             raise TypeError("The number of batches of this dataset is not known.")
         return self.source.length
 
-    def _pieces(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self) -> Iterator[Sequence[Any]]:
         replicas = len(self.strategy.local_replicas)
         return (split_batch(batch, replicas) for batch in self.source.source.everything())
 
@@ -146,7 +148,7 @@ class GatheredDataset(DistributedDataset):
             return math.ceil(len(self.source[0]) / len(self.strategy.local_replicas))
         return max(len(pipeline) for pipeline in self.source)
 
-    def _pieces(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self) -> Iterator[Sequence[Any]]:
         return self._rounds(job=None)
 
     def _rounds(self, job: Job | None) -> Iterator[Sequence[Any]]:

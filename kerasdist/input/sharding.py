@@ -1,8 +1,8 @@
-"""Divides a global batch: computes the sizes of the pieces, and cuts the arrays.
+"""Divides a global batch: computes the sizes of the local batches, and cuts the arrays.
 
-A batch of ``total`` examples is cut into consecutive pieces, one per replica, as equal as can be,
-the longer ones first. The order of the examples is kept, none is dropped, none appears twice, and
-when there are fewer examples than replicas, the last replicas are empty.
+A batch of ``total`` examples is cut into consecutive local batches, one per replica, as equal as
+can be, the longer ones first. The order of the examples is kept, none is dropped, none appears
+twice, and when there are fewer examples than replicas, the last replicas are empty.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
     return tuple(share + (replica < rest) for replica in range(replicas))
 
 
-def piece_bounds(total: int, replicas: int) -> tuple[tuple[int, int], ...]:
-    """Returns where each replica's piece begins and ends.
+def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]:
+    """Returns where each replica's local batch begins and ends.
 
     Args:
         total: Number of examples in the global batch, at least 0.
@@ -61,14 +61,14 @@ def piece_bounds(total: int, replicas: int) -> tuple[tuple[int, int], ...]:
 
 
 def weights(total: int, replicas: int) -> tuple[float, ...]:
-    """Returns each replica's share of the examples, the weight of its mean in the global mean.
+    """Returns each replica's weight, that of its mean in the global mean.
 
     Args:
         total: Number of examples in the global batch, at least 0.
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One share per replica; they sum to 1, or are all 0 when the batch is empty.
+        One weight per replica; they sum to 1, or are all 0 when the batch is empty.
     """
     return tuple(size / total if total else 0.0 for size in piece_sizes(total, replicas))
 
@@ -86,7 +86,7 @@ def spared(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def split_batch(batch: object, replicas: int) -> list[Any]:
     """Cuts a batch into one structure per replica; None and scalars go to all."""
-    return [rows(batch, *bounds) for bounds in piece_bounds(examples(batch), replicas)]
+    return [rows(batch, *bounds) for bounds in bounds_of_replicas(examples(batch), replicas)]
 
 
 def examples(batch: object) -> int:
@@ -173,7 +173,7 @@ class WorkerShard:
 
 def bounds_of_workers(total: int, workers: int, replicas_each: int) -> list[tuple[int, int]]:
     """Returns where each worker's rows of a global batch begin and end."""
-    bounds = piece_bounds(total, workers * replicas_each)
+    bounds = bounds_of_replicas(total, workers * replicas_each)
     return [
         (bounds[first][0], bounds[first + replicas_each - 1][1])
         for first in range(0, workers * replicas_each, replicas_each)

@@ -91,7 +91,7 @@ class TPUStrategy(Strategy):
 
         Args:
             tensor: A tensor of the model's or the step's computation.
-            partition_dimensions: Number of pieces along each axis.
+            partition_dimensions: Number of shards along each axis.
 
         Returns:
             The tensor, of the same shape and values.
@@ -141,12 +141,12 @@ class TPUStrategy(Strategy):
             strategy.split_variables({r"dense.*/kernel": (1, 2)})  # two halves of the columns
 
         Args:
-            rules: For each pattern, searched for in a variable's path, the number of pieces along
+            rules: For each pattern, searched for in a variable's path, the number of shards along
                 each axis; the first that fits counts. They add to those given before, and hold
                 from the next call of `fit`, `evaluate` or `predict` on.
 
         Raises:
-            ValueError: If a pattern is no regular expression, or the pieces do not multiply to the
+            ValueError: If a pattern is no regular expression, or the shards do not multiply to the
                 number of logical devices. Where a rule does not fit a variable's shape, the call
                 that uses the variable raises it.
         """

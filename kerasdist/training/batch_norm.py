@@ -63,7 +63,7 @@ def weight_made(original: Original, layer: keras.Layer, *args: object, **kwargs:
         return original(layer, *args, **kwargs)
     kwargs["aggregation"] = "mean"
     if strategy.options.batch_norm == "per_replica":
-        # Each assignment averages the replicas' values, in `fit` weighted by their shares.
+        # Each assignment averages the replicas' values, in `fit` weighted by their rows.
         return original(layer, *args, **kwargs)
     _making.statistics = True
     try:
@@ -80,7 +80,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Lets custom loops treat statistics made outside of the scope as those made in it."""
     replica = context.replica()
-    if replica is not None and replica.share is None and replica.num_replicas_in_sync > 1:
+    if replica is not None and replica.local_batch is None and replica.num_replicas_in_sync > 1:
         # A variable with the aggregation "none" was made outside of every scope.
         keep_statistics(
             layer,
@@ -112,7 +112,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     kernel = replica.collectives.own_moments if mask is None else None
     own = kernel and kernel(inputs, tuple(layer._reduction_axes))
     mean, variance = own or original(layer, inputs, mask)
-    rows = ops.shape(inputs)[0] if replica.share is None else replica.share.size
+    rows = ops.shape(inputs)[0] if replica.local_batch is None else replica.local_batch.size
     if isinstance(rows, int) and rows > 0:
         return mean, variance
     # An empty replica has no statistics, so it leaves the moving ones as they are.
@@ -126,7 +126,7 @@ def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
     if layer.synchronized:
         return True
     norm = replica.strategy.options.batch_norm
-    return norm == "synchronized" if replica.share is None else norm != "per_replica"
+    return norm == "synchronized" if replica.local_batch is None else norm != "per_replica"
 
 
 def global_moments(

@@ -294,11 +294,11 @@ def _scale_loss(original: Original, value: Any) -> Any:
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
     # In `fit` the loss is weighted instead.
-    return value / replica.num_replicas_in_sync if replica.share is None else value
+    return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 
 def _unscale_loss(original: Original, value: Any) -> Any:
     replica = context.replica()
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    return value * replica.num_replicas_in_sync if replica.share is None else value
+    return value * replica.num_replicas_in_sync if replica.local_batch is None else value

@@ -220,7 +220,7 @@ def reduce_values(
     """Reduces the values with which ``keras.metrics.Mean`` or ``Sum`` is updated.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples: it counts by
-    the replica's share of the batch, so that all replicas together add one value with weight 1.
+    the replica's weight, so that all replicas together add one value with weight 1.
     """
     replica = one_device_replica()
     if replica is None:

@@ -29,8 +29,8 @@ EXPECTED: dict[str, dict[str, dict[str, int]]] = {
         "mlp, clipnorm": ONE_SUM,
         "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 10, "reduce-scatter": 2},
         # Gradients are scattered, and weights gathered: the new ones, or where layers use them.
-        "mlp, optimizer divided": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
-        "mlp, all divided": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
+        "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
+        "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 3, "all-reduce": 1},
         "convolutions with BatchNormalization": NORMALIZED,
         "transformer in bfloat16": {"all-reduce": 2},  # float32 and bfloat16
         "LSTM": ONE_SUM,
@@ -41,15 +41,15 @@ EXPECTED: dict[str, dict[str, dict[str, int]]] = {
         "mlp, 8 steps an execution": ONE_SUM,
         "mlp, clipnorm": ONE_SUM,
         "mlp, 2 logical devices": {"all-reduce": 5, "all-gather": 3, "reduce-scatter": 2},
-        "mlp, optimizer divided": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
-        "mlp, all divided": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
+        "mlp, optimizer sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
+        "mlp, all sharded": {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1},
         "convolutions with BatchNormalization": NORMALIZED,
         "transformer in bfloat16": {"all-reduce": 2},
         "LSTM": ONE_SUM,
     },
 }
 # A batch that is divided unevenly, and variables that are divided.
-SELECTED = {platform: ["mlp, uneven batch", "mlp, all divided"] for platform in EXPECTED}
+SELECTED = {platform: ["mlp, uneven batch", "mlp, all sharded"] for platform in EXPECTED}
 CHOSEN = {one: list(EXPECTED[one]) if EVERYTHING else SELECTED[one] for one in EXPECTED}
 
 

@@ -1,4 +1,4 @@
-"""What only divided state has: the parts that devices hold, initial values, refusals."""
+"""What only sharded state has: the parts that devices hold, initial values, refusals."""
 
 import contextlib
 import math

@@ -120,14 +120,14 @@ def logical_devices_in_a_model(lab):
 
     lab.same(build, *all_of_it(), strategy=strategy)
     x = np.zeros((4, 6), "float32")
-    for pieces, gist in (
+    for shards, gist in (
         ((2,), "each of the 2 axes"),
         ((2, 2), "multiply to"),
         ((1, 3), "multiply"),
     ):
         with lab.raises(ValueError, gist):
-            strategy.experimental_split_to_logical_devices(x, pieces)
-    with lab.raises(ValueError, "cut into equal pieces"):
+            strategy.experimental_split_to_logical_devices(x, shards)
+    with lab.raises(ValueError, "cut into equal shards"):
         strategy.experimental_split_to_logical_devices(x[:, :5], (1, 2))
     with lab.raises(ValueError, "logical_device_id=2"):
         strategy.experimental_assign_to_logical_device(x, 2)

@@ -68,7 +68,7 @@ NOTES = {
     "sharding": """\
 These rows are of replicas in one process. **a process per device**: on PyTorch such replicas are
 threads that share one optimizer, so that there is nothing to shard, and a clear error says so;
-workers of one replica each have it, as `tests/multiprocess/cases_divided.py` shows. See
+workers of one replica each have it, as `tests/multiprocess/cases_sharded_state.py` shows. See
 [Models larger than a device](guides/larger-than-a-device.md).
 """,
 }

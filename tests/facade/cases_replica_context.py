@@ -14,7 +14,7 @@ def who_a_replica_is(lab):
 
     def step():
         here = kd.get_replica_context()
-        seen.append((here.num_replicas_in_sync, here.strategy is strategy, here.share))
+        seen.append((here.num_replicas_in_sync, here.strategy is strategy, here.local_batch))
         lab.check(isinstance(here, kd.ReplicaContext), "a ReplicaContext")
         return here.replica_id_in_sync_group
 

@@ -16,8 +16,8 @@ WIDTH = 512
 
 
 def strategy(sharding):
-    divided = kd.Sharding(sharding, min_size=1)
-    return kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=divided)
+    sharded = kd.Sharding(sharding, min_size=1)
+    return kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=sharded)
 
 
 strategy(shardings[0])  # before the framework starts

@@ -13,8 +13,8 @@ import kerasdist as kd
 
 folder, sharding, epochs = sys.argv[1:]
 if "KERASDIST_WORKERS" in os.environ:
-    divided = None if sharding == "none" else kd.Sharding(sharding, min_size=1)
-    strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=divided)
+    sharded = None if sharding == "none" else kd.Sharding(sharding, min_size=1)
+    strategy = kd.MultiWorkerMirroredStrategy(devices=["cpu:0"], sharding=sharded)
 else:
     strategy = kd.OneDeviceStrategy("cpu:0")
 

@@ -32,10 +32,10 @@ def as_one_device(lab):
     lab.equal(lab.job.num_workers, strategy.num_replicas_in_sync)
     actions = fit(x, y, batch_size=4, epochs=2), predict(x)
     model = lab.same(even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="by a map")
-    divided = 1 / lab.replicas
-    lab.equal([1 / each, 1 / each, divided, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
+    sharded = 1 / lab.replicas
+    lab.equal([1 / each, 1 / each, sharded, 1.0, 1.0, 1.0], [part(one) for one in model.weights])
     slots = [part(one) for one in model.optimizer.variables if tuple(one.shape)]
-    lab.equal([1 / each] * 4 + [divided] * 2 + [1.0] * 6, slots)
+    lab.equal([1 / each] * 4 + [sharded] * 2 + [1.0] * 6, slots)
     lab.alike(model.get_weights())
     with lab.folder() as folder:
         model.save(folder / "m.keras")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kerasdist.input.sharding import piece_bounds
+from kerasdist.input.sharding import bounds_of_replicas
 from tests.conformance.actions import fit
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import dense, regression
@@ -50,7 +50,7 @@ def in_turns(batches, workers):
         [
             tuple(array[begin:end] for array in one)
             for one in batches[rank::workers]
-            for begin, end in piece_bounds(len(one[0]), workers)
+            for begin, end in bounds_of_replicas(len(one[0]), workers)
         ]
         for rank in range(workers)
     ]
@@ -260,7 +260,7 @@ def pipeline_a_worker(lab):
         return [
             tuple(array[begin:end] for array in one)
             for one in own[context.input_pipeline_id]
-            for begin, end in piece_bounds(len(one[0]), here)
+            for begin, end in bounds_of_replicas(len(one[0]), here)
         ]
 
     strategy = lab.strategy()
@@ -298,7 +298,7 @@ def file_policy(lab):
             [
                 tuple(array[begin + first : begin + last] for array in theirs)
                 for begin in range(0, len(theirs[0]), 4)
-                for first, last in piece_bounds(min(4, len(theirs[0]) - begin), workers)
+                for first, last in bounds_of_replicas(min(4, len(theirs[0]) - begin), workers)
             ]
             for theirs in lines
         ]

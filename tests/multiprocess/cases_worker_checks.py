@@ -96,7 +96,7 @@ def choices(lab):
 
 
 @case("the first-batch check", backends=("torch",))
-def large_divided_state(lab):
+def large_sharded_state(lab):
     """Workers that divide a large model's state do not make it whole for the comparison."""
     from kerasdist.check import first_batch
 

@@ -130,7 +130,7 @@ def equal_start_in_few_programs(lab):
     def started(count):
         kernels = [values(size=(64, 128)).astype("float32") for _ in range(count)]
         odd = np.float32([-0.0, np.nan, lab.job.rank]), np.zeros((0, 3)), np.array(lab.job.rank > 0)
-        # Outside of the scope, in which divided variables would be compared.
+        # Outside of the scope, in which sharded variables would be compared.
         made = [keras.Variable(one, dtype=one.dtype.name) for one in [*kernels, *odd]]
         made.append(keras.Variable(values(size=5), dtype="bfloat16"))
         compiled.clear()

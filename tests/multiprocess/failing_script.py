@@ -209,9 +209,9 @@ def hang_in_a_later_program(strategy):
 
 def read_alone(strategy):
     """On the chief, a variable of which each worker holds a part."""
-    divided = kd.MultiWorkerMirroredStrategy(sharding=kd.Sharding("full", min_size=1))
-    made = model(divided)
-    if divided.is_chief:
+    sharded = kd.MultiWorkerMirroredStrategy(sharding=kd.Sharding("full", min_size=1))
+    made = model(sharded)
+    if sharded.is_chief:
         print(made.weights[0].numpy())
     fit(made)
 

@@ -75,7 +75,7 @@ class WorkersLab(Lab):
 
 
 def sharding_of(layout: Layout) -> Any:
-    """The strategy's argument `sharding`; no variable is too small to be divided."""
+    """The strategy's argument `sharding`; no variable is too small to be sharded."""
     return None if layout.sharding is None else kd.Sharding(layout.sharding, min_size=1)
 
 

@@ -112,15 +112,15 @@ _ON_LARGER = (
 
 # Whose replicas divide the state of a model (`sharding=`). The first of each in `make test`.
 # TensorFlow refuses `sharding=`.
-DIVIDED = {
+SHARDED = {
     "tensorflow": (),
     "jax": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(2, 2, "full")),
     "torch": (Layout(2, 1, "full"), Layout(2, 1, "optimizer"), Layout(3, 1, "full")),
 }
-_ON_DIVIDED = ("divided.", "divided_backups.", "divided_models.")
+_ON_SHARDED = ("sharded_state.", "sharded_backups.", "sharded_models.")
 # In a run of the tests: what reads or writes state by itself, and what goes over all weights.
-_SELECTED_ON_DIVIDED = (
-    *_ON_DIVIDED,
+_SELECTED_ON_SHARDED = (
+    *_ON_SHARDED,
     "callbacks.callback_reads_and_writes",
     "losses.regularizers",
     "models.sparse_gradients",
@@ -145,7 +145,7 @@ _SELECTED_ON_DIVIDED = (
     "workers.initial_broadcast",
 )
 # There no worker alone reads or changes a variable.
-_NOT_ON_DIVIDED = (
+_NOT_ON_SHARDED = (
     "in_scope.",
     "callbacks.backup_and_restore",  # Keras's own, refused
     "disagreements.on_a_weight",  # found as it is assigned
@@ -182,9 +182,9 @@ def keys(backend: str, layout: Layout) -> Iterator[str]:
         if backend not in case.backends or case.name.startswith(NOT_HERE):
             continue
         if layout.sharding:
-            if not case.name.startswith(_NOT_ON_DIVIDED):
+            if not case.name.startswith(_NOT_ON_SHARDED):
                 yield case.name
-        elif case.name.startswith(_ON_DIVIDED):
+        elif case.name.startswith(_ON_SHARDED):
             continue
         elif layout.like_gpus:
             if whole() or case.name in _ON_GPUS:
@@ -200,8 +200,8 @@ def whole() -> bool:
 
 def layouts(backend: str) -> tuple[Layout, ...]:
     """The layouts of a run of the tests: two replicas in `make test`, else the others."""
-    pairs = (PAIR, *DIVIDED[backend][:1])
-    others = (*LARGER[backend], *GPUS[backend], *DIVIDED[backend][1:])
+    pairs = (PAIR, *SHARDED[backend][:1])
+    others = (*LARGER[backend], *GPUS[backend], *SHARDED[backend][1:])
     return (*pairs, *others) if whole() else others if everything() else pairs
 
 
@@ -216,7 +216,7 @@ def selected(backend: str, layout: Layout) -> Iterator[str]:
     turn = registry.BACKENDS.index(backend)
     for key in keys(backend, layout):
         if layout.sharding:
-            if whole() or key.startswith(_SELECTED_ON_DIVIDED):
+            if whole() or key.startswith(_SELECTED_ON_SHARDED):
                 yield key
             continue
         drawn = zlib.crc32(key.encode()) % ONE_OF[backend] == turn

@@ -139,7 +139,7 @@ def test_defect_7_a_later_program_that_differs_is_named(jobs):
 @pytest.mark.parametrize("jobs", ["jax"], indirect=True)
 def test_one_worker_alone_reads(jobs):
     ended = jobs.begin("read_alone").join(SECONDS)
-    said = r"come apart: .*worker 0 is at .read of the divided variable 'small/\w+/kernel'"
+    said = r"come apart: .*worker 0 is at .read of the sharded variable 'small/\w+/kernel'"
     for worker in ended:
         assert worker.code == 1, report(ended)
         assert re.search(said, worker.output), report(ended)

@@ -1,4 +1,4 @@
-"""What a case works with: the lab of the suite that it is from, with state that is divided."""
+"""What a case works with: the lab of the suite that it is from, with state that is sharded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ class ShardedFacade(facade.Lab):
 
 
 def sharding_of(name: str) -> Any:
-    """By the first part of a case's name; no variable is too small to be divided."""
+    """By the first part of a case's name; no variable is too small to be sharded."""
     return kd.Sharding("optimizer" if name.startswith("optimizer.") else "full", min_size=1)
 
 

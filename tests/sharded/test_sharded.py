@@ -6,5 +6,5 @@ from tests.conformance.items import parameters, require
 
 
 @pytest.mark.parametrize(("backend", "sharded_key"), parameters("tests.sharded"))
-def test_the_same_with_divided_state(backend, sharded_key, sharded_runs):
+def test_the_same_with_sharded_state(backend, sharded_key, sharded_runs):
     require(sharded_runs.result(backend, sharded_key))

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kerasdist.api.replica_context import BatchShare, ReplicaContext
+from kerasdist.api.replica_context import LocalBatch, ReplicaContext
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends.base.collectives import Collectives
 from kerasdist.core import context
-from kerasdist.input.sharding import piece_bounds
+from kerasdist.input.sharding import bounds_of_replicas
 
 TIME_LIMIT_S = 20
 
@@ -57,8 +57,8 @@ def run(function, arrays, replicas):
     strategy = Strategy(None)
 
     def replica_main(rank):
-        begin, end = piece_bounds(total, replicas)[rank]
-        share = BatchShare(end - begin, total, np.float32((end - begin) / total))
+        begin, end = bounds_of_replicas(total, replicas)[rank]
+        share = LocalBatch(end - begin, total, np.float32((end - begin) / total))
         collectives = SimulatedCollectives(rank, slots, barrier)
         replica = ReplicaContext(strategy, rank, replicas, collectives, share)
         with context.replica_scope(replica):

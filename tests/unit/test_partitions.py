@@ -24,12 +24,12 @@ def test_prime_factors_multiply_to_the_number(number):
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4))
-def test_every_way_to_cut_finds_its_axes(pieces):
-    factors = prime_factors(math.prod(pieces))
-    axes = mesh_axes(pieces, factors)
+def test_every_way_to_cut_finds_its_axes(shards):
+    factors = prime_factors(math.prod(shards))
+    axes = mesh_axes(shards, factors)
     used = [axis for own in axes for axis in own]
     assert sorted(used) == list(range(len(factors)))  # each once, none left
-    assert [math.prod(factors[axis] for axis in own) for own in axes] == pieces
+    assert [math.prod(factors[axis] for axis in own) for own in axes] == shards
 
 
 def test_what_is_whole_takes_no_axis():
@@ -37,7 +37,7 @@ def test_what_is_whole_takes_no_axis():
 
 
 @pytest.mark.parametrize(
-    ("shape", "pieces", "gist"),
+    ("shape", "shards", "gist"),
     [
         ((4, 4), (2,), "each of the 2 axes"),
         ((4, 4), (2, 1), "multiply to the number of logical devices of a replica, 4"),
@@ -45,9 +45,9 @@ def test_what_is_whole_takes_no_axis():
         ((4, 3), (2, 2), "uneven along \\[1\\]"),
     ],
 )
-def test_a_cut_that_does_not_fit(shape, pieces, gist):
+def test_a_cut_that_does_not_fit(shape, shards, gist):
     with pytest.raises(ValueError, match=gist):
-        check_partition(shape, pieces, 4)
+        check_partition(shape, shards, 4)
 
 
 def test_a_size_that_is_not_known_fits():
@@ -58,11 +58,11 @@ def test_the_first_rule_that_fits_counts():
     splits = Splits(2)
     splits.add({"dense/kernel": (1, 2)})
     splits.add({"kernel": (2, 1)})
-    assert splits.pieces_of("model/dense/kernel", (4, 4)) == (1, 2)
-    assert splits.pieces_of("model/other/kernel", (4, 4)) == (2, 1)
-    assert splits.pieces_of("model/dense/bias", (4,)) == (1,)
+    assert splits.shards_of("model/dense/kernel", (4, 4)) == (1, 2)
+    assert splits.shards_of("model/other/kernel", (4, 4)) == (2, 1)
+    assert splits.shards_of("model/dense/bias", (4,)) == (1,)
     with pytest.raises(ValueError, match="variable 'model/dense/kernel'"):
-        splits.pieces_of("model/dense/kernel", (4, 3))
+        splits.shards_of("model/dense/kernel", (4, 3))
     with pytest.raises(ValueError, match="regular expressions"):
         splits.add({"(": (1, 2)})
 

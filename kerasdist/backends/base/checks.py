@@ -32,7 +32,7 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
     job = current_job()
     place = "" if job is None else f"[worker {job.rank}/{job.num_workers}] "
     return DisagreementError(
-        f"{place}Expected all workers to assign the same value to a divided variable, of which "
+        f"{place}Expected all workers to assign the same value to a sharded variable, of which "
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
         "all workers, and let callbacks assign the same on all."
     )

@@ -89,7 +89,7 @@ class Collectives(abc.ABC):
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
         The gradient is an all-sum again; in `fit` (contract C1), one weighted by each replica's
-        share of the batch (docs/numerics.md). All replicas must call it, with equally many tensors
+        weight (docs/numerics.md). All replicas must call it, with equally many tensors
         of the same shapes and types.
 
         Args:
@@ -144,7 +144,7 @@ class Collectives(abc.ABC):
     ) -> Any:
         """Sums gradients over the replicas, then updates the variables once, everywhere.
 
-        In `fit` (contract C1), each replica's gradients are multiplied by its share of the batch
+        In `fit` (contract C1), each replica's gradients are multiplied by its weight
         first. All replicas must call it.
 
         Args:

@@ -30,7 +30,7 @@ from kerasdist.keras_compat import ops
 if TYPE_CHECKING:
     from kerasdist.backends.base.runner import Runner
     from kerasdist.backends.base.trial import Trials
-    from kerasdist.core.sharding import HeldPiece
+    from kerasdist.core.sharding import HeldShard
     from kerasdist.job.job import Job
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
@@ -294,10 +294,10 @@ class ReplicaSet(abc.ABC):
         """
         del variables  # without a job there are no other workers
 
-    def pieces(self, variable: Any) -> Sequence[HeldPiece]:
+    def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns what this worker holds of a variable that the workers divide; else nothing.
 
-        The pieces of all workers cover the variable once. The call needs no other worker.
+        The shards of all workers cover the variable once. The call needs no other worker.
 
         Args:
             variable: A Keras variable that has a value.

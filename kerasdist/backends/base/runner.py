@@ -120,11 +120,11 @@ class Runner(abc.ABC):
         """
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Returns a value whose components are consecutive pieces of a global batch.
+        """Returns a value whose components are consecutive local batches of a global batch.
 
         Args:
             batch: Arrays with the examples along axis 0, in any structure.
-            replicas: Into how many pieces to cut it.
+            replicas: Into how many local batches to cut it.
 
         Raises:
             InputError: If the arrays differ in their number of examples.

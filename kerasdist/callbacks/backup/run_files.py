@@ -28,7 +28,7 @@ from kerasdist.callbacks.backup import fit_call, storage, variables
 from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
 from kerasdist.cluster import kerasdist_variables
-from kerasdist.core.sharding import HeldPiece
+from kerasdist.core.sharding import HeldShard
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.job.job import Job
@@ -54,7 +54,7 @@ class RunFiles:
     Attributes:
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder have ended before in this process.
-        in_parts: Whether each worker writes what it holds of the divided variables.
+        in_parts: Whether each worker writes what it holds of the sharded variables.
         refusal: Why this run must not use the folder; None if it may.
         of_this_call: Whether the newest backup is of this call; else its weights alone are taken.
     """
@@ -186,21 +186,21 @@ class RunFiles:
             return [value]
         return self._job.all_gather_object(label, value)
 
-    def write_part(self, pieces: Mapping[int, Sequence[HeldPiece]]) -> list[object] | None:
+    def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, what to say of all parts.
 
         All workers must call it. When it returns, all parts are on the disk; or, if a worker could
         not write, all workers get None.
 
         Args:
-            pieces: What this worker holds, by the number of the variable.
+            shards: What this worker holds, by the number of the variable.
         """
         assert self._job is not None
         assert self._run is not None
         rank, own, error = self._job.rank, {}, None
         try:
             own = variables.write_part(
-                self._folder, self.number, self._run, rank, pieces, mode=self._mode
+                self._folder, self.number, self._run, rank, shards, mode=self._mode
             )
         except BackupError:
             raise

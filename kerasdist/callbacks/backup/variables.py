@@ -30,7 +30,7 @@ from kerasdist.callbacks.backup.storage import (
     dtype_of,
 )
 from kerasdist.callbacks.horovod import broadcast
-from kerasdist.core.sharding import HeldPiece, Region
+from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
@@ -43,7 +43,7 @@ def write_part(
     number: int,
     run: str,
     rank: int,
-    pieces: Mapping[int, Sequence[HeldPiece]],
+    shards: Mapping[int, Sequence[HeldShard]],
     *,
     mode: int = storage.PRIVATE,
 ) -> dict[str, object]:
@@ -54,17 +54,17 @@ def write_part(
         number: The backup's number.
         run: Hexadecimal digits that no other run has, so that no part is ever replaced.
         rank: The worker's number.
-        pieces: What this worker holds, by the number of the variable.
+        shards: What this worker holds, by the number of the variable.
         mode: The file's permissions.
     """
-    listed = [(variable, one) for variable, held in pieces.items() for one in held]
+    listed = [(variable, one) for variable, held in shards.items() for one in held]
     places = [[variable, *_place(one.region)] for variable, one in listed]
     arrays = [
         Unread(dtype_of(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
         for _, one in listed
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
-    return asdict(storage.write_file(path, {"pieces": places}, arrays, mode))
+    return asdict(storage.write_file(path, {"shards": places}, arrays, mode))
 
 
 def _place(region: Region) -> tuple[int, int, int]:
@@ -130,12 +130,12 @@ class StoredVariables:
     def __init__(self, chiefs: StoredFile) -> None:
         """Reads the headers of the parts."""
         self.chiefs = chiefs
-        self._pieces: dict[int, list[tuple[Region, StoredFile, int]]] = {}
+        self._shards: dict[int, list[tuple[Region, StoredFile, int]]] = {}
         for part in parts_of(chiefs.facts):
             with _complaining_of(part):
                 file = StoredFile(chiefs.path.with_name(part.name))
-            for index, (variable, *place) in enumerate(file.facts["pieces"]):
-                found = self._pieces.setdefault(variable, [])
+            for index, (variable, *place) in enumerate(file.facts["shards"]):
+                found = self._shards.setdefault(variable, [])
                 found.append((Region(*place), file, index))
         for variable, form in enumerate(chiefs.forms):
             if form is None:
@@ -148,7 +148,7 @@ class StoredVariables:
 
     def whole(self, variable: int) -> np.ndarray:
         """Reads a variable."""
-        held = self._pieces.get(variable)
+        held = self._shards.get(variable)
         if held is None:
             return self.chiefs.array(variable)
         rows = held[0][0].rows
@@ -158,7 +158,7 @@ class StoredVariables:
 
     def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable, and no more of it where the files allow that."""
-        held = self._pieces.get(variable)
+        held = self._shards.get(variable)
         if held is None:
             return self.chiefs.columns(variable, region)
         if all(one.rows == region.rows for one, _, _ in held):
@@ -167,8 +167,8 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region that is laid out in as many rows as the pieces in the files."""
-        held = self._pieces[variable]
+        """Reads a region that is laid out in as many rows as the shards in the files."""
+        held = self._shards[variable]
         _, file, index = held[0]
         dtype = dtype_of(file.forms[index][0])
         joined = np.empty((region.rows, region.end - region.begin), dtype)
@@ -181,7 +181,7 @@ class StoredVariables:
 
     def _require_all(self, variable: int) -> None:
         """Refuses parts that together are not the whole variable."""
-        regions = sorted((one for one, _, _ in self._pieces.get(variable, ())), key=_place)
+        regions = sorted((one for one, _, _ in self._shards.get(variable, ())), key=_place)
         ends = [0, *(one.end for one in regions)]
         joined = all(one.begin == end for one, end in zip(regions, ends, strict=False))
         joined = joined and len({one.rows for one in regions}) == 1
@@ -216,9 +216,9 @@ def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     }
 
 
-def pieces_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldPiece]]:
+def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldShard]]:
     """Returns what this worker holds of the variables that workers divide, by their numbers."""
-    held = {number: replicas.pieces(variable) for number, variable in enumerate(variables)}
+    held = {number: replicas.shards(variable) for number, variable in enumerate(variables)}
     return {number: own for number, own in held.items() if own}
 
 
@@ -321,7 +321,7 @@ def restore(
     Where workers divide them, it is one after another, and each worker reads what it holds, or
     gets whole variables from the chief if it does not see files.
     """
-    replicas = _divided_by(model)
+    replicas = _sharded_by(model)
     if replicas is None:
         if stored is not None:
             for number, variable in variables:
@@ -336,10 +336,10 @@ def restore(
             [value] = broadcast_arrays(model, own, [form])
             variable.assign(value)
             continue
-        pieces = replicas.pieces(variable)
-        for piece in pieces:
-            piece.write(stored.part(number, piece.region))
-        if not pieces:
+        shards = replicas.shards(variable)
+        for shard in shards:
+            shard.write(stored.part(number, shard.region))
+        if not shards:
             variable.assign(stored.whole(number))
 
 
@@ -349,7 +349,7 @@ def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
 
-def _divided_by(model: keras.Model) -> ReplicaSet | None:
+def _sharded_by(model: keras.Model) -> ReplicaSet | None:
     """Returns the replicas that divide a model's state between workers, None if none do."""
     binding = binding_of(model)
     return binding.replicas if binding is not None and binding.replicas.divides_state else None

@@ -10,7 +10,7 @@ import pytest
 from kerasdist.callbacks.backup import storage, variables
 from kerasdist.callbacks.backup.storage import StoredFile
 from kerasdist.callbacks.backup.variables import StoredVariables
-from kerasdist.core.sharding import HeldPiece, Region
+from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 
 VALUES = [
@@ -18,7 +18,7 @@ VALUES = [
     np.array(7, dtype="int32"),
     np.arange(10).astype(ml_dtypes.bfloat16),
 ]
-DIVIDED = (0, 2)
+SHARDED = (0, 2)
 RUN = "0123abcd"
 
 
@@ -51,8 +51,8 @@ def cut(value, region):
     return value.reshape(region.rows, -1)[:, region.begin : region.end]
 
 
-def piece(value, region):
-    return HeldPiece(region, value.dtype.name, lambda: cut(value, region), lambda _: None)
+def shard(value, region):
+    return HeldShard(region, value.dtype.name, lambda: cut(value, region), lambda _: None)
 
 
 def written(folder, division=flat, workers=2, number=3, without=()):
@@ -60,16 +60,16 @@ def written(folder, division=flat, workers=2, number=3, without=()):
     folder.mkdir(exist_ok=True)
     parts = []
     for rank in range(workers):
-        pieces = {
-            one: [piece(VALUES[one], division(VALUES[one].shape, workers)[rank])] for one in DIVIDED
+        shards = {
+            one: [shard(VALUES[one], division(VALUES[one].shape, workers)[rank])] for one in SHARDED
         }
-        parts.append(variables.write_part(folder, number, RUN, rank, pieces))
+        parts.append(variables.write_part(folder, number, RUN, rank, shards))
     named = [part for rank, part in enumerate(parts) if rank not in without]
     forms = {
         f"variable {one}": [list(value.shape), value.dtype.name] for one, value in enumerate(VALUES)
     }
     facts = {"forms": forms, "parts": named}
-    arrays = [None if one in DIVIDED else value for one, value in enumerate(VALUES)]
+    arrays = [None if one in SHARDED else value for one, value in enumerate(VALUES)]
     return storage.write(folder, number, facts, [*arrays, np.ones(3)])
 
 

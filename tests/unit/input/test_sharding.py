@@ -13,7 +13,9 @@ REPLICAS = st.integers(1, 64)
 @given(TOTALS, REPLICAS)
 def test_nothing_is_dropped_and_nothing_comes_twice(total, replicas):
     rows = [
-        row for begin, end in sharding.piece_bounds(total, replicas) for row in range(begin, end)
+        row
+        for begin, end in sharding.bounds_of_replicas(total, replicas)
+        for row in range(begin, end)
     ]
     assert rows == list(range(total))
 
@@ -42,7 +44,7 @@ def test_weights_sum_to_one(total, replicas):
 @pytest.mark.parametrize(("total", "replicas"), [(-1, 2), (3, 0), (3, -1)])
 def test_impossible_numbers_are_refused(total, replicas):
     with pytest.raises(ValueError, match="Received: "):
-        sharding.piece_bounds(total, replicas)
+        sharding.bounds_of_replicas(total, replicas)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=64).filter(any))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasdist.input.sharding import OwnNumbers, WorkerShard, bounds_of_workers, piece_bounds
+from kerasdist.input.sharding import OwnNumbers, WorkerShard, bounds_of_replicas, bounds_of_workers
 
 WORKERS = st.integers(1, 5)
 EACH = st.integers(1, 4)
@@ -13,13 +13,15 @@ EACH = st.integers(1, 4)
 @given(st.integers(0, 60), WORKERS, EACH)
 def test_a_workers_rows_are_those_of_its_replicas(total, workers, each):
     bounds = bounds_of_workers(total, workers, each)
-    replicas = piece_bounds(total, workers * each)
+    replicas = bounds_of_replicas(total, workers * each)
     assert len(bounds) == workers
     for rank, (begin, end) in enumerate(bounds):
         own = replicas[rank * each : (rank + 1) * each]
         assert (begin, end) == (own[0][0], own[-1][1])
         # Cut by itself, the worker's part gives its replicas the same rows.
-        assert [(begin + a, begin + b) for a, b in piece_bounds(end - begin, each)] == list(own)
+        assert [(begin + a, begin + b) for a, b in bounds_of_replicas(end - begin, each)] == list(
+            own
+        )
 
 
 @given(st.integers(1, 60), WORKERS, EACH)

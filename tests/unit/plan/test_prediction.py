@@ -158,7 +158,7 @@ class TestPublishedScaling:
             assert step.efficiency_without_overlap == pytest.approx(reached, abs=0.05)
             assert "network: 25% of its rate" in target.chip.sources[-1]
 
-    def test_llama_8b_with_divided_weights_on_128_h100(self):
+    def test_llama_8b_with_sharded_weights_on_128_h100(self):
         """Issue 31.6: torchtitan, FSDP2: 5,762 tokens/s a GPU on 8, 5,605 on 128; 16,384 a step.
 
         Weights are gathered in bfloat16, forward and backward, gradients scattered in float32.

@@ -24,7 +24,7 @@ reduce_loss = keras.src.losses.loss.reduce_weighted_values
 
 def weighted_mean(losses, total, replicas):
     """What the engine computes: the mean of the replicas' losses by their share of the batch."""
-    sizes = [end - begin for begin, end in simulation.piece_bounds(total, replicas)]
+    sizes = [end - begin for begin, end in simulation.bounds_of_replicas(total, replicas)]
     return sum(float(loss) * n / total for loss, n in zip(losses, sizes, strict=True) if n)
 
 

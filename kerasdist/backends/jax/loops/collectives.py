@@ -12,7 +12,7 @@ from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.values import PerReplica
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
-from kerasdist.backends.jax.loops.components import divided
+from kerasdist.backends.jax.loops.components import divide
 from kerasdist.backends.jax.loops.replica_scope import ReplicaScope
 from kerasdist.backends.jax.loops.values import Own, flatten, own
 from kerasdist.backends.jax.mesh.arrays import is_array
@@ -62,7 +62,7 @@ class JaxCollectives(Collectives):
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
         """Returns a sum divided by the number of replicas, in the sum's type."""
-        return divided(total, replicas)
+        return divide(total, replicas)
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Returns the replicas' tensors concatenated along an axis."""

@@ -64,22 +64,22 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
     """Returns components, stacked along a new first axis, whose aggregate is the given value."""
     first = each = aggregate
     if is_sum_on_read(variable):
-        first, each = shares(aggregate, replicas)
+        first, each = split_sum(aggregate, replicas)
     if first is each:
         return jnp.broadcast_to(each, (replicas, *each.shape))
     others = jnp.broadcast_to(each, (replicas - 1, *each.shape))
     return jnp.concatenate([first[None], others])
 
 
-def shares(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
+def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
     """Returns the first replica's share of a sum, and the share of each other replica."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
-    share = divided(total, replicas)
+    share = divide(total, replicas)
     return share, share
 
 
-def divided(value: Any, replicas: int) -> jax.Array:
+def divide(value: Any, replicas: int) -> jax.Array:
     """Returns a value divided by the number of replicas, in its own type."""
     return (value / replicas).astype(value.dtype)
 

@@ -107,23 +107,23 @@ def _gathered(
         # Where the rows of padding are among the last replicas', they weigh nothing.
         shape = (rows, *[1] * (inputs.ndim - 1))
         weights = jnp.ones(shape, inputs.dtype)
-    pieces = _pieces(layout, inputs, each)
+    local_batches = _by_replica(layout, inputs, each)
     inner = tuple(axis + 1 for axis in axes)
     if weights is None:
-        mean = pieces.mean(inner, keepdims=True)
-        count = pieces.size // mean.size
-        squares = jnp.square(pieces - mean).sum(inner, keepdims=True)
+        mean = local_batches.mean(inner, keepdims=True)
+        count = local_batches.size // mean.size
+        squares = jnp.square(local_batches - mean).sum(inner, keepdims=True)
         means, squares = _everywhere(layout, mean, squares)
         return [jnp.full((replicas, *[1] * inputs.ndim), count, inputs.dtype), means, squares]
-    weights = jnp.broadcast_to(_pieces(layout, weights, each), pieces.shape)
+    weights = jnp.broadcast_to(_by_replica(layout, weights, each), local_batches.shape)
     count = weights.sum(inner, keepdims=True)
-    mean = (weights * pieces).sum(inner, keepdims=True) / jnp.where(count > 0, count, 1)
-    squares = (weights * jnp.square(pieces - mean)).sum(inner, keepdims=True)
+    mean = (weights * local_batches).sum(inner, keepdims=True) / jnp.where(count > 0, count, 1)
+    squares = (weights * jnp.square(local_batches - mean)).sum(inner, keepdims=True)
     return _everywhere(layout, count, mean, squares)
 
 
-def _pieces(layout: Layout, array: jax.Array, each: int) -> jax.Array:
-    """Divides rows into one piece per replica, along a new first axis; fills up with zeros."""
+def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
+    """Divides rows into local batches along a new first axis, filled up with zeros."""
     missing = each * layout.replicas - array.shape[0]
     if missing:
         array = jnp.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)])

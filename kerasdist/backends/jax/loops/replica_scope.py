@@ -20,7 +20,7 @@ from kerasdist.backends.base.variable_rules import (
     is_sum_on_read,
 )
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.loops.components import divided, shares
+from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
 from kerasdist.core import context
@@ -166,7 +166,7 @@ class ReplicaScope(Scope):
             self._take_apart(variable)
         elif context.replica() is None:
             if is_sum_on_read(variable):
-                first, share = shares(value, self._replicas)
+                first, share = split_sum(value, self._replicas)
                 return share if first is share else jnp.where(is_first(), first, share)
         elif apart:
             self._take_apart(variable)
@@ -187,7 +187,7 @@ class ReplicaScope(Scope):
                 return total
             case Assignment.MEAN:
                 [total] = self.exchange.total([value])
-                return divided(total, self._replicas)
+                return divide(total, self._replicas)
 
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, which need no exchange."""
@@ -229,7 +229,7 @@ class ReplicaScope(Scope):
             variables, values, self.exchange.total(parts), strict=True
         ):
             mean = variable.aggregation == "mean"
-            result = divided(total, self._replicas) if mean else total
+            result = divide(total, self._replicas) if mean else total
             results.append(result.astype(value.dtype))
         return results
 

@@ -28,7 +28,7 @@ from kerasdist.backends.jax.mesh.placement import (
 )
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import HeldPiece
+from kerasdist.core.sharding import HeldShard
 
 if TYPE_CHECKING:
     import keras
@@ -107,7 +107,7 @@ class JaxReplicaSet(ReplicaSet):
         if held:
             self.arrays.equalize(held)
 
-    def pieces(self, variable: keras.Variable) -> list[HeldPiece]:
+    def shards(self, variable: keras.Variable) -> list[HeldShard]:
         """Returns what this process's devices hold of a sharded variable; nothing of another."""
         return worker_placement.shards_of(variable)
 

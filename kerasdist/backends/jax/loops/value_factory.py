@@ -17,7 +17,7 @@ from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
 from kerasdist.core.structures import map_leaves, pack, transpose
 from kerasdist.errors import DisagreementError, UnsupportedError
-from kerasdist.input.sharding import examples, piece_bounds, rows
+from kerasdist.input.sharding import bounds_of_replicas, examples, rows
 from kerasdist.job.job import Job
 
 
@@ -45,20 +45,20 @@ class Maker:
 
     def divide(self, batch: Any) -> Any:
         """Returns a structure of values whose components are consecutive parts of a batch."""
-        bounds = piece_bounds(examples(batch), self._replicas)
+        bounds = bounds_of_replicas(examples(batch), self._replicas)
         if scopes.program() is not None and self._job is None:
             return transpose([rows(batch, *each) for each in bounds], self._joined)
         self._check_outside()
         here = self._place.layout.local_replicas
 
-        def divided(leaf: Any) -> Any:
+        def divide(leaf: Any) -> Any:
             parts = [rows(leaf, *each) for each in bounds[here.start : here.stop]]
             if not is_array(leaf):
                 return _of_objects(parts)
             sizes = [(end - begin,) if leaf.ndim else () for begin, end in bounds]
             return PerReplica(self._source(parts, [size + leaf.shape[1:] for size in sizes]))
 
-        return self._place.sent(map_leaves(divided, batch))
+        return self._place.sent(map_leaves(divide, batch))
 
     def _source(self, here: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> Source:
         """Returns components in one array, to which this process contributes its own."""

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica
 from kerasdist.backends.base.checks import check_shapes, check_summable
-from kerasdist.backends.jax.loops.components import divided
+from kerasdist.backends.jax.loops.components import divide
 from kerasdist.backends.jax.mesh.arrays import (
     cut,
     is_array,
@@ -97,7 +97,7 @@ class Stacked(Source):
         return [self.array[index] for index in range(self.replicas)]
 
     def _fetched(self) -> Sequence[Any]:
-        return [piece for _, piece in _pieces_here(self.array)]
+        return [shard for _, shard in _shards_here(self.array)]
 
 
 @final
@@ -118,7 +118,7 @@ class Padded(Source):
         return [cut(self.array[index], shape) for index, shape in enumerate(self.layout)]
 
     def _fetched(self) -> Sequence[Any]:
-        return [cut(piece, self.layout[index]) for index, piece in _pieces_here(self.array)]
+        return [cut(shard, self.layout[index]) for index, shard in _shards_here(self.array)]
 
 
 @final
@@ -162,7 +162,7 @@ class Own(Source):
         return [everyone[index] for index in range(self.replicas)]
 
 
-def _pieces_here(array: Any) -> list[tuple[int, Any]]:
+def _shards_here(array: Any) -> list[tuple[int, Any]]:
     """Returns an array's elements along axis 0 that are on this process's devices, by number.
 
     The logical devices of a replica hold the same element, which is returned once.
@@ -194,14 +194,14 @@ def reduced(source: Source, op: ReduceOp, axis: int | None) -> Any:
         if len({one.shape for one in sums}) > 1:
             source.stacked()
         total = sum(sums[1:], sums[0])
-        return divided(total, sum(shape[axis] for shape in source.layout)) if mean else total
+        return divide(total, sum(shape[axis] for shape in source.layout)) if mean else total
     else:
         every = source.stacked()
         total = every.sum(0, dtype=every.dtype)
         total = total if axis is None else total.sum(axis, dtype=every.dtype)
     if axis is not None:
         count *= source.shape[axis]
-    return divided(total, count) if mean else total
+    return divide(total, count) if mean else total
 
 
 def gathered(source: Source, axis: int) -> Any:

@@ -239,8 +239,8 @@ class Layout:
             spec = self.rule.spec(variable)
         else:
             owner = weight_of(variable)
-            pieces = self.splits.pieces_of(owner.path, variable.shape)
-            spec = self._spec(pieces, uncut=None)
+            shards = self.splits.shards_of(owner.path, variable.shape)
+            spec = self._spec(shards, uncut=None)
         return self._named(spec)
 
     def of_update(self, weight: keras.Variable) -> NamedSharding:
@@ -271,10 +271,10 @@ class Layout:
             )
         return self.replicate(tensor)
 
-    def split(self, tensor: jax.Array, pieces: Sequence[int]) -> jax.Array:
+    def split(self, tensor: jax.Array, shards: Sequence[int]) -> jax.Array:
         """Cuts a tensor of a step over the logical devices of a replica."""
-        check_partition(tensor.shape, pieces, self.splits.logical_devices)
-        return self._constrained(tensor, self._spec(pieces, uncut=PartitionSpec.UNCONSTRAINED))
+        check_partition(tensor.shape, shards, self.splits.logical_devices)
+        return self._constrained(tensor, self._spec(shards, uncut=PartitionSpec.UNCONSTRAINED))
 
     def replicate(self, tensor: jax.Array) -> jax.Array:
         """Replicates a step's tensor on all logical devices of a replica."""
@@ -283,8 +283,8 @@ class Layout:
         spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * min(rank, 1), *[None] * (rank - 1))
         return self._constrained(tensor, spec)
 
-    def _spec(self, pieces: Sequence[int], uncut: Any) -> PartitionSpec:
-        axes = mesh_axes(pieces, self._factors)
+    def _spec(self, shards: Sequence[int], uncut: Any) -> PartitionSpec:
+        axes = mesh_axes(shards, self._factors)
         return PartitionSpec(*(tuple(self._logical[i] for i in own) or uncut for own in axes))
 
     def _constrained(self, tensor: jax.Array, spec: PartitionSpec) -> jax.Array:

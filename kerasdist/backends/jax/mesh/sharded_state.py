@@ -186,7 +186,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
 
 
 def _work(name: str, variable: keras.Variable) -> str:
-    return f"{name} of the divided variable {unnumbered(variable.path)!r}"
+    return f"{name} of the sharded variable {unnumbered(variable.path)!r}"
 
 
 # Inside a step.

@@ -21,7 +21,7 @@ from kerasdist.agreement.results import checksum_of
 from kerasdist.backends.jax.mesh.arrays import here, is_placed, is_sharded, text_of
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, only_first
 from kerasdist.backends.jax.mesh.placement import MeshPlacement
-from kerasdist.core.sharding import HeldPiece, Region
+from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import Job
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _shapes(batch: object) -> tuple[Any, ...]:
     return tuple([np.shape(leaf) for leaf in jax.tree.leaves(batch)])
 
 
-def shards_of(variable: keras.Variable) -> list[HeldPiece]:
+def shards_of(variable: keras.Variable) -> list[HeldShard]:
     """Returns what this process's devices hold of a sharded variable; nothing of another.
 
     Nothing either of one that a LayoutMap divides along two axes, or over each worker's devices.
@@ -266,10 +266,10 @@ def shards_of(variable: keras.Variable) -> list[HeldPiece]:
     axes = [axis for axis, size in enumerate(array.shape) if part[axis] < size]
     if len(axes) > 1 or part[axes[0]] * array.sharding.num_devices != array.shape[axes[0]]:
         return []
-    return [_piece(variable, shard, axes[0]) for shard in array.addressable_shards]
+    return [_held_shard(variable, shard, axes[0]) for shard in array.addressable_shards]
 
 
-def _piece(variable: keras.Variable, shard: Any, axis: int) -> HeldPiece:
+def _held_shard(variable: keras.Variable, shard: Any, axis: int) -> HeldShard:
     shape = tuple(variable.shape)
     begin, end, _ = shard.index[axis].indices(shape[axis])
 
@@ -284,4 +284,4 @@ def _piece(variable: keras.Variable, shard: Any, axis: int) -> HeldPiece:
         )
 
     region = Region.along(shape, axis, begin, end)
-    return HeldPiece(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)
+    return HeldShard(region, shard.data.dtype.name, lambda: np.asarray(shard.data), write)

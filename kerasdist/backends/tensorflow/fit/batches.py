@@ -1,8 +1,8 @@
-"""The division of global batches into the replicas' pieces, inside the compiled step.
+"""The division of global batches into the replicas' local batches, inside the compiled step.
 
 In `fit`, `evaluate` and `predict` an empty replica gets one stand-in row: a copy of a real row, if
 there is one. Layers then never run on 0 rows, for which TensorFlow's convolutions on the CPU return
-a wrong shape (seen with 2.21, oneDNN). The replica's share of the batch stays 0, so nothing that it
+a wrong shape (seen with 2.21, oneDNN). The replica's weight stays 0, so nothing that it
 computes counts (ADR 12).
 """
 
@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist.agreement.batches import BYTES, ELEMENTS, ROWS, names_of
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.errors import InputError
 
 # Where batches are divided, and where results for code outside of the replicas go.
@@ -33,31 +33,31 @@ _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
 @dataclass(frozen=True)
-class Piece:
+class LocalRows:
     """One replica's part of a global batch.
 
     Attributes:
         data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
-        share: The replica's share of the batch, in which a stand-in row does not count.
+        local_batch: Its size and weight, in which a stand-in row does not count.
     """
 
     data: Any
-    share: BatchShare
+    local_batch: LocalBatch
 
 
-def pieces(batch: object, replicas: int, *, stand_ins: bool) -> list[Piece]:
-    """Divides a global batch into consecutive pieces, the longer ones first.
+def split_in_graph(batch: object, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
+    """Divides a global batch into consecutive local batches, the longer ones first.
 
-    Returns one piece per replica. In a graph, where a piece may have fewer than two rows, or the
-    size is known in the step only, shares are tensors, and the static size of a piece is unknown.
+    Returns one local batch per replica. In a graph, where one may have fewer than two rows, or the
+    size is known in the step only, sizes are tensors, and the static size of each is unknown.
     """
     batched = _batched(batch)
     size = _known_size(batched)
-    # Eagerly every size is known. In a graph, no piece may have the static size 0, since Keras does
-    # not treat a loss of the static shape (0,) as that of a batch, nor 1: see `is_known`.
+    # Eagerly every size is known. In a graph, no local batch may have the static size 0, since
+    # Keras does not take a loss of the shape (0,) for that of a batch, nor 1: see `is_known`.
     if size is None or not (is_known(size, replicas) or tf.executing_eagerly()):
         size = _size_in_step(batched)
-    return _pieces(batch, size, size, size, replicas, stand_ins=stand_ins)
+    return _split(batch, size, size, size, replicas, stand_ins=stand_ins)
 
 
 class Compared(NamedTuple):
@@ -156,42 +156,44 @@ def first_rows(batch: object, count: int) -> Any:
     return _cut(batch, [(0, count)], count)[0]
 
 
-def pieces_of_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[Piece]:
-    """Divides a worker's rows into the pieces of its replicas."""
+def split_own(batch: OwnRows, replicas_here: int, *, stand_ins: bool) -> list[LocalRows]:
+    """Divides a worker's rows into the local batches of its replicas."""
     held = _size_in_step(_batched(batch.rows))
-    return _pieces(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
+    return _split(batch.rows, batch.size, batch.total, held, replicas_here, stand_ins=stand_ins)
 
 
-def parts_of(pieces: Iterable[Piece], compared: object) -> list[OwnRows]:
-    """Returns the pieces of a batch in the form of a `PlacedBatch`'s parts."""
+def parts_of(local_rows: Iterable[LocalRows], compared: object) -> list[OwnRows]:
+    """Returns the local batches of a batch in the form of a `PlacedBatch`'s parts."""
     return [
         OwnRows(
-            piece.data,
-            tf.convert_to_tensor(piece.share.size),
-            tf.convert_to_tensor(piece.share.total),
+            local.data,
+            tf.convert_to_tensor(local.local_batch.size),
+            tf.convert_to_tensor(local.local_batch.total),
             compared,
         )
-        for piece in pieces
+        for local in local_rows
     ]
 
 
 def pieces_of_placed(
     batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
-) -> list[Piece]:
-    """Returns the pieces that the devices hold, the same as those of the global batch."""
+) -> list[LocalRows]:
+    """Returns the local batches that the devices hold, the same as those of the global batch."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
-    pieces = []
+    local_rows = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
         rows = keras.tree.map_structure(none_for_optional, part.rows)
         if is_known(total, replicas):
             begin, end = _begins(total, replicas, (replica, replica + 1))
             rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), rows)
-            pieces.append(Piece(rows, BatchShare(end - begin, total, (end - begin) / total)))
+            local_rows.append(
+                LocalRows(rows, LocalBatch(end - begin, total, (end - begin) / total))
+            )
             continue
         with tf.device(device):
             [weight] = _weights([part.size], part.total)
-        pieces.append(Piece(rows, BatchShare(part.size, part.total, weight)))
-    return pieces
+        local_rows.append(LocalRows(rows, LocalBatch(part.size, part.total, weight)))
+    return local_rows
 
 
 def on_host(batch: PlacedBatch) -> OwnRows:
@@ -209,14 +211,14 @@ def on_host(batch: PlacedBatch) -> OwnRows:
         return OwnRows(rows, tf.constant(sum(sizes)), tf.identity(first.total), first.compared)
 
 
-def counted_rows(value: Any, share: BatchShare) -> Any:
+def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
     """Returns the rows of a replica's tensor, without a stand-in row."""
-    if isinstance(share.weight, float):
+    if isinstance(local_batch.weight, float):
         return value
     if isinstance(value, tf.SparseTensor):
-        end = tf.where(share.size > 0, value.dense_shape[0], 0)
+        end = tf.where(local_batch.size > 0, value.dense_shape[0], 0)
         return _sparse_rows(value, 0, end)
-    return value[: tf.where(share.size > 0, _row_count(value), 0)]
+    return value[: tf.where(local_batch.size > 0, _row_count(value), 0)]
 
 
 def none_for_optional(leaf: object) -> Any:
@@ -231,7 +233,7 @@ def division_errors() -> Iterator[None]:
         yield
     except tf.errors.InvalidArgumentError as error:
         if not _FAILED_DIVISION.search(error.message):
-            BatchShare(None, None, None).note_in(error)
+            LocalBatch(None, None, None).note_in(error)
             raise
         # Keras raises the error again ``from None``, so the message quotes the cause.
         raise InputError(
@@ -241,9 +243,9 @@ def division_errors() -> Iterator[None]:
         ) from error
 
 
-def _pieces(
+def _split(
     batch: object, size: object, total: object, held: object, replicas: int, *, stand_ins: bool
-) -> list[Piece]:
+) -> list[LocalRows]:
     """Divides the first `size` of `held` rows of a global batch of `total` rows."""
     begins = _begins(size, replicas, range(replicas + 1))
     bounds = list(itertools.pairwise(begins))
@@ -256,7 +258,7 @@ def _pieces(
             bounds = [_with_stand_in(*one, held) for one in bounds]
     batch = keras.tree.map_structure(none_for_optional, batch)
     return [
-        Piece(data, BatchShare(own, total, weight))
+        LocalRows(data, LocalBatch(own, total, weight))
         for data, own, weight in zip(_cut(batch, bounds, held), sizes, weights, strict=True)
     ]
 
@@ -278,20 +280,20 @@ def _weights(sizes: Sequence[Any], total: Any) -> list[tf.Tensor]:
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns where replicas' pieces begin, like `sharding.piece_bounds`; also on tensors."""
-    share, rest = total // replicas, total % replicas
+    """Returns where replicas' local batches begin, like `sharding.bounds`; also on tensors."""
+    each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
 
     def begin(replica: int) -> Any:
         if replica in (0, replicas):
             return total if replica else 0
-        return replica * share + least(replica, rest)
+        return replica * each + least(replica, rest)
 
     return [begin(replica) for replica in of]
 
 
 def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:
-    """Returns a piece's bounds; for an empty piece, those of the last row, its stand-in."""
+    """Returns a local batch's bounds; of an empty one those of the last row, its stand-in."""
     least, most = (min, max) if isinstance(held, int) else (tf.minimum, tf.maximum)
     begin = least(begin, most(held - 1, 0))
     return begin, most(end, begin + 1)

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.tensorflow.private.patches import install_tape_gradient
 from kerasdist.backends.tensorflow.private.strategies import mirrored
@@ -93,10 +93,10 @@ def _is_of_unique_rows(indices: Any) -> bool:
     return indices.op.type in ("Unique", "UniqueV2")
 
 
-def divided(total: Any, count: Any) -> Any:
+def divide(total: Any, count: Any) -> Any:
     """Returns a sum divided by a number; a sum of integers becomes a float64."""
     if isinstance(total, tf.distribute.DistributedValues):
-        return mirrored([divided(part, count) for part in total.values])
+        return mirrored([divide(part, count) for part in total.values])
     return on_values(lambda values: values / tf.cast(count, values.dtype), total)
 
 
@@ -121,7 +121,7 @@ def _gradient(
     replica = one_device_replica()
     if replica is None:
         return gradients
-    factor = _factor(replica.share, target)
+    factor = _factor(replica.local_batch, target)
     if factor is None:
         return gradients
 
@@ -140,21 +140,21 @@ def _gradient(
     return tf.nest.pack_sequence_as(gradients, flat)
 
 
-def _factor(share: BatchShare | None, target: object) -> Any:
+def _factor(local_batch: LocalBatch | None, target: object) -> Any:
     """Returns the factor for a target's gradients; None unless it has one value per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
     # With a scalar among the targets, the gradients of the vectors alone are not known.
-    if share is None or not targets or any(one.shape.rank in (0, None) for one in targets):
+    if local_batch is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
     # In a graph, a static size is a number of examples only if the batch has a static size too.
-    is_known = isinstance(share.size, int) or tf.executing_eagerly()
-    expected = int(share.size) if is_known else None
+    is_known = isinstance(local_batch.size, int) or tf.executing_eagerly()
+    expected = int(local_batch.size) if is_known else None
     if any(one.shape[0] != expected for one in targets):
         return None
-    if isinstance(share.weight, float):
-        return 1.0 / share.weight
-    per_weight = tf.math.divide_no_nan(tf.ones_like(share.weight), share.weight)
+    if isinstance(local_batch.weight, float):
+        return 1.0 / local_batch.weight
+    per_weight = tf.math.divide_no_nan(tf.ones_like(local_batch.weight), local_batch.weight)
     if expected is not None:
         return per_weight
-    have_rows = [tf.equal(tf.shape(one)[0], share.size) for one in targets]
+    have_rows = [tf.equal(tf.shape(one)[0], local_batch.size) for one in targets]
     return tf.where(tf.reduce_all(have_rows), per_weight, tf.ones_like(per_weight))

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
 
-# How many pieces wait on each device, beside the one that a step works on.
+# How many local batches wait on each device, beside the one that a step works on.
 _AHEAD = 1
 
 
@@ -260,7 +260,7 @@ def _functions_between(spec: object) -> tuple[Any, Any]:
     text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
     kept = tf.TensorSpec([], tf.resource)
 
-    def piece(handle: tf.Tensor, incarnation: tf.Tensor, shard: tf.Tensor) -> Any:
+    def take_one(handle: tf.Tensor, incarnation: tf.Tensor, shard: tf.Tensor) -> Any:
         return tf.raw_ops.MultiDeviceIteratorGetNextFromShard(
             multi_device_iterator=tf.raw_ops.MultiDeviceIteratorFromStringHandle(
                 string_handle=handle, **form
@@ -271,7 +271,7 @@ def _functions_between(spec: object) -> tuple[Any, Any]:
         )
 
     same_there = _graph(lambda handle: handle, text)
-    piece_there = _graph(piece, text, number, number)
+    taken_there = _graph(take_one, text, number, number)
 
     def same(handle: tf.Tensor, source: tf.Tensor) -> Any:
         return _called(same_there, source, [handle], [tf.string])
@@ -284,7 +284,7 @@ def _functions_between(spec: object) -> tuple[Any, Any]:
         resource: tf.Tensor,
     ) -> Any:
         del resource  # TensorFlow warns of an argument that is named `_`
-        return _called(piece_there, source, [handle, incarnation, shard], form["output_types"])
+        return _called(taken_there, source, [handle, incarnation, shard], form["output_types"])
 
     # Without the attribute, int32 tensors would stay on the host.
     ints = {"experimental_ints_on_device": True}

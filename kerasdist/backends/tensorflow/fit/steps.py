@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches, beginnings
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaOptions
 from kerasdist.backends.base.trial import examples
 from kerasdist.backends.tensorflow.fit.batches import (
+    LocalRows,
     OwnRows,
-    Piece,
     PlacedBatch,
     compared_of,
     counted_rows,
@@ -43,7 +43,7 @@ class StepReplicas(Protocol):
     first_batches: FirstBatches
     batch_history: BatchHistory
     count_batch: Callable[[], object] | None
-    run: Callable[..., list[tuple[Piece, Any]]]
+    run: Callable[..., list[tuple[LocalRows, Any]]]
     begin_step: Callable[[], None]
 
 
@@ -320,7 +320,9 @@ def _in_a_row(*parts: Any) -> Any:
     return tf.stack(parts) if parts[0].shape.rank == 0 else concat(parts, 0)
 
 
-def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[BatchShare]) -> Any:
+def outputs_of_replicas(
+    group: Group, outputs: Sequence[Any], local_batches: Sequence[LocalBatch]
+) -> Any:
     """Combines the replicas' predictions for a global batch.
 
     Returns the rows of all replicas; for a scalar, the mean over the examples.
@@ -330,7 +332,7 @@ def outputs_of_replicas(group: Group, outputs: Sequence[Any], shares: Sequence[B
         if parts[0] is None:
             return None
         if parts[0].shape.rank != 0:
-            return group.concatenation(list(map(counted_rows, parts, shares)), 0)[0]
-        return group.mean_over_rows(parts, [share.weight for share in shares])
+            return group.concatenation(list(map(counted_rows, parts, local_batches)), 0)[0]
+        return group.mean_over_rows(parts, [local_batch.weight for local_batch in local_batches])
 
     return keras.tree.map_structure(together, *outputs)

@@ -64,7 +64,7 @@ class PlacedTrainer(ReplicatedTrainer):
 
 @final
 class TensorFlowTrainer(ReplicatedTrainer):
-    """Divides each batch over the replicas and runs the model's own step on every piece."""
+    """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
     if TYPE_CHECKING:  # attributes of the model's own class
         replica_set: StepReplicas
@@ -172,7 +172,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         waits = own and is_direct and self._group.has_collectives
         done = self.replica_set.run(self.bound_strategy, replica_step, batch, updates_wait=waits)
         first, (_, values) = done[0]
-        totals, compared = [tf.convert_to_tensor(first.share.total)], compared_of(batch)
+        totals, compared = [tf.convert_to_tensor(first.local_batch.total)], compared_of(batch)
         rows: Any = ()
         if compared is not None:
             rows = compared.first_rows
@@ -180,7 +180,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
         if own:
             return rows, totals, self._results(read, values), values
         logs = self._group.mean_over_rows(
-            [logs for _, (logs, _) in done], [piece.share.weight for piece, _ in done]
+            [logs for _, (logs, _) in done], [local.local_batch.weight for local, _ in done]
         )
         return rows, totals, logs, values
 
@@ -215,7 +215,7 @@ class TensorFlowTrainer(ReplicatedTrainer):
     def _predict_batch(self, batch: Any) -> Any:
         done = self.replica_set.run(self.bound_strategy, uncompiled(self.predict_step), batch)
         return outputs_of_replicas(
-            self._group, [outputs for _, outputs in done], [piece.share for piece, _ in done]
+            self._group, [outputs for _, outputs in done], [local.local_batch for local, _ in done]
         )
 
     def _build_for_prediction(self, batch: Any) -> None:

@@ -65,7 +65,7 @@ class TensorFlowTrials(Trials):
         job, group = replicas.job, replicas.group
         if job is None or not isinstance(batch, OwnRows):
             return super().gathered(batch, spares=spares)
-        own = [int(piece.share.size) for piece in group.pieces(batch)], _form(batch.rows)
+        own = [int(local.local_batch.size) for local in group.split(batch)], _form(batch.rows)
         everyone = job.all_gather_object("rows of the first batch", own)
         sizes = tuple(size for theirs, _ in everyone for size in theirs)
         forms = [form for _, form in everyone]
@@ -80,18 +80,19 @@ class TensorFlowTrials(Trials):
             here = sum(sizes[group.local.start : group.local.stop])
             rows = first_rows(batch.rows, max(here, 1))  # a worker without rows keeps a stand-in
             batch = OwnRows(rows, tf.constant(here), tf.constant(sum(sizes)))
-        pieces = group.pieces(batch)
+        local_rows = group.split(batch)
 
         def whole(*parts: Any) -> Any:
             if parts[0] is None or parts[0].shape.rank == 0:
                 return parts[0]
             counted = [
-                counted_rows(part, piece.share) for part, piece in zip(parts, pieces, strict=True)
+                counted_rows(part, local.local_batch)
+                for part, local in zip(parts, local_rows, strict=True)
             ]
             return group.concatenation(counted, 0)[0]
 
         with replicas.placement(), tf.device(HOST):
-            rows = keras.tree.map_structure(whole, *(piece.data for piece in pieces))
+            rows = keras.tree.map_structure(whole, *(local.data for local in local_rows))
         return TriedBatch(batch, rows, sizes)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
@@ -144,14 +144,14 @@ class TensorFlowCollectives(Collectives):
         self,
         exchange: Exchange,
         replica: int,
-        share: BatchShare | None,
+        local_batch: LocalBatch | None,
         lookups: Lookups | None = None,
         *,
         waits: bool = False,
     ) -> None:
         self._exchange = exchange
         self._replica = replica
-        self._share = share
+        self._local_batch = local_batch
         self._lookups = lookups
         self._loss_is_weighted = False
         self._writes_equal = False
@@ -230,8 +230,8 @@ class TensorFlowCollectives(Collectives):
 
         In `fit`, an empty replica adds no rows along axis 0.
         """
-        if self._share is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
-            tensor = counted_rows(tensor, self._share)
+        if self._local_batch is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
+            tensor = counted_rows(tensor, self._local_batch)
         return self._gathered(tensor, axis)
 
     def all_stack(self, tensor: Any) -> Any:
@@ -283,7 +283,9 @@ class TensorFlowCollectives(Collectives):
         """Weights the gradients, sums them, and updates every copy of the variables, in one go."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = [gradient_replaces(variable) for variable in known]
-        weight = self._share and numerics.weight_of_gradients(optimizer, self._share.weight)
+        weight = self._local_batch and numerics.weight_of_gradients(
+            optimizer, self._local_batch.weight
+        )
         self._loss_is_weighted = False  # the next loss may not go through `scale_loss`
 
         def own_part(gradient: object, is_replaced: bool) -> Any:
@@ -353,7 +355,7 @@ class TensorFlowCollectives(Collectives):
         waiting = self._deferred.pop(id(variable), None)
         if waiting is not None:
             self._finish(waiting)
-        elif self._share is None and is_foreign(variable, self._native_strategy):
+        elif self._local_batch is None and is_foreign(variable, self._native_strategy):
 
             def mirrored(parts: Columns) -> None:
                 with tf.init_scope():
@@ -372,7 +374,7 @@ class TensorFlowCollectives(Collectives):
         if keeps_one_copy(self._native_strategy):
             changes = is_combined and not self._writes_equal
             return (self._assign_changes if changes else self._assign_once)(variable, value, write)
-        if self._share is None:
+        if self._local_batch is None:
             self.before_read(variable)
             return write(variable, value)
         if is_sum_on_read(variable):
@@ -383,7 +385,7 @@ class TensorFlowCollectives(Collectives):
 
     def _own_part(self, variable: keras.Variable, value: Any) -> Any:
         """Returns this replica's new part of a sum; an empty replica keeps its old part."""
-        weight = self._share.weight  # type: ignore[union-attr]
+        weight = self._local_batch.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
             return value
         before = tf.convert_to_tensor(variable.value)
@@ -413,8 +415,8 @@ class TensorFlowCollectives(Collectives):
             replicas = self._native_strategy.num_replicas_in_sync
             change = (
                 change / replicas
-                if self._share is None
-                else gradient_sums.weighted(change, self._share.weight)
+                if self._local_batch is None
+                else gradient_sums.weighted(change, self._local_batch.weight)
             )
         else:
             change = self._counted(change)
@@ -444,7 +446,7 @@ class TensorFlowCollectives(Collectives):
 
     def _concatenation(self, parts: Columns, axis: int) -> tuple[Any, list[Any]]:
         # In a graph of `fit`, a static size cannot depend on the batch: all replicas have it.
-        known = self._share is not None and not tf.executing_eagerly()
+        known = self._local_batch is not None and not tf.executing_eagerly()
         equal_sizes = known and parts[0][0].shape[axis] is not None
         return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
 
@@ -465,13 +467,13 @@ class TensorFlowCollectives(Collectives):
         """Returns the gradients of sums over the replicas, by this replica's terms.
 
         In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
-        mean, weighted by the replicas' shares, and so is its gradient by a sum. `apply_gradients`
+        mean, weighted by the replicas' weights, and so is its gradient by a sum. `apply_gradients`
         multiplies this replica's gradients by its weight again, so they are divided by it here. A
         loss that was weighted before it was differentiated passes its weight on to `upstream`.
         """
-        if self._share is None:
+        if self._local_batch is None:
             return self.all_sum(upstream)
-        weight = self._share.weight
+        weight = self._local_batch.weight
         if self._loss_is_weighted:
             weight = numerics.presence(weight)
         sums = self._sums([gradient_sums.weighted(gradient, weight) for gradient in upstream])
@@ -479,7 +481,11 @@ class TensorFlowCollectives(Collectives):
 
     def _counted(self, value: Any) -> Any:
         """Returns the value; on an empty replica in `fit`, zeros."""
-        return value if self._share is None else gradient_sums.counted(value, self._share.weight)
+        return (
+            value
+            if self._local_batch is None
+            else gradient_sums.counted(value, self._local_batch.weight)
+        )
 
 
 def collectives_here() -> TensorFlowCollectives:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.tensorflow.fit.batches import Piece
+from kerasdist.backends.tensorflow.fit.batches import LocalRows
 from kerasdist.backends.tensorflow.private.compiled import error_with_own_type
 from kerasdist.backends.tensorflow.private.lookups import Lookups
 from kerasdist.backends.tensorflow.replica.collectives import Exchange, TensorFlowCollectives
@@ -47,13 +47,13 @@ def in_replicas(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    pieces: Sequence[Piece] | None = None,
+    local_rows: Sequence[LocalRows] | None = None,
     waits: bool = False,
 ) -> list[Any]:
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
     Each call runs in its replica's context, in a graph or eagerly; in `fit` with its replica's
-    piece of the batch. Returns one result per replica.
+    local batch of the batch. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     exchange = Exchange(group)
@@ -68,16 +68,16 @@ def in_replicas(
         # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
-        piece = None if pieces is None else pieces[index]
-        share, replicas = piece and piece.share, native_strategy.num_replicas_in_sync
-        lookups = piece and Lookups(piece.data, piece.share.total, replicas)
-        collectives = TensorFlowCollectives(exchange, replica, share, lookups, waits=waits)
+        local = None if local_rows is None else local_rows[index]
+        local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
+        lookups = local and Lookups(local.data, local.local_batch.total, replicas)
+        collectives = TensorFlowCollectives(exchange, replica, local_batch, lookups, waits=waits)
         here = ReplicaContext(
             strategy=strategy,
             replica_id_in_sync_group=replica,
             num_replicas_in_sync=replicas,
             collectives=collectives,
-            share=share,
+            local_batch=local_batch,
         )
         recorded = lookups.recorded() if lookups else nullcontext()
         with (

@@ -17,7 +17,7 @@ from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.single_replica import SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
-from kerasdist.backends.tensorflow.fit.batches import HOST, Piece
+from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
 from kerasdist.backends.tensorflow.fit.trainer import (
     PlacedTrainer,
     TensorFlowTrainer,
@@ -126,24 +126,26 @@ class TensorFlowReplicaSet(ReplicaSet):
         batch: Any,
         *,
         updates_wait: bool = False,
-    ) -> list[tuple[Piece, Any]]:
+    ) -> list[tuple[LocalRows, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
         Returns for each replica of this process the rows it got, and what the function returned.
         """
-        divided = self.group.pieces(batch)
+        local_rows = self.group.split(batch)
 
-        def on_piece(index: int) -> Any:
-            data = divided[index].data
+        def on_local_rows(index: int) -> Any:
+            data = local_rows[index].data
             try:
                 with _after(data):
                     return function(data)
             except Exception as error:
-                divided[index].share.note_in(error)
+                local_rows[index].local_batch.note_in(error)
                 raise
 
-        results = in_replicas(strategy, self.group, on_piece, pieces=divided, waits=updates_wait)
-        return list(zip(divided, results, strict=True))
+        results = in_replicas(
+            strategy, self.group, on_local_rows, local_rows=local_rows, waits=updates_wait
+        )
+        return list(zip(local_rows, results, strict=True))
 
 
 def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> TensorFlowReplicaSet:

@@ -97,7 +97,7 @@ class TensorFlowRunner(Runner):
         with tf.device(HOST):
             total, *counted = self._group.sums(columns)
             count = counted[0] if counted else self._native_strategy.num_replicas_in_sync
-            return total if op is ReduceOp.SUM else gradient_sums.divided(total, count)
+            return total if op is ReduceOp.SUM else gradient_sums.divide(total, count)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates the components, on the host."""
@@ -119,7 +119,7 @@ class TensorFlowRunner(Runner):
         sums = self._group.sums(parts, options, here=False)
         if op is ReduceOp.MEAN:
             count = self._native_strategy.num_replicas_in_sync
-            sums = [gradient_sums.divided(one, count) for one in sums]
+            sums = [gradient_sums.divide(one, count) for one in sums]
         return [self.broadcast(one) for one in sums]
 
     def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
@@ -186,7 +186,7 @@ class TensorFlowRunner(Runner):
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Divides a batch, and puts the pieces of this process's replicas on their devices."""
+        """Divides a batch, and puts each local batch on its replica's device."""
         here = self._replica_set.local_replicas
         return self.per_replica(split_batch(batch, replicas)[here.start : here.stop])
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
-from kerasdist.backends.tensorflow.fit.batches import OwnRows, Piece
-from kerasdist.backends.tensorflow.fit.batches import pieces as divided_in_graph
+from kerasdist.backends.tensorflow.fit.batches import LocalRows, OwnRows, split_in_graph
 from kerasdist.backends.tensorflow.fit.prefetching import in_a_row
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices
 from kerasdist.backends.tensorflow.replica.values import tensor_of_array
@@ -100,9 +99,9 @@ def _native(group: Group, ours: DistributedDataset) -> Any | None:
         case ShardedDataset(source=WorkerBatches(source=own)):
             if isinstance(own.dataset, tf.data.Dataset):
                 count = own.steps_a_batch * len(group.local)
-                pipeline = in_pieces(
+                pipeline = in_local_batches(
                     own.dataset,
-                    lambda batch: rows_of(divided_in_graph(batch, count, stand_ins=False)),
+                    lambda batch: rows_of(split_in_graph(batch, count, stand_ins=False)),
                 )
                 return _of_pipelines(group.native_strategy, [pipeline], ours.options)
         case GatheredDataset(source=pipelines):
@@ -124,7 +123,9 @@ def _of_pipelines(
     return _with_length(dataset)
 
 
-def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> tf.data.Dataset:
+def in_local_batches(
+    dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]
+) -> tf.data.Dataset:
     """Returns a dataset whose elements are the parts into which `cut` divides each batch."""
     # tf.data passes the members of a tuple as arguments, and any other element as one argument.
     is_tuple = type(dataset.element_spec) is tuple
@@ -135,9 +136,9 @@ def in_pieces(dataset: tf.data.Dataset, cut: Callable[[Any], Sequence[Any]]) -> 
     return dataset.flat_map(pieces_of)
 
 
-def rows_of(pieces: Iterable[Piece]) -> list[Any]:
-    """Returns the rows of each piece."""
-    return [piece.data for piece in pieces]
+def rows_of(local_rows: Iterable[LocalRows]) -> list[Any]:
+    """Returns the rows of each local batch."""
+    return [local.data for local in local_rows]
 
 
 def _with_length(dataset: object) -> Any:

@@ -15,14 +15,14 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
-    Piece,
+    LocalRows,
     PlacedBatch,
     compared_of,
     known_size,
     on_host,
     parts_of,
-    pieces,
     pieces_of_placed,
+    split_in_graph,
 )
 from kerasdist.backends.tensorflow.fit.prefetching import (
     can_prefetch,
@@ -105,7 +105,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of a Keras data adapter's batches, in the form that `pieces` takes."""
+        """Returns a dataset of a Keras data adapter's batches, as `split_in_graph` takes them."""
         dataset = adapter.get_tf_dataset()
         is_array = keras_compat.is_array_adapter(adapter)
         spec = dataset.element_spec
@@ -121,17 +121,17 @@ class Group:
             return GlobalBatchDataset(plain, spec)
         devices = self.native_strategy.extended.worker_devices
         total = None if sized is None else known_size(sized)
-        ahead = prefetched(dataset, self._divided, devices, total)
+        ahead = prefetched(dataset, self._split_one, devices, total)
         return GlobalBatchDataset(plain, spec, ahead)
 
     @cached_property
-    def _divided(self) -> Any:
+    def _split_one(self) -> Any:
         """A compiled function of a batch, which returns a dataset of its parts."""
 
-        def divided(batch: object) -> tf.data.Dataset:
+        def split_one(batch: object) -> tf.data.Dataset:
             return in_a_row(parts_of(self._cut(batch), compared_of(batch) or ()))
 
-        return tf.function(divided, autograph=False)
+        return tf.function(split_one, autograph=False)
 
     def on_host(self, batch: Any) -> Any:
         """Returns a global batch as the pipeline made it."""
@@ -143,10 +143,10 @@ class Group:
         """Returns a dataset that yields a distributed value for each global batch."""
         return self.native_strategy.experimental_distribute_dataset(dataset, options)
 
-    def pieces(self, batch: Any) -> list[Piece]:
+    def split(self, batch: Any) -> list[LocalRows]:
         """Divides a batch for a step of `fit`, `evaluate` or `predict`.
 
-        Returns one piece for each replica of this process, each with at least one row.
+        Returns one local batch for each replica of this process, each with at least one row.
         """
         if isinstance(batch, PlacedBatch):
             replicas = self.native_strategy.num_replicas_in_sync
@@ -156,8 +156,8 @@ class Group:
         with tf.device(HOST):
             return self._cut(batch)
 
-    def _cut(self, batch: Any) -> list[Piece]:
-        return pieces(batch, len(self.local), stand_ins=True)
+    def _cut(self, batch: Any) -> list[LocalRows]:
+        return split_in_graph(batch, len(self.local), stand_ins=True)
 
     def sums(
         self,

@@ -13,13 +13,13 @@ from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.fit.batches import (
+    LocalRows,
     OwnRows,
-    Piece,
     PlacedBatch,
     compared_in,
     on_host,
     own_rows,
-    pieces_of_own,
+    split_own,
 )
 from kerasdist.backends.tensorflow.fit.gradients import slices_of_all, summed
 from kerasdist.backends.tensorflow.fit.prefetching import untuned
@@ -29,7 +29,7 @@ from kerasdist.backends.tensorflow.replica.values import among_zeros, check_alik
 from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.backends.tensorflow.workers.datasets import (
     dataset_of_shards,
-    in_pieces,
+    in_local_batches,
     rows_of,
 )
 from kerasdist.backends.tensorflow.workers.group import Group, Parts
@@ -113,7 +113,7 @@ class WorkerGroup(Group):
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions
     ) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's pieces of the global batches, divided as by `fit`.
+        """Returns a dataset of this worker's local batches, divided as by `fit`.
 
         ``tf.distribute`` would shard the files or examples over the workers before it batches
         them, which makes other batches than on one device.
@@ -121,19 +121,19 @@ class WorkerGroup(Group):
 
         def cut(batch: object) -> list[Any]:
             own = self._own_rows(batch)
-            return rows_of(pieces_of_own(own, len(self.local), stand_ins=False))
+            return rows_of(split_own(own, len(self.local), stand_ins=False))
 
-        pieces = in_pieces(dataset, cut)
-        return self.native_strategy.distribute_datasets_from_function(lambda _: pieces, options)
+        local_rows = in_local_batches(dataset, cut)
+        return self.native_strategy.distribute_datasets_from_function(lambda _: local_rows, options)
 
     def on_host(self, batch: Any) -> Any:
         """Returns a batch, or this worker's rows, as the pipeline made them."""
         return on_host(batch) if isinstance(batch, PlacedBatch) else batch
 
-    def _cut(self, batch: Any) -> list[Piece]:
+    def _cut(self, batch: Any) -> list[LocalRows]:
         """Divides this worker's rows of a batch among its replicas."""
         own = batch if isinstance(batch, OwnRows) else self._own_rows(batch)
-        return pieces_of_own(own, len(self.local), stand_ins=True)
+        return split_own(own, len(self.local), stand_ins=True)
 
     def sums(
         self,

@@ -1,4 +1,4 @@
-"""Divides a global batch into one piece per replica, and joins the replicas' outputs.
+"""Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
 Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch that changes the
 batch's own weights, so code that reads them later in the step, such as a weighted metric, gets them
@@ -18,15 +18,15 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.api.replica_context import BatchShare
+from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.torch.replica.placing import moved
 from kerasdist.core.context import one_device_replica
 from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import (
     WorkerShard,
+    bounds_of_replicas,
     examples,
     has_rows,
-    piece_bounds,
     with_weights_in_rows,
 )
 
@@ -40,50 +40,50 @@ class Part:
 
     Attributes:
         argument: The argument of the replica's function.
-        share: The replica's share of the global batch in `fit`, `evaluate` and `predict`, else
+        local_batch: The replica's local batch in `fit`, `evaluate` and `predict`, else
             None.
     """
 
     argument: Any
-    share: BatchShare | None = None
+    local_batch: LocalBatch | None = None
 
     @property
     def weight(self) -> float:
         """This replica's weight in a sum over the replicas."""
-        return 1.0 if self.share is None else self.share.weight
+        return 1.0 if self.local_batch is None else self.local_batch.weight
 
 
 def divide(
     batch: object, replicas: int, local: range, devices: Sequence[torch.device]
 ) -> list[Part] | None:
-    """Cuts a batch into consecutive pieces, as equal as possible, for this process's replicas.
+    """Cuts a batch into consecutive local batches, as equal as can be, for this process.
 
     Every replica gets None and scalars. A batch with fewer examples than replicas gives fewer
-    pieces.
+    local batches.
 
     Args:
         batch: A global batch, or this worker's part of one.
         replicas: How many replicas there are.
         local: The numbers of those in this process.
-        devices: Their devices, to which the pieces are copied.
+        devices: Their devices, to which the local batches are copied.
 
     Returns:
         One part per replica; None if the batch is not divided: it has no array or fewer than two
         examples, or with several workers fewer examples than replicas.
     """
     if isinstance(batch, WorkerShard):
-        share = BatchShare(batch.size, batch.total, batch.size / batch.total)
+        local_batch = LocalBatch(batch.size, batch.total, batch.size / batch.total)
         moved_rows = map_leaves(lambda leaf: moved(devices[0], _tensor(leaf)), batch.rows)
-        return [Part(moved_rows, share)]
+        return [Part(moved_rows, local_batch)]
     batch = with_weights_in_rows(batch, _tensor)
     total = examples(batch)
     if total < (2 if len(local) == replicas else replicas):
         return None
-    bounds = piece_bounds(total, min(replicas, total))[local.start : local.stop]
+    bounds = bounds_of_replicas(total, min(replicas, total))[local.start : local.stop]
     return [
         Part(
             map_leaves(partial(_cut, device, begin, end), batch),
-            BatchShare(end - begin, total, (end - begin) / total),
+            LocalBatch(end - begin, total, (end - begin) / total),
         )
         for (begin, end), device in zip(bounds, devices, strict=False)
     ]

@@ -5,7 +5,7 @@ combined, by the variable's aggregation:
 
 - ``"sum"``, as the state of metrics: the sum; replica 0 starts from the value before the step, the
   others from zero;
-- ``"mean"``, of floats: the mean, weighted by the replicas' shares of the examples;
+- ``"mean"``, of floats: the mean, weighted by the replicas' weights;
 - any other: the first replica's value;
 - buffers of torch's own modules, which have no aggregation: the weighted mean.
 

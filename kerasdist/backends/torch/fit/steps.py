@@ -202,7 +202,7 @@ class Steps:
         if not isinstance(batch, WorkerShard) or min(batch.sizes) > 0:
             return batch
         # The data of some workers have ended. They compute some of the other workers' rows.
-        return of_all(self._group, batch.rows, "share out a batch")
+        return of_all(self._group, batch.rows, "divide a batch")
 
 
 def _metered(function: Function) -> Function:

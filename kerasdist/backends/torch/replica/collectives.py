@@ -17,7 +17,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.api.replica_context import BatchShare, ReplicaContext
+from kerasdist.api.replica_context import LocalBatch, ReplicaContext
 from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives
@@ -62,7 +62,7 @@ class TorchCollectives(Collectives):
         number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
-        weight: The replica's share of the examples.
+        weight: The replica's weight.
         last_context: The replica's context in the last step.
         gradient_weight: The weight that the gradients of the replica's loss will get; 1 in the
             backward pass of a loss that has the weight already.
@@ -101,7 +101,7 @@ class TorchCollectives(Collectives):
         self._count = 0
 
     def begin(
-        self, strategy: Strategy, replicas: int, count: int, share: BatchShare | None
+        self, strategy: Strategy, replicas: int, count: int, local_batch: LocalBatch | None
     ) -> ReplicaContext:
         """Starts a step; returns the replica's context, reused if nothing in it has changed.
 
@@ -109,7 +109,7 @@ class TorchCollectives(Collectives):
             strategy: The strategy.
             replicas: How many replicas take part.
             count: How many of them are in this process.
-            share: This replica's share of the batch.
+            local_batch: This replica's local batch.
         """
         self._count = count
         self._number = 0
@@ -119,7 +119,7 @@ class TorchCollectives(Collectives):
             last is not None
             and last.strategy is strategy
             and last.num_replicas_in_sync == replicas
-            and last.share == share
+            and last.local_batch == local_batch
         ):
             last.layer_losses.clear()
             return last
@@ -128,7 +128,7 @@ class TorchCollectives(Collectives):
             replica_id_in_sync_group=self.rank,
             num_replicas_in_sync=replicas,
             collectives=self,
-            share=share,
+            local_batch=local_batch,
         )
         return self.last_context
 
@@ -354,7 +354,7 @@ def gradient_of_global(
 
 
 class WeightedLoss(torch.autograd.Function):
-    """Returns a loss that is weighted by the replica's share of the batch, unchanged.
+    """Returns a loss that is weighted by the replica's weight, unchanged.
 
     While its backward pass runs, gradients have that weight; `GlobalSum` must not apply it again.
     A step may have other losses that are not weighted.
@@ -381,7 +381,7 @@ class WeightedLoss(torch.autograd.Function):
 class GlobalSum(torch.autograd.Function):
     """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
 
-    The optimizer weights the gradients of replica r by its share w_r of the batch (contract C1). So
+    The optimizer weights the gradients of replica r by its weight w_r (contract C1). So
     in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. With equal
     shares the backward pass is a plain all-sum.
     """

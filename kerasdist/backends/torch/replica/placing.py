@@ -63,9 +63,9 @@ def moved_together(device: torch.device, tensors: Sequence[torch.Tensor]) -> lis
                 found[index] = moved(device, tensor)
     for members in packs.values():
         flat = moved(device, torch.cat([tensors[index].reshape(-1) for index in members]))
-        pieces = flat.split([tensors[index].numel() for index in members])
-        for index, piece in zip(members, pieces, strict=True):
-            found[index] = piece.view(tensors[index].shape)
+        chunks = flat.split([tensors[index].numel() for index in members])
+        for index, chunk in zip(members, chunks, strict=True):
+            found[index] = chunk.view(tensors[index].shape)
     return found
 
 

@@ -49,7 +49,7 @@ from kerasdist.backends.torch.workers.process_group import Group, ProcessGroup
 from kerasdist.backends.torch.workers.worker_data import OwnRowsAdapter, WholeBatchesAdapter
 from kerasdist.core import context, ownership
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import HeldPiece
+from kerasdist.core.sharding import HeldShard
 from kerasdist.core.structures import map_leaves, transpose
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.input.sharding import split_batch
@@ -187,9 +187,9 @@ class TorchReplicaSet(ReplicaSet):
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
-    def pieces(self, variable: keras.Variable) -> list[HeldPiece]:
+    def shards(self, variable: keras.Variable) -> list[HeldShard]:
         """Returns this worker's shard of a variable; nothing of a whole one."""
-        return shards.held_pieces(variable)
+        return shards.held_shards(variable)
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
@@ -366,7 +366,7 @@ class LocalReplicas:
         """Runs the step in one replica."""
         scope, part, count = self._scopes[index], parts[index], len(parts)
         replica = self._collectives[index].begin(
-            strategy, count + self._elsewhere, count, part.share
+            strategy, count + self._elsewhere, count, part.local_batch
         )
         part_from_other_gpus(scope.rank, scope.device)
         with (
@@ -378,8 +378,8 @@ class LocalReplicas:
             try:
                 result = step(part.argument)
             except Exception as error:
-                if part.share is not None:
-                    part.share.note_in(error)
+                if part.local_batch is not None:
+                    part.local_batch.note_in(error)
                 raise
         if not rules.is_fit:
             keras_compat.initialize_waiting_variables()
@@ -508,7 +508,7 @@ class TorchRunner(Runner):
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
     def divide(self, batch: Any, replicas: int) -> Any:
-        """Returns a value whose components are this process's pieces of a global batch."""
+        """Returns a value whose components are this process's local batches of a global batch."""
         local = self._replica_set.local_replicas
         return self.per_replica(split_batch(batch, replicas)[local.start : local.stop])
 

@@ -272,7 +272,7 @@ class ShardRules:
     def shard_weight(self, variable: keras.Variable) -> None:
         """Gives each worker its shard of the chief's initial value. All workers must call it."""
         made = f"{unnumbered(variable.path)} {tuple(variable.shape)} {variable.dtype}"
-        self._job.assert_equal("divided variables", {"new variable": made})
+        self._job.assert_equal("sharded variables", {"new variable": made})
         stored = keras_compat.stored_value(variable).detach()
         stored.copy_(self.group.from_chief([stored])[0])
         self.weights.add(variable, shards.shard(variable, self.group))
@@ -288,7 +288,7 @@ class ShardRules:
             kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
             warn_user(
                 f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
-                "sharding: on PyTorch an optimizer is divided that updates each element of a "
+                "sharding: on PyTorch an optimizer is sharded that updates each element of a "
                 f"weight by itself ({kinds}). Received: {type(optimizer).__name__}."
             )
         return False

@@ -23,7 +23,7 @@ from kerasdist.agreement.results import checksum_of, unnumbered
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import differing_assignment
 from kerasdist.core.ownership import VariableTable
-from kerasdist.core.sharding import HeldPiece, Region
+from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.job.job import current_job
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _meet(work: str, variable: keras.Variable, value: torch.Tensor | None = None
     checksum = 0
     if value is not None:  # its bytes, as NumPy lacks some types
         checksum = checksum_of(value.detach().reshape(-1).view(torch.uint8).cpu().numpy())
-    label = f"{work} of the divided variable {unnumbered(variable.path)!r}"
+    label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
     return len(set(job.all_gather_object(label, checksum))) == 1
 
 
@@ -189,7 +189,7 @@ def shard(variable: keras.Variable, group: ProcessGroup) -> Shard:
     return shard
 
 
-def held_pieces(variable: keras.Variable) -> list[HeldPiece]:
+def held_shards(variable: keras.Variable) -> list[HeldShard]:
     """Returns this worker's shard of a variable, for a backup; nothing of a whole one."""
     shard = _shards.get(variable)
     if shard is None:
@@ -202,7 +202,7 @@ def held_pieces(variable: keras.Variable) -> list[HeldPiece]:
 
     region = Region(1, shard.begin, shard.end)
     dtype = keras.backend.standardize_dtype(own.dtype)
-    return [HeldPiece(region, dtype, lambda: keras_compat.ops.convert_to_numpy(own), write)]
+    return [HeldShard(region, dtype, lambda: keras_compat.ops.convert_to_numpy(own), write)]
 
 
 @contextmanager

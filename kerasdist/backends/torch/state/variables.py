@@ -191,7 +191,7 @@ class ReplicaScope(keras.StatelessScope):
         variable, value = update
         if self.weights is not None and shard_of(variable) is not None:
             raise UnsupportedError(
-                "Expected only the optimizer to change a divided variable in a step. Received: an "
+                "Expected only the optimizer to change a sharded variable in a step. Received: an "
                 f"assignment to variable={variable.path!r}. Raise min_size of kerasdist.Sharding, "
                 "so that it stays whole on each worker."
             )

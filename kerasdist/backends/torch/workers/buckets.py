@@ -36,8 +36,8 @@ class Bucket:
         sizes = [one.numel() for one in like]
         first = like[0].detach() if like else torch.empty((), device=device)
         self.numbers = first.new_zeros(sum(sizes) + presence)
-        *pieces, self.presence = self.numbers.split([*sizes, presence])
-        self.gradients = [piece.view(one.shape) for piece, one in zip(pieces, like, strict=True)]
+        *chunks, self.presence = self.numbers.split([*sizes, presence])
+        self.gradients = [chunk.view(one.shape) for chunk, one in zip(chunks, like, strict=True)]
         self.missing = len(like)
         self.work: Waitable | None = None
 

@@ -286,10 +286,10 @@ class ProcessGroup(Group):
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
             with metering.waiting_for_workers():
                 dist.all_reduce(flat, group=self._group)
-            pieces = flat.split([part.numel() for part in parts])
-            for index, piece in zip(members, pieces, strict=True):
+            chunks = flat.split([part.numel() for part in parts])
+            for index, chunk in zip(members, chunks, strict=True):
                 like = tensors[index]
-                total = piece.view(like.dtype) if like.is_complex() else piece
+                total = chunk.view(like.dtype) if like.is_complex() else chunk
                 results[index] = total.view(like.shape).to(like.device, like.dtype)
         return results
 
@@ -309,8 +309,8 @@ class ProcessGroup(Group):
         with metering.waiting_for_workers():
             dist.broadcast(flat, src=0, group=self._group)
         return [
-            _of_bytes(piece, like.dtype, like.shape).to(like.device)
-            for piece, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
+            _of_bytes(chunk, like.dtype, like.shape).to(like.device)
+            for chunk, like in zip(flat.split([len(p) for p in parts]), tensors, strict=True)
         ]
 
     @torch.no_grad()
@@ -346,8 +346,8 @@ class ProcessGroup(Group):
                 _gather_into(every, own, group=self._group)
         return [
             [
-                _of_bytes(piece, like.dtype, shape).to(like.device)
-                for piece, shape, like in zip(
+                _of_bytes(chunk, like.dtype, shape).to(like.device)
+                for chunk, shape, like in zip(
                     received[: sum(size)].split(size), shape_of, tensors, strict=True
                 )
             ]

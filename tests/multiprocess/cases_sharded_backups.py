@@ -16,9 +16,9 @@ from tests.conformance.lab import optimizer_values, values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import regression
 from tests.conformance.registry import case
-from tests.multiprocess.cases_divided import own_size
+from tests.multiprocess.cases_sharded_state import own_size
 
-# Where a backend gathers a divided variable outside of steps.
+# Where a backend gathers a sharded variable outside of steps.
 _GATHERS = {
     "jax": ("kerasdist.backends.jax.mesh.worker_placement", "WorkerPlacement", "read"),
     "torch": ("kerasdist.backends.torch.state.shards", "Shard", "gather"),
@@ -57,8 +57,8 @@ def is_part(name):
 
 def held(lab, variables):
     """The bytes that this worker holds of the variables that the workers divide."""
-    pieces = strategy(lab).replica_set.pieces
-    return sum(one.read().nbytes for variable in variables for one in pieces(variable))
+    shards = strategy(lab).replica_set.shards
+    return sum(one.read().nbytes for variable in variables for one in shards(variable))
 
 
 def state_variables(model):
@@ -120,8 +120,8 @@ def each_writes_its_part(lab):
         found = names(folder)
         lab.equal([is_part(name) for name in found], [*[True] * workers, False] * 2)
         bytes_here = held(lab, state_variables(model))
-        divided = model.optimizer.variables if _divides_slots_alone(lab) else state_variables(model)
-        lab.equal(bytes_here, 4 * own_size(lab, [one for one in divided if tuple(one.shape)]))
+        sharded = model.optimizer.variables if _divides_slots_alone(lab) else state_variables(model)
+        lab.equal(bytes_here, 4 * own_size(lab, [one for one in sharded if tuple(one.shape)]))
         size = (folder / own[-1]).stat().st_size
         lab.check(bytes_here < size < bytes_here + 2000, f"{size} bytes for {bytes_here}")
 

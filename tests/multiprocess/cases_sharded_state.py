@@ -159,7 +159,7 @@ def drawn_as_on_one_device(lab):
 
 @case("workers", backends=BACKENDS)
 def written_on_all_alike(lab):
-    """Workers that assign other values to a divided variable are refused, and go on."""
+    """Workers that assign other values to a sharded variable are refused, and go on."""
     with lab.strategy().scope():
         model = even()
         model.optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Models that read divided weights in special ways (`sharding=`). On layouts such as 2x1-full."""
+"""Models that read sharded weights in special ways (`sharding=`). On layouts such as 2x1-full."""
 
 import contextlib
 import threading
@@ -293,7 +293,7 @@ def adapted():
 
 @case(TOPIC, backends=BACKENDS)
 def lora(lab):
-    """LoRA on divided weights, merged when saved."""
+    """LoRA on sharded weights, merged when saved."""
     x, y = regression(9)
     lab.same(adapted, fit(x, y, batch_size=4, epochs=2), predict(x), tolerance=ADAPTIVE)
 
@@ -314,7 +314,7 @@ def in_bfloat16(lab):
 
 @case(TOPIC, backends=TORCH)
 def compressed(lab):
-    """Gradients travel in bfloat16, those of divided weights too (found with DEFECTS 19)."""
+    """Gradients travel in bfloat16, those of sharded weights too (found with DEFECTS 19)."""
     x, y = regression(9)
     options = kd.CommunicationOptions(compression="bf16")
     strategy = lab.strategy(communication_options=options)
@@ -356,7 +356,7 @@ def restarts_with_another_sharding(lab):
 
 @case(TOPIC, backends=BACKENDS)
 def clipping_in_another_thread(lab):
-    """While divided state is updated, another thread clips whole gradients (issue 31, point 2)."""
+    """While sharded state is updated, another thread clips whole gradients (issue 31, point 2)."""
     x, y = regression(8)
     found = []
 
@@ -424,7 +424,7 @@ class Assigning(keras.layers.Layer):
 
 @case(TOPIC, backends=TORCH)
 def refusals(lab):
-    """What divided state cannot have is refused, with what to use instead."""
+    """What sharded state cannot have is refused, with what to use instead."""
     x, y = regression(8)
     strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
     with strategy.scope():
