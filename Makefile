@@ -126,7 +126,7 @@ wheels: $(STAMP) ## the wheel in clean environments, a backend and a Python each
 docs: $(STAMP) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md and, with Chromium, of a gallery page (a minute)
+pictures: $(STAMP) ## draw the pictures of docs/guides/watch-a-job.md, the home page's live view and, with Chromium, screens of the site (two minutes)
 	$(BIN)/python -m benchmarks.watch_pictures
 	$(BIN)/python -m benchmarks.site_picture
 
