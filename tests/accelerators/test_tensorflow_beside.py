@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kerasdist.keras_compat import tf_data
+from kerasdist.keras_compat import data
 
 GPUS, TPUS = ["gpu 0", "gpu 1"], ["tpu 0"]
 
@@ -38,9 +38,9 @@ def leave(monkeypatch):
 
     def left(backend="jax", **facts):
         config = Recorded(**facts)
-        monkeypatch.setattr(tf_data, "backend_name", lambda: backend)
+        monkeypatch.setattr(data, "backend_name", lambda: backend)
         monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
-        tf_data.leave_accelerators()
+        data.leave_accelerators()
         return config.hidden
 
     yield left
@@ -72,10 +72,10 @@ def test_a_tensorflow_that_has_started_stays(leave):
 
 
 def test_a_tensorflow_that_comes_later_takes_what_it_needs(leave, monkeypatch):
-    monkeypatch.setattr(tf_data, "backend_name", lambda: "jax")
+    monkeypatch.setattr(data, "backend_name", lambda: "jax")
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    tf_data.leave_accelerators()
+    data.leave_accelerators()
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    tf_data.leave_accelerators()
+    data.leave_accelerators()
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
