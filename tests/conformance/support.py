@@ -74,10 +74,10 @@ workers of one replica each have it, as `tests/multiprocess/cases_sharded_state.
 }
 # What threads are refused on PyTorch, and the case of tests/multiprocess in which workers have it.
 ON_WORKERS = {
-    "sharding.each_holds_its_slots": "divided.each_holds_its_part",  # by the layout
-    "sharding.each_holds_its_part": "divided.each_holds_its_part",
-    "sharding.small_variables_stay_whole": "divided.small_variables_stay_whole",
-    "sharding.drawn_as_on_one_device": "divided.drawn_as_on_one_device",
+    "sharding.each_holds_its_slots": "sharded_state.each_holds_its_part",  # by the layout
+    "sharding.each_holds_its_part": "sharded_state.each_holds_its_part",
+    "sharding.small_variables_stay_whole": "sharded_state.small_variables_stay_whole",
+    "sharding.drawn_as_on_one_device": "sharded_state.drawn_as_on_one_device",
 }
 
 
