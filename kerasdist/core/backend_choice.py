@@ -19,10 +19,10 @@ KNOWN = ("tensorflow", "jax", "torch")
 """The backends that kerasdist has an engine for; also the names of their packages."""
 
 TESTED = {
-    "keras": ("3.15.1",),
-    "tensorflow": ("2.21.0",),
-    "jax": ("0.10.2", "0.12.0.1"),
-    "torch": ("2.13.0",),
+    "keras": ("3.12.0", "3.15.1"),
+    "tensorflow": ("2.18.0", "2.21.0"),
+    "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
+    "torch": ("2.9.0", "2.13.0", "2.14.1"),
 }
 """The releases that passed in docs/versions.md."""
 
