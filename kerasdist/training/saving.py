@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +42,11 @@ def save(
     all_read = binding is not None and binding.replicas.reads_need_all_workers
 
     def write() -> None:
-        if all_read and not (makes_folders or os.access(Path(path).parent, os.W_OK)):
+        # `replacing` writes behind a link.
+        if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
             # It fails below, before it reads anything: the others would wait for it in their reads.
-            with write_aside():
-                pass
+            with tempfile.TemporaryDirectory() as folder:
+                write_into(folder)
         if not is_one_file or Path(path).is_dir():
             # Without a temporary name: to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
@@ -54,17 +54,15 @@ def save(
         with whole_files.replacing(path) as name:
             original(model, name, *args, **kwargs)
 
-    @contextmanager
-    def write_aside() -> Generator[str]:
-        with tempfile.TemporaryDirectory() as folder:
-            original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
-            yield folder
+    def write_into(folder: str) -> None:
+        original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
 
     if job.is_chief:
         write_and_tell(write, path, job)
     elif all_read:
         # Reads what the chief reads; what it writes serves where the chief's file is not seen.
-        with write_aside() as folder:
+        with tempfile.TemporaryDirectory() as folder:
+            write_into(folder)
             if not is_written_by_chief(path, job):
                 shutil.copytree(folder, Path(path).parent, dirs_exist_ok=True)
     elif not is_written_by_chief(path, job):

@@ -134,9 +134,15 @@ def save_after_a_custom_loop(lab):
     with lab.folder() as folder:
         model.save(folder / "m.keras")
         loaded = keras.models.load_model(folder / "m.keras")
-        for save, name in ((model.save, "m.keras"), (model.save_weights, "m.weights.h5")):
+        link = folder / "missing.weights.h5"
+        if lab.job.is_chief:
+            link.symlink_to(folder / "missing" / link.name)
+        lab.everyone("linked")
+        missing = [(model.save, "m.keras"), (model.save_weights, "m.weights.h5")]
+        missing = [(save, folder / "missing" / name) for save, name in missing]
+        for save, path in [*missing, (model.save_weights, link)]:
             with lab.raises(
                 (OSError, kd.errors.JobError), "No such file|Unable|Expected worker 0 to sa"
             ):
-                save(folder / "missing" / name)
+                save(path)
     lab.equal(loaded.get_weights(), model.get_weights())
