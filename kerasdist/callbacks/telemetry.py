@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, final
@@ -29,7 +29,7 @@ from kerasdist.api.scopes import get_replica_context
 from kerasdist.backends import registry
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.metering import Figures, Meter, Window
+from kerasdist.backends.base.metering import Figures, Flops, Meter, Window
 from kerasdist.core import gpus
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
@@ -169,7 +169,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._tensorboard and self._rank == 0:
             self._events = _EventFile(self.log_dir)
         meter = self._meter
-        self._flops = flops_of(keras_compat.model_of(self), self._replicas)
+        self._flops = flops_of_fit(meter, keras_compat.model_of(self), self._replicas)
         start = {
             "host": platform.node(),
             "backend": keras_compat.backend_name(),
@@ -254,24 +254,10 @@ class Telemetry(keras.callbacks.Callback):
             )
 
 
-@final
-@dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of matrix products and convolutions.
-
-    Attributes:
-        per_sample: Of an example in a step of the model: three times those of a forward pass.
-        peak: A second, of all devices in the type in which the model computes.
-    """
-
-    per_sample: float | None = None
-    peak: float | None = None
-
-    def utilization(self, figures: Figures) -> float | None:
-        """Returns the part of the peak that a window's steps needed; None if that is not known."""
-        if self.per_sample is None or self.peak is None or figures.samples is None:
-            return None
-        return self.per_sample * figures.samples / (figures.seconds * self.peak)
+def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flops:
+    """Returns `flops_of`, counted once for all who read the meter of a call of `fit`."""
+    meter.flops = meter.flops or flops_of(model, replicas)
+    return meter.flops
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
@@ -381,14 +367,10 @@ class Progress(keras.callbacks.Callback):
         self._replicas = replicas
         self._steps_before = 0
 
-    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Counts what a step of the model needs."""
-        del logs
-        self._flops = flops_of(keras_compat.model_of(self), self._replicas)
-
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the epoch."""
+        """Reports the epoch; at the first one, counts what a step of the model needs."""
         del logs
+        self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
         self._report_of_fit |= {

@@ -54,6 +54,26 @@ class Figures:
 
 
 @final
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of matrix products and convolutions.
+
+    Attributes:
+        per_sample: Of an example in a step of the model: three times those of a forward pass.
+        peak: A second, of all devices in the type in which the model computes.
+    """
+
+    per_sample: float | None = None
+    peak: float | None = None
+
+    def utilization(self, figures: Figures) -> float | None:
+        """Returns the part of the peak that a window's steps needed; None if that is not known."""
+        if self.per_sample is None or self.peak is None or figures.samples is None:
+            return None
+        return self.per_sample * figures.samples / (figures.seconds * self.peak)
+
+
+@final
 class Window:
     """Sums up a meter's steps; its listener is called when it spans `every` seconds of training."""
 
@@ -126,6 +146,7 @@ class Meter:
         knows_data: Whether it is measured how long the host waits for batches.
         knows_collectives: Whether it is measured how long the host waits in collectives.
         steps_ahead: How many steps the host may start before a device has done the first of them.
+        flops: What a step of the model needs, once it has been counted.
     """
 
     def __init__(
@@ -136,6 +157,7 @@ class Meter:
         self.knows_data = knows_data
         self.knows_collectives = knows_collectives
         self.steps_ahead = steps_ahead
+        self.flops: Flops | None = None
         self._windows: list[Window] = []
         self._watchers: list[Callable[[int], None]] = []
         self.source: Any = None
