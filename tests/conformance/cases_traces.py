@@ -10,7 +10,7 @@ from tests.conformance.registry import case
 
 @case("models", replicas=(2,))
 def a_users_class_goes_with_its_last_model(lab):
-    """A class of the user's is kept as long as models of it, as by plain Keras (DEFECTS 21)."""
+    """A user's class is freed with its last model, as in plain Keras (DEFECTS 21)."""
 
     def used():
         class Own(keras.Model):

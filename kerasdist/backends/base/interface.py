@@ -51,7 +51,7 @@ class ReplicaOptions:
         parameter_device: The device that holds the variables; None: every replica's device.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step differs from that of one device.
-        sharding: Which variables are divided: a `kerasdist.Sharding`, or a LayoutMap of Keras.
+        sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
     """
 
     batch_norm: BatchNorm | None = None

@@ -150,7 +150,7 @@ def entry_32_weights_alone(lab):
             warnings.simplefilter("always")
             [*kept, updates], _ = script(folder, 6, at=7)  # the backup is after batch 6
             lab.equal(updates, 6)
-            # This one ends after a backup of its own, from which the next one goes on as ever.
+            # This run ends after its own backup, and the next run goes on from that.
             [*taken, updates], _ = script(folder, 0, at=4, change=change)
             lab.check(same(taken, kept) and updates == 0, f"{change}: {taken} instead of {kept}")
             _, history = script(folder, 0, change=change)
@@ -267,7 +267,7 @@ def defect_29_two_runs_in_one_folder(lab):
 
 @case("restarts", replicas=(2,))
 def defect_24_backups_are_the_owners(lab):
-    """Nobody else can read a backup, unless the script says so."""
+    """Other users cannot read a backup, unless the script allows it."""
     for options, mode in (({}, 0o600), ({"file_mode": 0o640}, 0o640)):
         with lab.folder() as folder:
             small(lab, folder, delete_checkpoint=False, **options)

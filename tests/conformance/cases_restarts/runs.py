@@ -139,7 +139,7 @@ def said(lab):
     """What cannot be brought back is in one warning; `state_dict` brings back the hidden."""
 
     class Hidden:
-        """Holds a number where nobody looks."""
+        """Holds a number that no backup knows of."""
 
         __slots__ = ("number",)
 
