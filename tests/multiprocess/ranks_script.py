@@ -18,12 +18,17 @@ from kerasdist.launch.ranks import Ranks, command
 SECONDS = 60
 
 
+def say(line):
+    """Writes a whole line at once: print, unbuffered, lets another rank's line between its parts."""
+    sys.stdout.write(f"{line}\n")
+
+
 def nothing(job):
     pass
 
 
 def tell(job):
-    print("told", job.rank, sys.argv[1:], __name__)
+    say(f"told {job.rank} {sys.argv[1:]} {__name__}")
 
 
 def exit_with_3(job):
@@ -61,7 +66,7 @@ def catch(job):
     try:
         time.sleep(SECONDS)
     except KeyboardInterrupt:
-        print("caught", job.rank)
+        say(f"caught {job.rank}")
     job.all_gather_object("goes on", None)
 
 
