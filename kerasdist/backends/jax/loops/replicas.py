@@ -54,7 +54,7 @@ class JaxReplicaSet(ReplicaSet):
         options: ReplicaOptions,
         job: Job | None = None,
     ) -> None:
-        self.arrays = _placement(jax_devices, options, job)
+        self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs: JAX computes beside the host
         if isinstance(self.arrays, MeshPlacement):
@@ -63,8 +63,18 @@ class JaxReplicaSet(ReplicaSet):
                 sharded_state.add(self)
                 self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
-        self.arrays.begin_step = self.begin_step
-        self.arrays.note_batch = self._note_batch
+
+    def _place(self, devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
+        if len(devices) == 1:
+            return OneDevicePlacement(devices, self.begin_step)
+        layout = Layout(devices, options.devices_per_replica, options.sharding)
+        if layout.spans_workers:
+            assert job is not None
+            return WorkerPlacement(layout, job, self.begin_step, self._note_batch)
+        home = options.parameter_device
+        if home is None:
+            return MeshPlacement(layout, begin_step=self.begin_step)
+        return CentralPlacement(layout, jax.local_devices(backend=home.kind)[home.index])
 
     def _note_batch(self, form: Hashable) -> None:
         self.batch_history.add(form)
@@ -137,16 +147,3 @@ def _in_order_of(
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))
     return [names[one] for one in place.devices if one in names]
-
-
-def _placement(devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
-    if len(devices) == 1:
-        return OneDevicePlacement(devices)
-    layout = Layout(devices, options.devices_per_replica, options.sharding)
-    if layout.spans_workers:
-        assert job is not None
-        return WorkerPlacement(layout, job)
-    home = options.parameter_device
-    if home is None:
-        return MeshPlacement(layout)
-    return CentralPlacement(layout, jax.local_devices(backend=home.kind)[home.index])

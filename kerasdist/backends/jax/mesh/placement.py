@@ -64,18 +64,18 @@ class Placement(abc.ABC):
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: Called before every user program.
-        note_batch: Called with the shapes of each batch in `fit`, `evaluate` and `predict`.
     """
 
     after_launch: Callable[[Any, Any], None] = staticmethod(lambda *_: None)
     places_ahead: bool = False
     shares_memory: bool = True
-    begin_step: Callable[[], None] = staticmethod(lambda: None)
-    note_batch: Callable[[Hashable], None] = staticmethod(lambda _: None)
 
-    def __init__(self, devices: Iterable[Any], home: Any) -> None:
+    def __init__(
+        self, devices: Iterable[Any], home: Any, begin_step: Callable[[], None] | None = None
+    ) -> None:
         """Takes the devices of programs, and the device on which new variables are made."""
         self.devices = tuple(devices)
+        self.begin_step = begin_step or (lambda: None)
         self._home = home
 
     def variables(self) -> AbstractContextManager[Any]:
@@ -131,8 +131,8 @@ class Placement(abc.ABC):
 class OneDevicePlacement(Placement):
     """Keeps everything on one device, as plain Keras does by ``jax.default_device``."""
 
-    def __init__(self, devices: Sequence[Any]) -> None:
-        super().__init__(devices, devices[0])
+    def __init__(self, devices: Sequence[Any], begin_step: Callable[[], None]) -> None:
+        super().__init__(devices, devices[0], begin_step)
         self._sharding = SingleDeviceSharding(devices[0])
 
     def state(self, state: Any, variables: Any) -> Any:
@@ -190,12 +190,17 @@ class MeshPlacement(Placement):
 
     keeps_state = True
 
-    def __init__(self, layout: Layout, device: Any = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        device: Any = None,
+        begin_step: Callable[[], None] | None = None,
+    ) -> None:
         if device is None:
             # A variable that is to be cut may be too large for one accelerator: the host makes it.
             cut = layout.splits.logical_devices > 1
             device = _host_or(layout.local[0]) if cut else layout.local[0]
-        super().__init__(layout.mesh.devices.flat, device)
+        super().__init__(layout.mesh.devices.flat, device, begin_step)
         self.layout = layout
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows[0]
         on_cpu = layout.local[0].platform == "cpu"

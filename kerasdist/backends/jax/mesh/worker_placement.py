@@ -55,9 +55,17 @@ class WorkerPlacement(MeshPlacement):
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
 
-    def __init__(self, layout: Layout, job: Job) -> None:
-        super().__init__(layout)
+    def __init__(
+        self,
+        layout: Layout,
+        job: Job,
+        begin_step: Callable[[], None],
+        note_batch: Callable[[Hashable], None],
+    ) -> None:
+        """Takes what is called before each user program, and with the shapes of `fit`'s batches."""
+        super().__init__(layout, begin_step=begin_step)
         self._job = job
+        self._note_shapes = note_batch
         self.places_ahead = True
 
     @contextmanager
@@ -179,7 +187,7 @@ class WorkerPlacement(MeshPlacement):
         return self.sent(jax.tree.map(assembled, batch))
 
     def _note_batch(self, batch: Any) -> None:
-        self.note_batch(_shapes(batch))
+        self._note_shapes(_shapes(batch))
 
     def _launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str]
@@ -187,7 +195,7 @@ class WorkerPlacement(MeshPlacement):
         """Runs the program of a step, of which the workers compare the first; the rest is noted."""
         form = _shapes(batch)
         if not seen:
-            self.note_batch(form)
+            self._note_shapes(form)
             self.compare(program, state, batch)
             seen[form] = ""
         else:
@@ -195,7 +203,7 @@ class WorkerPlacement(MeshPlacement):
                 # Without waiting for the others, whose batch may have another shape.
                 digest = results.digest_of(text_of(program.lower(state, batch)))
                 seen[form] = f"program {digest[:12]}"
-            self.note_batch(f"{form} {seen[form]}" if seen[form] else form)
+            self._note_shapes(f"{form} {seen[form]}" if seen[form] else form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else here(leaf)
