@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -65,9 +65,11 @@ class FirstBatches:
         history: The forms of global batches that workers have not compared yet.
     """
 
-    def __init__(self, job: Job | None, *, wanted: bool) -> None:
-        """Starts without a batch."""
-        self.history = BatchHistory()
+    def __init__(
+        self, job: Job | None, *, wanted: bool, count_begun: Callable[[], int] | None = None
+    ) -> None:
+        """Starts without a batch; `count_begun` is `BatchHistory`'s."""
+        self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
         self._wanted = wanted

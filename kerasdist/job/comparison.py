@@ -118,14 +118,13 @@ class BatchHistory:
     `add` only compares with the form of the step before. Another thread may call `report` at any
     time.
 
-    Attributes:
+    Args:
         count_begun: Returns how many batches steps have ever read, if a step is added as it ends;
             None: a step is added as it begins.
     """
 
-    count_begun: Callable[[], int] | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, count_begun: Callable[[], int] | None = None) -> None:
+        self._count_begun = count_begun
         self._stretch = _Stretch(0, 0)
 
     def add(self, form: Hashable) -> None:
@@ -157,13 +156,13 @@ class BatchHistory:
         steps, changes = stretch.steps, stretch.changes[:]
         ended = stretch.ended
         found = {"stretch": stretch.number, "steps": steps, "changes": changes, "ended": ended}
-        if self.count_begun is not None:
-            found["begun"] = self.count_begun() - stretch.begun_before
+        if self._count_begun is not None:
+            found["begun"] = self._count_begun() - stretch.begun_before
         return found
 
     def clear(self) -> None:
         """Forgets all forms seen so far."""
-        begun = 0 if self.count_begun is None else self.count_begun()
+        begun = 0 if self._count_begun is None else self._count_begun()
         self._stretch = _Stretch(self._stretch.number + 1, begun)
 
 

@@ -236,7 +236,11 @@ class ReplicaSet(abc.ABC):
     gradients_travel_as: str | None = None
 
     def __init__(
-        self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
+        self,
+        devices: Sequence[Device],
+        options: ReplicaOptions,
+        job: Job | None = None,
+        count_begun: Callable[[], int] | None = None,
     ) -> None:
         """Makes the set.
 
@@ -244,6 +248,7 @@ class ReplicaSet(abc.ABC):
             devices: Devices of this machine, none twice.
             options: How to compute.
             job: The job of this process, if other workers hold replicas too.
+            count_begun: Returns how many batches steps have ever read, if only graphs count them.
         """
         self.devices = tuple(devices)
         on_cpu = all(device.kind == "cpu" for device in self.devices)
@@ -255,7 +260,9 @@ class ReplicaSet(abc.ABC):
         self.num_replicas = workers * here
         self.local_replicas = range(rank * here, (rank + 1) * here)
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
-        self.first_batches = FirstBatches(job, wanted=options.check != "off")
+        self.first_batches = FirstBatches(
+            job, wanted=options.check != "off", count_begun=count_begun
+        )
         self.batch_history = self.first_batches.history
 
     @property

@@ -85,9 +85,8 @@ def test_defect_27_a_worker_at_the_end_of_its_data_is_named_while_another_trains
 
 def test_defect_27_a_step_that_ends_late_counts_as_it_begins():
     """On TensorFlow a graph reads the batch: the history gets the step when it has ended."""
-    ended, waiting = BatchHistory(), BatchHistory()
     begun = 7
-    waiting.count_begun = lambda: begun
+    ended, waiting = BatchHistory(), BatchHistory(count_begun=lambda: begun)
     waiting.clear()
     ended.clear()
     for history in (ended, waiting):

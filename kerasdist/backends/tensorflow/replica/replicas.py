@@ -85,13 +85,14 @@ class TensorFlowReplicaSet(ReplicaSet):
         group: Group,
         job: Job | None = None,
     ) -> None:
-        super().__init__(devices, options, job)
-        self.group = group
+        count: Any = None
         if job is not None:
             with tf.init_scope(), outside_strategies(), tf.device(HOST):
-                count: Any = tf.Variable(tf.zeros([], tf.int64), trainable=False)
+                count = tf.Variable(tf.zeros([], tf.int64), trainable=False)
             self.count_batch = lambda: count.assign_add(1)
-            self.batch_history.count_begun = lambda: int(count.numpy())
+        begun = None if count is None else lambda: int(count.numpy())
+        super().__init__(devices, options, job, begun)
+        self.group = group
         outside_replicas.serve(group.native_strategy)
         gradients.install()
 
