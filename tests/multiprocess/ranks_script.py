@@ -19,7 +19,7 @@ SECONDS = 60
 
 
 def say(line):
-    """Writes a whole line at once: print, unbuffered, lets another rank's line between its parts."""
+    """Writes a line at once; unbuffered, `print` lets another rank's line between its parts."""
     sys.stdout.write(f"{line}\n")
 
 
