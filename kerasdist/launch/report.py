@@ -73,8 +73,9 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
     if spec.min_workers is not None:
-        restarts = f"{spec.max_restarts} restart{'s'[: spec.max_restarts != 1]}"
-        said += f"\nthe job goes on with {spec.min_workers} to {spec.workers} workers; {restarts} at most"
+        range_ = f"{spec.min_workers} to {spec.workers} workers"
+        restarts = f"{spec.max_restarts} restart{'s'[: spec.max_restarts != 1]} at most"
+        said += f"\nthe job goes on with {range_}; {restarts}"
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:

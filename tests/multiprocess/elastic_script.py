@@ -9,6 +9,7 @@ writes what each `fit` ended with to FOLDER, where the lines of its CSVLogger ar
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -53,7 +54,7 @@ class Rows(keras.utils.PyDataset):
         self.order = np.arange(ROWS)
 
     def __len__(self):
-        return -(-ROWS // BATCH)
+        return math.ceil(ROWS / BATCH)
 
     def __getitem__(self, index):
         own = self.order[index * BATCH : (index + 1) * BATCH]

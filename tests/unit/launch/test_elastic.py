@@ -1,4 +1,4 @@
-"""Which slots a job of a changing number of workers has: what counts as lost, and what comes back."""
+"""Which slots a job of a changing size has: what counts as lost, and what comes back."""
 
 import json
 import queue
