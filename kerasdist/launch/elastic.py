@@ -54,9 +54,13 @@ class ElasticSlots:
     """
 
     def __init__(self, spec: JobSpec, events: queue.SimpleQueue[Event], screen: Screen) -> None:
-        assert spec.min_workers is not None
-        assert isinstance(spec.workers, int)
-        self._least, self._most = spec.min_workers, spec.workers
+        least, most = spec.min_workers, spec.workers
+        if least is None or not isinstance(most, int) or not 1 <= least <= most:
+            raise ClusterError(
+                "Expected workers and min_workers as numbers, the second not above the first. "
+                f"Received: workers={most!r}, min_workers={least!r}."
+            )
+        self._least, self._most = least, most
         self._spec, self._events, self._screen = spec, events, screen
         listed = place(None, spec.hosts) if spec.hosts else ()
         if len(listed) < self._most:  # else there are hosts to spare
@@ -89,6 +93,7 @@ class ElasticSlots:
             self._screen.say(f"waiting for {self._least} workers at least: {found}")
             self._pause()
             self._down -= self._ask(self._down)
+        self._answers = set()
         self._used = sorted(self._usable()[: self._most])
         return self._numbered(self._used)
 

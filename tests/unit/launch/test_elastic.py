@@ -137,6 +137,12 @@ def test_hosts_go_and_come_back(monkeypatch):
     job.back_up()
     assert job.waiting() == [Waiting(job.attempt)]
     assert [host for host, *_ in job.choose()] == ["a", "a", "b", "b"]
+    job.down = {"a", "c"}
+    job.end(255, 255, LOST, LOST)
+    assert [host for host, *_ in job.choose()] == ["b", "b"]
+    job.back_up()
+    job.back_up()
+    assert job.waiting() == []  # that it has answered before does not count
 
 
 def test_a_host_that_answers_is_not_lost(monkeypatch):
@@ -167,6 +173,12 @@ def test_no_one_is_taken_in_when_training_is_over(monkeypatch):
     job.back_up()
     job.back_up(epoch=9, batches=0)
     assert job.waiting() == []
+
+
+@pytest.mark.parametrize("spec", [{"workers": 2, "min_workers": 3}, {"min_workers": 1}])
+def test_what_is_no_range(spec):
+    with pytest.raises(ClusterError, match="Expected workers and min_workers as numbers"):
+        ElasticSlots(JobSpec(COMMAND, hosts=["a,b"], **spec), queue.SimpleQueue(), Screen())
 
 
 def test_too_few_hosts(monkeypatch):
