@@ -367,8 +367,7 @@ class BackupAndRestore(Callback):
                 one.wait()
         channel = launcher.channel()
         if self._files.write(facts, arrays) and channel is not None:
-            params: Mapping[str, Any] = self.params or {}
-            epochs = epoch if stopping else params.get("epochs", 1)
+            epochs = epoch if stopping else (self.params or {}).get("epochs", 0)
             channel.tell({"backup": [epoch, batches, epochs]})
 
     def _say_what_is_lost(self, job: Job | None) -> None:

@@ -138,9 +138,10 @@ class ElasticSlots:
 
     def heard(self, attempt: int, line: bytes) -> None:
         """Takes a report of a worker of this attempt: a backup is the time to take others in."""
-        if b'"backup"' not in line:
+        try:
+            epoch, batches, epochs = map(int, json.loads(line)["backup"])
+        except (ValueError, KeyError, TypeError):  # of something else, or cut off
             return
-        epoch, batches, epochs = json.loads(line)["backup"]
         self._backup = epoch, batches
         for slot in self._used:
             del self._failures[slot]
