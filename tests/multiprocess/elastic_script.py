@@ -23,7 +23,7 @@ from tests.multiprocess import hosts
 FOLDER, SHARDING = Path(sys.argv[1]), sys.argv[2]
 KINDS = sys.argv[3:]
 # How many workers the job has after the change in the first call of `fit`, the second, ...
-BEGIN, CHANGES = 3, (2, 4, 2, 1)
+BEGIN, CHANGES = 3, (2, 4, 1)
 ROWS, BATCH, EPOCHS = 47, 10, 3
 WORKERS = int(os.environ.get("KERASDIST_WORKERS", "0"))
 RANK = int(os.environ.get("KERASDIST_RANK", "0"))

@@ -33,8 +33,9 @@ def make(folder: Path) -> dict[str, str]:
     ssh = folder / "ssh"
     ssh.write_text(_SSH, encoding="utf-8")
     ssh.chmod(0o755)
-    root = str(Path(__file__).parents[2])
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": root}
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, paths))
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
 
 
 def take_down(folder: Path, host: str) -> None:
