@@ -31,6 +31,7 @@ from kerasdist.callbacks.backup.variables import (
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
+from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import Job, current_job
 from kerasdist.training.binding import binding_of
@@ -364,7 +365,10 @@ class BackupAndRestore(Callback):
         for one in self._others:
             if isinstance(one, ModelCheckpoint):  # the run that goes on will not write these files
                 one.wait()
-        self._files.write(facts, arrays)
+        channel = launcher.channel()
+        if self._files.write(facts, arrays) and channel is not None:
+            epochs = epoch if stopping else (self.params or {}).get("epochs", 0)
+            channel.tell({"backup": [epoch, batches, epochs]})
 
     def _say_what_is_lost(self, job: Job | None) -> None:
         """Warns, at the first backup, of what a restart would not bring back."""

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO, final
 
-from kerasdist.checks import findings, machine
+from kerasdist.checks import findings, info, machine
 from kerasdist.checks.findings import Finding, judge
 from kerasdist.job.listening import is_loopback
-from kerasdist.launch import info, start
+from kerasdist.launch import start
 from kerasdist.launch.placement import listening, place
 
 _SECONDS = 60.0

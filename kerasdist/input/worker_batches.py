@@ -34,6 +34,11 @@ class WorkerBatches:
         self._length = None if None in lengths else max(lengths)
 
     @property
+    def num_workers(self) -> int:
+        """How many workers read: what a global batch has depends on it."""
+        return self._job.num_workers
+
+    @property
     def length(self) -> int | None:
         """The number of steps until all workers' data have ended, None if that is not known."""
         return self._length

@@ -17,7 +17,6 @@ from kerasdist._version import __version__
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.errors import BackendError, KerasdistError
 from kerasdist.job import launcher
-from kerasdist.launch import info as information
 from kerasdist.launch import live as live_view
 from kerasdist.launch import report
 from kerasdist.launch.job import run_job
@@ -113,9 +112,10 @@ def run(
     workers: Annotated[
         str | None,
         _option(
-            "N|gpu",
+            "N|gpu|A:B",
             "Number of workers; gpu: one per GPU of this machine (default: all slots of "
-            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere).",
+            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere); A:B: up "
+            "to B, and the job goes on as long as A are left.",
             "--workers",
             "-n",
         ),
@@ -177,9 +177,11 @@ def run(
     Options of kerasdist come before the script: kerasdist run --workers 2 train.py.
     """
     _warn_of_misplaced_options(context, script, arguments or ())
+    least, most = _range_of(workers)
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
-        workers=_number_of(workers),
+        workers=most,
+        min_workers=least,
         devices_per_worker=devices_per_worker,
         max_restarts=max_restarts,
         hosts=_listed(hosts),
@@ -203,6 +205,8 @@ def run(
 @app.command(short_help="Show the cluster that is detected, and what is installed.")
 def info(*, json: AsJson = False) -> None:
     """Show which cluster is detected here, and why; and what is installed."""
+    from kerasdist.checks import info as information
+
     facts = information.gather()
     if json:
         typer.echo(information.as_json(facts))
@@ -402,6 +406,19 @@ def _warn_of_misplaced_options(
 
 def _listed(hosts: str | None) -> tuple[str, ...]:
     return () if hosts is None else (hosts,)
+
+
+def _range_of(text: str | None) -> tuple[int | None, int | Literal["gpu"] | None]:
+    """Returns the least and the largest number of workers; the first is None if it is the same."""
+    words = (text or "").split(":")
+    if len(words) != 2:
+        return None, _number_of(text)
+    if not all(word.isdecimal() for word in words) or not 1 <= int(words[0]) <= int(words[1]):
+        raise typer.BadParameter(
+            f"expected A:B, two numbers from 1, the second at least the first, received {text!r}",
+            param_hint="--workers",
+        )
+    return int(words[0]), int(words[1])
 
 
 def _number_of(text: str | None) -> int | Literal["gpu"] | None:

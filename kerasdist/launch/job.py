@@ -17,16 +17,17 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol, final
 
 from kerasdist.job.interruption import ExitCode
 from kerasdist.launch import live, report, traces
+from kerasdist.launch.elastic import ElasticSlots
 from kerasdist.launch.live import Board
-from kerasdist.launch.placement import counted, place
+from kerasdist.launch.placement import Slot, counted, place
 from kerasdist.launch.spec import AttemptResult, JobResult, JobSpec, WorkerExit
 from kerasdist.launch.start import begin
-from kerasdist.launch.worker import Event, Exited, Screen, Signalled
+from kerasdist.launch.worker import Event, Exited, Screen, Signalled, Waiting
 
 SETTLE_SECONDS = 0.5
 """How long to wait, after a failure, for others that fail by themselves at the same moment."""
@@ -87,6 +88,7 @@ class Attempt:
         events: queue.SimpleQueue[Event],
         stop_seconds: float,
         *,
+        number: int = 0,
         chief_leads: bool = False,
     ) -> None:
         """Makes the attempt.
@@ -95,12 +97,14 @@ class Attempt:
             workers: The workers, each of which starts when it is asked for.
             events: What happens to them.
             stop_seconds: How long they have from SIGTERM to SIGKILL.
+            number: How many attempts there were before.
             chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal
                 that it passes on to them ends nobody who does not end by it.
         """
         self._to_begin = workers
         self._chief_leads = chief_leads
-        self._passed_on = False
+        self._number = number
+        self._passed_on = self._makes_room = False
         self._events = events
         self._stop_seconds = stop_seconds
         self._workers: list[Held] = []
@@ -124,7 +128,7 @@ class Attempt:
         self._watch()
         deadline = time.monotonic() + OUTPUT_SECONDS
         endings = tuple(worker.ending(deadline) for worker in self._workers)
-        return AttemptResult(endings, self._signal, self._stopped_twice)
+        return AttemptResult(endings, self._signal, self._stopped_twice, self._makes_room)
 
     def _watch(self) -> None:
         """Waits until all workers have ended, and ends them when one fails."""
@@ -137,6 +141,9 @@ class Attempt:
                 self._on_exit(self._workers[event.rank])
             elif isinstance(event, Signalled):
                 self._on_signal(event.number)
+            elif isinstance(event, Waiting) and event.attempt == self._number:
+                self._makes_room = True
+                self._stop(signal.SIGTERM)
             self._act()
 
     def _next_event(self) -> Event | None:
@@ -232,6 +239,9 @@ class Launcher:
         self._slots = place(self._spec.workers, spec.hosts)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._screen = Screen()
+        self._elastic = None
+        if spec.min_workers is not None:
+            self._elastic = ElasticSlots(self._spec, self._events, self._screen)
         watched = spec.live or spec.logs is not None
         self._board = Board(self._slots, spec.logs) if watched else None
 
@@ -244,28 +254,45 @@ class Launcher:
             OSError: If a worker cannot be started.
         """
         attempts: list[AttemptResult] = []
-        self._screen.say(report.of_start(self._spec, self._slots))
+        failures, elastic, again = 0, self._elastic, ""
         with self._signals(), self._view():
             while True:
-                number = len(attempts)
-                attempts.append(self._attempt(number))
-                self._screen.say(report.of_attempt(attempts[-1], self._spec, len(attempts) - 1))
-                if not attempts[-1].failed or len(attempts) > self._spec.max_restarts:
+                slots = self._slots if elastic is None else elastic.choose()
+                if not attempts:
+                    self._screen.say(report.of_start(self._spec, slots))
+                elif elastic is None:
+                    self._screen.say(f"starting the job again, {again}")
+                else:
+                    self._screen.say(f"{elastic.describe()} ({again})")
+                last = self._attempt(len(attempts), slots)
+                self._screen.say(report.of_attempt(last, self._spec, len(attempts)))
+                attempts.append(last)
+                failures += last.failed
+                if not (last.failed or last.grows) or failures > self._spec.max_restarts:
                     return JobResult(tuple(attempts))
-                self._screen.say(
-                    f"starting the job again, {len(attempts)} of {self._spec.max_restarts}"
-                )
+                again = f"{failures} of {self._spec.max_restarts}"
+                if elastic is not None:
+                    elastic.learn(last)
+                    again = "no restart is counted" if last.grows else f"restart {again}"
 
-    def _attempt(self, number: int) -> AttemptResult:
-        board = self._board
-        if board is not None and number:
-            board.begin_attempt()
-        if self._spec.profile is not None:
-            traces.forget_old(self._spec.profile)
-        workers = begin(self._spec, self._slots, number, self._screen, self._events, board=board)
-        result = Attempt(workers, self._events, self._spec.stop_seconds).run()
-        if self._spec.profile is not None:
-            self._screen.say(traces.merge(self._spec.profile, len(self._slots)))
+    def _attempt(self, number: int, slots: Sequence[Slot]) -> AttemptResult:
+        spec, board, elastic = self._spec, self._board, self._elastic
+        if board is not None:
+            board.begin_attempt(number, slots)
+        if spec.profile is not None:
+            traces.forget_old(spec.profile)
+
+        def hear(rank: int, line: bytes) -> None:
+            if board is not None:
+                board.heard(rank, line)
+            if elastic is not None:
+                elastic.heard(number, line)
+
+        heard = hear if board is not None or elastic is not None else None
+        workers = begin(spec, slots, number, self._screen, self._events, hear=heard)
+        result = Attempt(workers, self._events, spec.stop_seconds, number=number).run()
+        if spec.profile is not None:
+            self._screen.say(traces.merge(spec.profile, len(slots)))
         if board is not None:
             for each in result.endings:
                 board.ended(each.rank, each.exit_code)

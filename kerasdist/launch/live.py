@@ -49,21 +49,20 @@ class Board:
     """
 
     def __init__(self, slots: Sequence[Slot], folder: Path | None = None) -> None:
-        self._slots = slots
         self._path = None if folder is None else folder / STATUS_FILE
         self._lock = threading.Lock()
         self._began = time.time()
-        self._attempt = -1
+        self._attempt = 0
         self._workers: list[State] = []
-        self.begin_attempt()
+        self.begin_attempt(0, slots)
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self, number: int, slots: Sequence[Slot]) -> None:
         """Forgets the workers of the attempt before."""
         with self._lock:
-            self._attempt += 1
+            self._attempt = number
             self._workers = [
                 {"worker": slot.rank, "host": slot.host, "phase": "starting", "last_sign": None}
-                for slot in self._slots
+                for slot in slots
             ]
 
     def heard(self, rank: int, line: bytes) -> None:

@@ -33,12 +33,20 @@ class Slot:
         rank: The worker's number.
         local_rank: Its number on the machine.
         local_workers: How many workers the machine has.
+        share: Which share of the machine's GPUs and cores it has, and how many shares there are,
+            where slots of the machine are left out; None: `local_rank` of `local_workers`.
     """
 
     host: str | None
     rank: int
     local_rank: int
     local_workers: int
+    share: tuple[int, int] | None = None
+
+    @property
+    def own_share(self) -> tuple[int, int]:
+        """The number of its share of the machine, and how many shares there are."""
+        return self.share or (self.local_rank, self.local_workers)
 
 
 def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tuple[Slot, ...]:

@@ -20,8 +20,6 @@ from kerasdist.launch.placement import Slot, counted, host_of_chief, place
 from kerasdist.launch.spec import AttemptResult, JobSpec
 from kerasdist.launch.start import log_file
 
-_SSH_FAILED = 255
-
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     """Returns the message after an attempt; for a success only that no worker joined the job."""
@@ -34,7 +32,9 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     )
     if result.signal is not None:
         lines.append(f"stopped by {signal.Signals(result.signal).name}")
-    if result.preempted:
+    if result.grows:
+        lines.append("the workers have ended at a backup, for those that wait")
+    elif result.preempted:
         lines.append("the job was preempted, and has backed up")
     elif result.cause is not None:
         cause = result.cause
@@ -46,7 +46,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         if spec.logs is not None:
             log = log_file(spec.logs, number, cause.rank)
             lines.append(f"all of its output is in {log}")
-        if cause.exit_code == _SSH_FAILED and spec.hosts:
+        if cause.exit_code == start.SSH_FAILED and spec.hosts:
             lines.append("255 is also what ssh ends with where it cannot reach a host")
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
@@ -72,6 +72,10 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     where = "on this machine" if list(sizes) == [None] else f"on {by_host}"
     chosen = "" if backend.reason == VARIABLE else ", unless the script sets another"
     said = f"{workers} {where}, backend {backend.name} ({backend.reason}{chosen})"
+    if spec.min_workers is not None:
+        range_ = f"{spec.min_workers} to {spec.workers} workers"
+        restarts = f"{spec.max_restarts} restart{'s'[: spec.max_restarts != 1]} at most"
+        said += f"\nthe job goes on with {range_}; {restarts}"
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:

@@ -36,6 +36,7 @@ class JobSpec:
         workers: How many workers; ``"gpu"``: one a GPU of this machine, or as many as the hosts
             have slots; None: as many as the hosts have slots; where there are none, one a GPU on
             PyTorch, and one on other backends.
+        min_workers: The job goes on as long as so many are left; None: `workers`, and never less.
         devices_per_worker: How many CPU devices a worker prepares; None: as its script says.
         max_restarts: How often the whole job is started again after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts as Slurm writes them. None: this
@@ -53,6 +54,7 @@ class JobSpec:
 
     command: Sequence[str]
     workers: int | Literal["gpu"] | None = None
+    min_workers: int | None = None
     devices_per_worker: int | None = None
     max_restarts: int = 0
     hosts: Sequence[str] = ()
@@ -115,11 +117,13 @@ class AttemptResult:
         endings: How each worker has ended, by rank.
         signal: The signal that stopped the launcher, if one did.
         stopped_twice: Whether a second signal came, so that the workers were killed at once.
+        makes_room: Whether it was ended for workers that wait to be taken in.
     """
 
     endings: tuple[WorkerExit, ...]
     signal: int | None
     stopped_twice: bool = False
+    makes_room: bool = False
 
     @property
     def apart(self) -> bool:
@@ -165,6 +169,12 @@ class AttemptResult:
     def failed(self) -> bool:
         """Whether a restart may help: not a success, not a preemption, not stopped by a signal."""
         return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it was ended before its time, for workers that wait, and nothing else."""
+        ended = any(each.exit_code for each in self.endings)
+        return self.makes_room and ended and not self.failed and self.signal is None
 
 
 @final

@@ -8,7 +8,7 @@ import queue
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from kerasdist.core import gpus
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.secret import JOB_ID, SECRET, SECRET_FILE
 from kerasdist.launch import supervisor
-from kerasdist.launch.live import Board
 from kerasdist.launch.placement import Slot, open_coordinator
 from kerasdist.launch.spec import JobSpec
 from kerasdist.launch.supervisor import Orders
@@ -79,6 +78,9 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+SSH_FAILED = 255
+"""What ssh ends with where it cannot reach a host."""
+
 # BatchMode: ssh fails where it would ask for a password, and wait forever. The others end a
 # connection that is silent for half a minute.
 _SSH = (
@@ -116,7 +118,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
         "command": list(spec.command),
         "variables": variables,
         "seconds_to_stop": spec.stop_seconds,
-        "local_workers": slot.local_workers,
+        "local_workers": slot.own_share[1],
         "gpus_of": None,
         "inherited": [],
         "sends_reports": False,
@@ -129,12 +131,12 @@ def variables_of(
 ) -> Iterator[dict[str, str]]:
     """Yields what each worker has beyond the variables of this process, or of ssh."""
     job = job_variables(spec, attempt)
-    here = sum(slot.host is None for slot in slots)
+    here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
     of_gpus = gpus.divide(spec.variables, here)
     for slot in slots:
         own = worker_variables(spec, slot, len(slots), coordinator, attempt) | job
         is_here = slot.host is None
-        yield thread_variables(here) | own | of_gpus[slot.local_rank] if is_here else own
+        yield thread_variables(here) | own | of_gpus[slot.own_share[0]] if is_here else own
 
 
 def begin(
@@ -144,19 +146,19 @@ def begin(
     screen: Screen,
     events: queue.SimpleQueue[Event],
     *,
-    board: Board | None = None,
+    hear: Callable[[int, bytes], None] | None = None,
 ) -> Iterator[Worker]:
-    """Starts the workers one after another, and yields each; the board gets their reports."""
+    """Starts the workers one after another, and yields each; `hear` gets their reports."""
     coordinator, listener = open_coordinator(slots)
     given = variables_of(spec, slots, coordinator, number)
     with listener or contextlib.nullcontext():
         for slot, variables in zip(slots, given, strict=True):
             orders = orders_of(spec, slot, variables)
-            orders["sends_reports"] = board is not None
+            orders["sends_reports"] = hear is not None
             command: Sequence[str] = SUPERVISOR_HERE
             if slot.host is not None:
                 orders["variables"] = for_another_machine(os.environ) | variables
-                orders["gpus_of"] = slot.local_rank
+                orders["gpus_of"] = slot.own_share[0]
                 command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
             elif slot.rank == 0 and listener is not None:
                 variables[COORDINATOR_FD] = str(listener.fileno())
@@ -168,7 +170,7 @@ def begin(
                 orders=orders,
                 directory=spec.directory,
                 log=spec.logs and log_file(spec.logs, number, slot.rank),
-                told=None if board is None else partial(board.heard, slot.rank),
+                told=None if hear is None else partial(hear, slot.rank),
             )
             yield Worker(begun, screen, events)
 

@@ -206,7 +206,15 @@ class Signalled:
     number: int
 
 
-Event = Exited | Signalled
+@final
+@dataclass(frozen=True)
+class Waiting:
+    """Workers wait to be taken in, and there is a backup to go on from."""
+
+    attempt: int
+
+
+Event = Exited | Signalled | Waiting
 
 
 @final

@@ -10,8 +10,9 @@ import sys
 import pytest
 from rich.console import Console
 
+from kerasdist.checks import info
 from kerasdist.core import gpus
-from kerasdist.launch import info, report, start
+from kerasdist.launch import report, start
 from kerasdist.launch.placement import Slot, place
 from kerasdist.launch.spec import JobSpec
 from tests.accelerators.conftest import FAKE_NVML

@@ -362,8 +362,13 @@ def kerass_own_backups(lab):
 
 @case("workers")
 def restart_of_shards(lab):
-    """Each worker reads its part of a shuffled pipeline, and goes on where it was."""
+    """Each worker reads its part of a shuffled pipeline, and goes on where it was.
+
+    Another number of workers, which would make other batches of it, is refused.
+    """
     import tensorflow as tf
+
+    from kerasdist.input.worker_batches import WorkerBatches
 
     def run(folder, *callbacks):
         model = _model(lab)
@@ -384,6 +389,13 @@ def restart_of_shards(lab):
             with contextlib.suppress(InterruptionError):
                 run(folder, interrupting_after(batches))
         lab.check(lab.everyone(len(list(folder.iterdir())))[0] > 0, "nothing was backed up")
+        more = mock.PropertyMock(return_value=7)
+        with (
+            mock.patch.object(WorkerBatches, "num_workers", more),
+            lab.raises(kd.errors.BackupError, "read their own part is . in the backup and 7 in"),
+        ):
+            run(folder)
+        lab.everyone("refused")
         lab.equal(run(folder), expected)
 
 

@@ -17,7 +17,7 @@ from kerasdist.agreement import description, models
 from kerasdist.agreement.description import described, of_array
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
-from kerasdist.input.distributed import DistributedDataset, equivalent
+from kerasdist.input.distributed import DistributedDataset, DividedDataset, equivalent
 
 # Of user code, and of the rows of data: to differ there is worth a warning.
 _MAY_DIFFER = frozenset({description.KEY, "uses", "content"})
@@ -48,7 +48,8 @@ def of_data(given: Mapping[str, object]) -> dict[str, object]:
 
 def _form(data: object) -> Any:
     if isinstance(data, DistributedDataset):
-        return type(equivalent(data)).__name__
+        ours = equivalent(data)  # a single replica has the dataset itself
+        return _form(ours.source) if isinstance(ours, DividedDataset) else type(ours).__name__
     if keras_compat.is_tf_dataset(data):
         return "tf.data.Dataset"
     if isinstance(data, dict):

@@ -109,6 +109,7 @@ class Position:
                 "keras.utils.set_random_seed)"
             )
         if isinstance(adapter, ShardedAdapter):
+            self.facts["workers that read their own part"] = adapter.batches.num_workers
             self._follow_own(adapter.batches.source)
         else:  # whose batches do not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size

@@ -215,8 +215,8 @@ class RunFiles:
             self._give_up("; ".join(failed))
         return None
 
-    def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> None:
-        """Writes a backup, and removes those that are too old; warns if the disk takes none."""
+    def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
+        """Writes a backup, and removes those that are too old; returns whether the disk took it."""
         try:
             storage.write(self._folder, self.number, facts, arrays, self._mode)
             self._remove(self._own()[self._keep :])
@@ -224,6 +224,8 @@ class RunFiles:
             raise
         except OSError as error:
             self._give_up(error)
+            return False
+        return True
 
     def _give_up(self, why: object) -> None:
         with contextlib.suppress(OSError):

@@ -129,7 +129,7 @@ def test_a_silent_worker_and_one_that_has_ended():
     assert "ago" not in first
     assert "90 s ago" in second
     assert second.rstrip().endswith("validation")
-    board.begin_attempt()
+    board.begin_attempt(1, [Slot(None, rank, rank, 2) for rank in range(2)])
     state = board.state()
     assert "restart 1" in drawn(state)[0]
     assert {one["phase"] for one in state["workers"]} == {"starting"}

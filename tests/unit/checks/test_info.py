@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from kerasdist.launch import info
+from kerasdist.checks import info
 from tests.fresh import run_fresh
 from tests.unit.cluster import environments as env
 
