@@ -34,12 +34,18 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
     Raises:
         ValueError: If `total` is negative or `replicas` is less than 1.
     """
+    return tuple(end - begin for begin, end in bounds_of_replicas(total, replicas))
+
+
+def bounds_of_replica(total: int, replicas: int, replica: int) -> tuple[int, int]:
+    """Returns where one replica's local batch begins and ends; see `piece_sizes`."""
     if total < 0:
         raise ValueError(f"Expected a batch of at least 0 examples. Received: total={total}")
     if replicas < 1:
         raise ValueError(f"Expected at least one replica. Received: replicas={replicas}")
     share, rest = divmod(total, replicas)
-    return tuple(share + (replica < rest) for replica in range(replicas))
+    begin = replica * share + min(replica, rest)
+    return begin, begin + share + (replica < rest)
 
 
 def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]:
@@ -52,12 +58,8 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
     Returns:
         One pair ``(begin, end)`` per replica, ``end`` not included.
     """
-    bounds: list[tuple[int, int]] = []
-    begin = 0
-    for size in piece_sizes(total, replicas):
-        bounds.append((begin, begin + size))
-        begin += size
-    return tuple(bounds)
+    count = max(replicas, 1)  # of which a wrong one is refused
+    return tuple(bounds_of_replica(total, replicas, one) for one in range(count))
 
 
 def weights(total: int, replicas: int) -> tuple[float, ...]:
@@ -148,64 +150,57 @@ class WorkerShard:
 
     Attributes:
         rows: The worker's rows, in the structure of the batch; empty arrays if it has none.
-        sizes: How many rows each worker holds, by rank.
+        size: How many rows that is.
+        total: How many rows the global batch has.
         rank: The rank of this worker.
+        workers: How many workers there are.
         alike: Whether the workers' arrays differ in nothing but their number of rows.
         like: A batch with rows, if there is one, for the types and shapes where `rows` is empty.
+        given: How many rows each worker holds, by rank; empty: as `piece_sizes` has it.
     """
 
     rows: Any
-    sizes: tuple[int, ...]
+    size: int
+    total: int
     rank: int
+    workers: int
     alike: bool = True
     like: Any = None
+    given: tuple[int, ...] = ()
 
     @property
-    def size(self) -> int:
-        """How many rows this worker holds."""
-        return self.sizes[self.rank]
+    def sizes(self) -> tuple[int, ...]:
+        """How many rows each worker holds, by rank; in steps of large jobs it takes too long."""
+        return self.given or piece_sizes(self.total, self.workers)
 
     @property
-    def total(self) -> int:
-        """How many rows the global batch has."""
-        return sum(self.sizes)
-
-
-def bounds_of_workers(total: int, workers: int, replicas_each: int) -> list[tuple[int, int]]:
-    """Returns where each worker's rows of a global batch begin and end."""
-    bounds = bounds_of_replicas(total, workers * replicas_each)
-    return [
-        (bounds[first][0], bounds[first + replicas_each - 1][1])
-        for first in range(0, workers * replicas_each, replicas_each)
-    ]
+    def least(self) -> int:
+        """How many rows the worker with the fewest holds."""
+        return min(self.given) if self.given else self.total // self.workers
 
 
 @final
 class OwnNumbers:
-    """Selects this worker's rows by their numbers in the batch.
+    """Selects the rows of a worker with one replica by their numbers in the batch.
 
-    A batch with fewer rows than replicas is not divided: it selects all.
+    A batch with fewer rows than workers is not divided: it selects all.
     """
 
-    def __init__(self, replicas: int, own: range) -> None:
-        self._replicas, self._each = replicas, len(own)
-        self._workers = replicas // self._each
-        self._rank = own.start // self._each
+    def __init__(self, workers: int, rank: int) -> None:
+        self._workers = workers
+        self._rank = rank
 
     def __call__(self, numbers: Any) -> Any:
         """Returns the numbers of this worker's rows."""
         total = len(numbers)
-        if total < self._replicas:
+        if total < self._workers:
             return numbers
-        begin, end = self._bounds(total)[self._rank]
+        begin, end = bounds_of_replica(total, self._workers, self._rank)
         return numbers[begin:end]
 
     def batch(self, rows: Any, total: int) -> Any:
         """Returns the selected rows as a `WorkerShard`, or as a global batch if they are all."""
-        if total < self._replicas:
+        if total < self._workers:
             return rows
-        sizes = tuple(end - begin for begin, end in self._bounds(total))
-        return WorkerShard(rows, sizes, self._rank)
-
-    def _bounds(self, total: int) -> list[tuple[int, int]]:
-        return bounds_of_workers(total, self._workers, self._each)
+        begin, end = bounds_of_replica(total, self._workers, self._rank)
+        return WorkerShard(rows, end - begin, total, self._rank, self._workers)

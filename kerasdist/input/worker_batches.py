@@ -63,8 +63,11 @@ class WorkerBatches:
             alike = all(form == forms[0] for form in forms)
             for step, batch in enumerate(batches):
                 sizes = tuple([one["rows"][step] if one["rows"] else 0 for one in everyone])
-                if sum(sizes):
-                    yield WorkerShard(batch, sizes, self._job.rank, alike, like)
+                if total := sum(sizes):
+                    rank = self._job.rank
+                    yield WorkerShard(
+                        batch, sizes[rank], total, rank, len(sizes), alike, like, given=sizes
+                    )
 
     def form(self) -> Any:
         """Returns a batch without rows, for its types and shapes."""

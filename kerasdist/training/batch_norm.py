@@ -10,7 +10,8 @@ Mean and variance of the global batch take one all-gather. Each replica sends it
 their mean and their variance; all combine them the same way (Chan, Golub and LeVeque, "Updating
 formulae and a pairwise algorithm for computing sample variances", 1979). That loses no digits where
 the mean is large against the deviation, as a sum of squares would, and an empty replica counts for
-nothing.
+nothing. What is gathered grows with the replicas: more than `MOST_GATHERED` take two sums by the
+same formulas, the second of deviations from the mean that the first has brought.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from kerasdist.core.protocols import ReplicaLike
 
 Original = Callable[..., Any]
+
+# 64 rows of 1,024 channels are 0.8 MB, which an all-gather brings about as fast as a second small
+# all-reduce begins.
+MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
@@ -105,10 +110,11 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
         # Keras refuses to synchronize on this backend, but here `inputs` is the whole batch.
-        return global_moments(SoleReplica(), inputs, layer._reduction_axes, mask)
+        return global_moments(SoleReplica(), 1, inputs, layer._reduction_axes, mask)
     if _is_synchronized(replica, layer):
         # A tuple: torch's compiler knows nothing of Keras's lists.
-        return global_moments(replica.collectives, inputs, tuple(layer._reduction_axes), mask)
+        replicas, axes = replica.num_replicas_in_sync, tuple(layer._reduction_axes)
+        return global_moments(replica.collectives, replicas, inputs, axes, mask)
     kernel = replica.collectives.own_moments if mask is None else None
     own = kernel and kernel(inputs, tuple(layer._reduction_axes))
     mean, variance = own or original(layer, inputs, mask)
@@ -130,7 +136,7 @@ def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
 
 
 def global_moments(
-    collectives: Collectives, inputs: object, axes: Sequence[int], mask: object
+    collectives: Collectives, replicas: int, inputs: object, axes: Sequence[int], mask: object
 ) -> tuple[Any, Any]:
     """Returns mean and variance over the rows of all replicas, with their gradient.
 
@@ -150,8 +156,21 @@ def global_moments(
         ops.reshape(part, (-1,))
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
     ]
+    if replicas > MOST_GATHERED:
+        return _summed(collectives, *flat, added_to_count(mask))
     rows = collectives.all_stack(ops.stack(flat))
     return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
+
+
+def _summed(
+    collectives: Collectives, count: Any, mean: Any, squares: Any, added: float
+) -> tuple[Any, Any]:
+    """Returns what `combined` returns, of this replica's numbers."""
+    [totals] = collectives.all_sum([ops.stack([count, count * mean])])
+    divisor = totals[0] + added
+    global_mean = totals[1] / divisor
+    [spread] = collectives.all_sum([squares + count * ops.square(mean - global_mean)])
+    return global_mean, spread / divisor
 
 
 def added_to_count(mask: object) -> float:

@@ -288,7 +288,7 @@ def rows_travel_ahead():
         for number in range(3):
             row = torch.ones(2).as_subclass(Row)
             row.number = number
-            yield WorkerShard((row, None), (2, 2), 0) if number else (row, None)
+            yield WorkerShard((row, None), 2, 4, 0, 2) if number else (row, None)
 
     try:
         for name, fake in fakes.items():

@@ -3,7 +3,8 @@
     python -m tests.ahead_of_time.programs tpu [name ...]
 
 XLA compiles for a described topology: four chips of a TPU v5e with ``libtpu``, eight H100 with the
-plug-in for CUDA. The program is the one that `fit` runs, and that `kerasdist plan` compiles.
+plug-in for CUDA; or for what `kerasdist plan --devices` names, such as ``512x8xh100``. The program
+is the one that `fit` runs, and that `kerasdist plan` compiles.
 """
 
 import collections
@@ -12,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -36,6 +37,16 @@ TARGETS = {"tpu": "v5e:2x2", "gpu": "8xh100"}
 
 def mlp() -> keras.Model:
     hidden = [L.Dense(256, "relu"), L.Dropout(0.1), L.Dense(256, "relu")]
+    return keras.Sequential([keras.Input((128,)), *hidden, L.Dense(CLASSES)])
+
+
+def wide() -> keras.Model:
+    """Its larger variables can be divided by 4,096."""
+    return keras.Sequential([keras.Input((128,)), L.Dense(4096, "relu"), L.Dense(CLASSES)])
+
+
+def normalized() -> keras.Model:
+    hidden = [L.Dense(4096, use_bias=False), L.BatchNormalization(), L.ReLU()]
     return keras.Sequential([keras.Input((128,)), *hidden, L.Dense(CLASSES)])
 
 
@@ -91,6 +102,15 @@ PROGRAMS = {
     "LSTM": Program(recurrent, batch=32),
 }
 
+# Of the files in golden/: by name, with a batch that grows with the devices.
+EXAMPLES_EACH = 8
+SHARDED = {state: kd.Sharding(state, min_size=4096) for state in ("optimizer", "full")}
+SCALED = {
+    f"{build.__name__}-{name}": Program(build, sharding=sharding)
+    for build in (wide, normalized)
+    for name, sharding in {"replicated": None, **SHARDED}.items()
+}
+
 
 def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
     """The program as `fit` gives it to XLA."""
@@ -115,22 +135,25 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:
     """What XLA has made of one program."""
     before = time.process_time()
-    program = program_of(PROGRAMS[name], devices)
+    known = {key: replace(one, batch=EXAMPLES_EACH * len(devices)) for key, one in SCALED.items()}
+    program = program_of({**PROGRAMS, **known}[name], devices)
     text = ahead_of_time.compiled(program).text
-    found = [each.kind for each in hlo.collectives(text)]
+    found = hlo.collectives(text)
     return {
         "name": name,
         "devices": f"{len(devices)} x {devices[0].device_kind}",
         "arrays": program.arrays,
         "donated": len(re.findall("may-alias|must-alias", text.partition("\n")[0])),
-        "collectives": dict(collections.Counter(found)),
+        "collectives": dict(collections.Counter(each.kind for each in found)),
+        "sent": [[each.kind, each.bytes, each.devices] for each in found],
+        "held": dict(program.state_bytes),
         "cpu_seconds": round(time.process_time() - before, 1),
     }
 
 
 def main() -> None:
     platform, *names = sys.argv[1:]
-    devices = devices_of(parse_target(TARGETS[platform]))
+    devices = devices_of(parse_target(TARGETS.get(platform, platform)))
     for name in names or PROGRAMS:
         print(json.dumps(facts(name, devices)), flush=True)
 

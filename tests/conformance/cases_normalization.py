@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -121,6 +122,32 @@ def with_masks(lab):
         evaluate(x, y, batch_size=BATCH),
         tolerance=NORMAL,
     )
+
+
+@case("batch normalisation")
+def of_many_replicas(lab):
+    """The moments of large jobs, which are not gathered: ragged batches, and a mask."""
+    from kerasdist.training import batch_norm
+
+    x, y = regression(N)
+    series = np.random.default_rng(0).normal(size=(N, 5, 4)).astype("float32")
+    series[tokens(N) == 0] = 0.0
+
+    def masked():
+        layers = [keras.layers.Masking(), keras.layers.BatchNormalization(momentum=0.8)]
+        layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5, 4)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    with mock.patch.object(batch_norm, "MOST_GATHERED", 1):
+        for build, inputs in ((normalised, x), (masked, series)):
+            lab.same(
+                build,
+                fit(inputs, y, batch_size=BATCH, shuffle=False),
+                evaluate(inputs, y, batch_size=BATCH),
+                tolerance=NORMAL,
+            )
 
 
 @case("batch normalisation")

@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerasdist.job import handshake, protocol
+from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.secret import Credentials
+from kerasdist.job.timeouts import Timeouts
+
+MINE = Credentials(b"a secret", "a job")
+PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
 
 
 class SimulatedWorker:
@@ -60,6 +65,46 @@ class SimulatedWorker:
         self._writer.close()
         with contextlib.suppress(OSError):  # the other side was faster
             await self._writer.wait_closed()
+
+
+class Wire:
+    """What a member's connection is told."""
+
+    def __init__(self):
+        self.bytes = 0
+
+    def write(self, data: bytes):
+        self.bytes += len(data)
+
+
+class InMemory:
+    """A coordinator without connections: a test hands it the messages."""
+
+    def __init__(self, workers: int, monkeypatch, timeouts: Timeouts = PATIENT):
+        monkeypatch.setattr(Coordinator, "_serve", lambda self: None)
+        self.coordinator = Coordinator("127.0.0.1", 0, workers, timeouts, MINE)
+        self.coordinator._socket.close()
+        self.wires = [Wire() for _ in range(workers)]
+        hello = {"num_workers": workers, "pid": 1, "host": "here", "given": None}
+        self.members = [
+            self.coordinator._admitted({"rank": rank, **hello}, wire)
+            for rank, wire in enumerate(self.wires)
+        ]
+
+    def hear(self, rank: int, kind: str, **message):
+        self.coordinator._hear(self.members[rank], {"type": kind, **message})
+
+    def beat(self, rank: int, step: int = 0, place: str = "fit"):
+        changes = [[0, "32"], [8, "17"]]
+        batches = {"stretch": 1, "steps": step, "changes": changes}
+        self.hear(rank, "beat", doing=[step, place, 1], batches=batches)
+
+    def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):
+        self.hear(rank, "meet", channel=channel, number=number, label="a call", value=value)
+
+    def patrol(self, times: int = 1):
+        for _ in range(times):
+            self.coordinator._patrol()
 
 
 def values_in(message: Mapping[str, Any]) -> list[Any]:

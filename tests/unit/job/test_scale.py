@@ -19,14 +19,17 @@ from kerasdist.errors import JobError
 from kerasdist.job import listening, protocol
 from kerasdist.job.coordinator import CHIEF, LEAVING, Coordinator
 from kerasdist.job.job import Job
-from kerasdist.job.secret import Credentials
 from kerasdist.job.timeouts import Timeouts
 from kerasdist.launch.placement import free_port
 from tests.environment import everything
-from tests.unit.job.simulated_workers import SimulatedWorker, values_in
+from tests.unit.job.simulated_workers import (
+    MINE,
+    PATIENT,
+    InMemory,
+    SimulatedWorker,
+    values_in,
+)
 
-MINE = Credentials(b"a secret", "a job")
-PATIENT = Timeouts(join=120.0, heartbeat=120.0, meeting=120.0)
 MANY = 4096 if everything() else 512
 LIMIT_SECONDS = 240.0
 
@@ -114,16 +117,6 @@ async def a_whole_job():
         assert {one["type"] for one in met} == {"met"}
 
 
-class Wire:
-    """What a member's connection is told."""
-
-    def __init__(self):
-        self.bytes = 0
-
-    def write(self, data: bytes):
-        self.bytes += len(data)
-
-
 class CountedLines:
     """Counts the lines of kerasdist that run in a block, and the bytes that are sent."""
 
@@ -147,36 +140,6 @@ class CountedLines:
     def _count(self, frame, event, argument):
         self.lines += event == "line"
         return self._count
-
-
-class InMemory:
-    """A coordinator without connections: a test hands it the messages."""
-
-    def __init__(self, workers: int, monkeypatch, timeouts: Timeouts = PATIENT):
-        monkeypatch.setattr(Coordinator, "_serve", lambda self: None)
-        self.coordinator = Coordinator("127.0.0.1", 0, workers, timeouts, MINE)
-        self.coordinator._socket.close()
-        self.wires = [Wire() for _ in range(workers)]
-        hello = {"num_workers": workers, "pid": 1, "host": "here", "given": None}
-        self.members = [
-            self.coordinator._admitted({"rank": rank, **hello}, wire)
-            for rank, wire in enumerate(self.wires)
-        ]
-
-    def hear(self, rank: int, kind: str, **message):
-        self.coordinator._hear(self.members[rank], {"type": kind, **message})
-
-    def beat(self, rank: int, step: int = 0, place: str = "fit"):
-        changes = [[0, "32"], [8, "17"]]
-        batches = {"stretch": 1, "steps": step, "changes": changes}
-        self.hear(rank, "beat", doing=[step, place, 1], batches=batches)
-
-    def meet(self, rank: int, number: int, channel: str = "main", value: object = 3):
-        self.hear(rank, "meet", channel=channel, number=number, label="a call", value=value)
-
-    def patrol(self, times: int = 1):
-        for _ in range(times):
-            self.coordinator._patrol()
 
 
 @pytest.mark.parametrize("what", ["beat", "meet", "save", "bye"])

@@ -2,9 +2,10 @@
 
 `fit` is one program over the global batch. Of Keras's mean and variance XLA makes an all-reduce
 each, and two more of their gradient. Here each replica computes the mean and the squared deviations
-of its own rows, and one all-gather brings them together, as in `kerasdist.training.batch_norm`.
-Their derivative is given by hand: going backward it needs no communication. What is left there are
-Keras's two sums, by scale and offset, which XLA joins to one all-reduce.
+of its own rows, and one all-gather brings them together, as in `kerasdist.training.batch_norm`; of
+many replicas' XLA makes two all-reduces. Their derivative is given by hand: going backward it needs
+no communication. What is left there are Keras's two sums, by scale and offset, which XLA joins to
+one all-reduce.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.layout import AXIS, Layout, layout_of_step
+from kerasdist.training import batch_norm
 from kerasdist.training.batch_norm import added_to_count, combined
 
 if TYPE_CHECKING:
@@ -131,7 +133,9 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Sends every replica's row of some arrays to all replicas, in one all-gather."""
+    """Sends every replica's row of some arrays to all replicas, in one all-gather, if few rows."""
+    if layout.replicas > batch_norm.MOST_GATHERED:
+        return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), AXIS), None)
     return list(jnp.unstack(together, axis=1))
 

@@ -24,7 +24,7 @@ from kerasdist.core.context import one_device_replica
 from kerasdist.core.structures import map_leaves
 from kerasdist.input.sharding import (
     WorkerShard,
-    bounds_of_replicas,
+    bounds_of_replica,
     examples,
     has_rows,
     with_weights_in_rows,
@@ -79,7 +79,8 @@ def divide(
     total = examples(batch)
     if total < (2 if len(local) == replicas else replicas):
         return None
-    bounds = bounds_of_replicas(total, min(replicas, total))[local.start : local.stop]
+    count = min(replicas, total)
+    bounds = [bounds_of_replica(total, count, one) for one in local if one < count]
     return [
         Part(
             map_leaves(partial(_cut, device, begin, end), batch),

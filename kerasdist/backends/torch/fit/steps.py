@@ -11,7 +11,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch.fit.batches import Part, divide, has_rows, join
+from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
 from kerasdist.backends.torch.replica.random import chiefs_draws
@@ -199,7 +199,7 @@ class Steps:
 
     def _shared_out(self, batch: Any) -> Any:
         """Returns the batch; if a worker has no rows of it, every worker gets the global batch."""
-        if not isinstance(batch, WorkerShard) or min(batch.sizes) > 0:
+        if not isinstance(batch, WorkerShard) or batch.least > 0:
             return batch
         # The data of some workers have ended. They compute some of the other workers' rows.
         return of_all(self._group, batch.rows, "divide a batch")
@@ -230,9 +230,8 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
     ]
     if tensors:
         every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
-        for (index, tensor), *parts in zip(tensors, *every, strict=True):
-            # A scalar belongs to no example: take the chief's.
-            leaves[index] = torch.cat(parts) if has_rows(tensor) else parts[0]
+        for (index, _), (whole, _) in zip(tensors, every, strict=True):
+            leaves[index] = whole
     return pack(own, leaves)
 
 

@@ -32,11 +32,13 @@ class TorchTrials(Trials):
         if not isinstance(batch, WorkerShard):
             return super().gathered(batch, spares=spares)
         group, purpose = self._model.replica_set.group, "check a batch"
-        if min(batch.sizes) == 0:  # then `Steps` divides the global batch
+        if batch.least == 0:  # then `Steps` divides the global batch
             return super().gathered(of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.spared(batch.sizes)
-            batch = replace(batch, rows=self.first_rows(batch.rows, sizes[batch.rank]), sizes=sizes)
+            size = sizes[batch.rank]
+            rows = self.first_rows(batch.rows, size)
+            batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
         return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
 

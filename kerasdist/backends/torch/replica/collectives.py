@@ -295,13 +295,14 @@ class TorchCollectives(Collectives):
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
             if alike:
-                every = [*self._group.gather_alike(here)]
+                every = self._group.gather_alike(here).movedim(0, axis)
+                whole, begin = every.flatten(axis, axis + 1), self._group.rank * here.shape[axis]
             else:
-                every = [part for [part] in self._group.gather(label, [here], axis)]
-            begins = [sum(part.shape[axis] for part in every[: self._group.rank])]
+                [(whole, begin)] = self._group.gather(label, [here], axis)
+            begins = [begin]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])
-            return torch.cat(every, axis) if len(every) > 1 else here, begins
+            return whole, begins
 
         shape = ["any" if i == axis else size for i, size in enumerate(tensor.shape)]
         label = f"{label} of shape {tuple(shape)}"

@@ -45,15 +45,15 @@ class FirstDraw:
 
 @final
 class StepDraws:
-    """The generators from which the replicas of a step draw on the CPU.
+    """The generators from which this process's replicas draw in a step on the CPU.
 
-    The first replica to draw in a step seeds all of them, by one draw from torch's own generator.
+    The first of them to draw in a step seeds all of them, by one draw from torch's own generator.
     So ``keras.utils.set_random_seed`` determines the draws of all replicas.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, ranks: range) -> None:
         self._seed: int | None = None
-        self._generators = [torch.Generator() for _ in range(count)]
+        self._generators = {rank: torch.Generator() for rank in ranks}
 
     def begin(self) -> None:
         """Starts a step, in which no replica has drawn yet."""
@@ -63,8 +63,8 @@ class StepDraws:
         """Returns the generator of one replica."""
         if self._seed is None:
             self._seed = int(torch.randint(2**62, ()))
-            for index, generator in enumerate(self._generators):
-                generator.manual_seed(self._seed + index)
+            for one, generator in self._generators.items():
+                generator.manual_seed(self._seed + one)
         return self._generators[rank]
 
     def state(self, rank: int) -> torch.Tensor | None:

@@ -165,7 +165,7 @@ class TorchReplicaSet(ReplicaSet):
             return WholeBatchesAdapter(adapter, self.first_batches)
         if not keras_compat.has_sparse(adapter):
             [device] = self.torch_devices
-            return OwnRowsAdapter(adapter, self.num_replicas, self.local_replicas, device)
+            return OwnRowsAdapter(adapter, self.job.num_workers, self.job.rank, device)
         return adapter
 
     def placement(self) -> AbstractContextManager[Any]:
@@ -283,7 +283,7 @@ class LocalReplicas:
         rules = replica_set.shard_rules
         in_trial = keras_compat.trial() is not None  # which sees whole weights
         self._weights = None if rules is None or in_trial else rules.weights
-        self._draws = StepDraws(replica_set.num_replicas)
+        self._draws = StepDraws(replica_set.local_replicas)
         self._pool: ThreadPool | None = None
         if len(devices) > 1:
             self._pool = ThreadPool(len(devices), timeout=replica_set.timeout)
@@ -455,7 +455,8 @@ class TorchRunner(Runner):
         axes = [checked_axis(part, axis) for part in parts]
         check_shapes([part.shape for part in parts], axes[0])
         here = torch.cat(parts, axes[0])
-        return torch.cat([one for [one] in self._group.gather("gather", [here], axes[0])], axes[0])
+        [(whole, _)] = self._group.gather("gather", [here], axes[0])
+        return whole
 
     def reduce_to(
         self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions

@@ -175,10 +175,13 @@ class Group:
 
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
-    ) -> list[list[torch.Tensor]]:
-        """Returns each process's tensors, by rank; their sizes along the axis may differ."""
+    ) -> list[tuple[torch.Tensor, int]]:
+        """Concatenates each tensor of the processes, by rank; of a scalar it returns the chief's.
+
+        Their sizes along the axis may differ. Returns also where this process's begin there.
+        """
         del label, axis
-        return [list(tensors)]
+        return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns, to be summed, the chief's tensor, and zeros on others; booleans become uint8."""
@@ -296,7 +299,7 @@ class ProcessGroup(Group):
     @torch.no_grad()
     def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns each tensor summed over the workers, after checking shapes and types."""
-        self._shapes(label, tensors, None)
+        self._sizes(label, tensors, None)
         return self.sums(tensors)
 
     @torch.no_grad()
@@ -329,49 +332,56 @@ class ProcessGroup(Group):
     @torch.no_grad()
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
-    ) -> list[list[torch.Tensor]]:
-        """Returns all workers' tensors, by rank, in two messages however many tensors there are."""
-        shapes = self._shapes(label, tensors, axis)
-        sizes = [
-            [shape.numel() * t.element_size() for shape, t in zip(one, tensors, strict=True)]
-            for one in shapes
+    ) -> list[tuple[torch.Tensor, int]]:
+        """Concatenates each tensor of the workers, in two messages however many tensors there are.
+
+        See `Group.gather`. In a message all workers' tensors are as long as the longest.
+        """
+        sizes = self._sizes(label, tensors, axis)
+        longest: list[int] = sizes.amax(0).tolist()
+        rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
+        parts = [
+            _bytes(_lengthened(one, size) if like.ndim else one, self.device)
+            for one, size, like in zip(rows, longest, tensors, strict=True)
         ]
-        longest = max(map(sum, sizes))
-        own = torch.zeros(longest, dtype=torch.uint8, device=self.device)
-        parts = [_bytes(tensor, self.device) for tensor in tensors]
-        torch.cat(parts, out=own[: sum(map(len, parts))])
-        every = own.new_empty(self.size * longest)
-        if longest:
+        own = torch.cat(parts)
+        every = own.new_empty(self.size * len(own))
+        if len(own):
             with metering.waiting_for_workers():
                 _gather_into(every, own, group=self._group)
-        return [
-            [
-                _of_bytes(chunk, like.dtype, shape).to(like.device)
-                for chunk, shape, like in zip(
-                    received[: sum(size)].split(size), shape_of, tensors, strict=True
-                )
-            ]
-            for received, size, shape_of in zip(
-                every.view(self.size, longest), sizes, shapes, strict=True
-            )
-        ]
+        columns = every.view(self.size, -1).split([len(part) for part in parts], 1)
+        found: list[tuple[torch.Tensor, int]] = []
+        for number, (like, one, column) in enumerate(zip(tensors, rows, columns, strict=True)):
+            if not like.ndim:
+                found.append((_of_bytes(column[0], like.dtype, like.shape).to(like.device), 0))
+                continue
+            shape = torch.Size((self.size * longest[number], *one.shape[1:]))
+            whole = _of_bytes(column.reshape(-1), like.dtype, shape)
+            kept = torch.arange(longest[number]) < sizes[:, number, None]
+            if not kept.all():
+                whole = whole[kept.view(-1).nonzero().view(-1).to(whole.device)]
+            begin = int(sizes[: self.rank, number].sum())
+            found.append((whole.movedim(0, axis).to(like.device), begin))
+        return found
 
     def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
         """Refuses tensors that differ in shape or type between the workers."""
-        self._shapes(label, tensors, None)
+        self._sizes(label, tensors, None)
 
-    def _shapes(
-        self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
-    ) -> list[list[torch.Size]]:
-        """Returns the shapes of all workers' tensors, by rank, after checking that they agree."""
-        rows = [_header(tensor) for tensor in tensors]
-        own = torch.tensor(rows, dtype=torch.int64)
+    def _sizes(self, label: str, tensors: Sequence[torch.Tensor], axis: int | None) -> torch.Tensor:
+        """Returns the sizes along an axis, a row for each worker, after checking all else."""
+        own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
         # By Gloo, also where the tensors are on GPUs: the host reads the shapes at once.
-        every: list[list[list[int]]] = self._gathered(own, own.device).tolist()
-        self._check(label, tensors, every, axis)
-        return [[torch.Size(row[2 : 2 + row[1]]) for row in one] for one in every]
+        every = self._gathered(own, own.device)
+        place = 2 + (axis or 0)
+        alike = every.clone()
+        if axis is not None:
+            alike[:, :, place] = 0
+        if not torch.equal(alike, alike[:1].expand_as(alike)):
+            self._refuse(label, tensors, every.tolist(), axis)
+        return every[:, :, place]
 
-    def _check(
+    def _refuse(
         self,
         label: str,
         tensors: Sequence[torch.Tensor],
@@ -391,6 +401,14 @@ class ProcessGroup(Group):
 
 def _all_reduce(flat: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
     return dist.all_reduce(flat, group=group, async_op=True)
+
+
+def _lengthened(rows: torch.Tensor, size: int) -> torch.Tensor:
+    return (
+        rows
+        if len(rows) == size
+        else torch.cat([rows, rows.new_empty(size - len(rows), *rows.shape[1:])])
+    )
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

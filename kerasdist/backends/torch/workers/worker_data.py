@@ -25,9 +25,9 @@ from kerasdist.input.sharding import OwnNumbers, WorkerShard
 class OwnRowsAdapter(WrappedAdapter):
     """Yields this worker's rows of each batch, or all rows of a batch that is not divided."""
 
-    def __init__(self, inner: Any, replicas: int, own: range, device: torch.device) -> None:
+    def __init__(self, inner: Any, workers: int, rank: int, device: torch.device) -> None:
         super().__init__(inner)
-        self._own = OwnNumbers(replicas, own)
+        self._own = OwnNumbers(workers, rank)
         self._device = device
 
     def get_torch_dataloader(self) -> Any:

@@ -1,0 +1,104 @@
+"""Ranks of jobs of 64 to 4,096 workers on PyTorch, one at a time: see `torch_ranks`.
+
+What is counted are collectives, bytes and lines of code that run, never seconds.
+"""
+
+import json
+import math
+from functools import cache
+
+import pytest
+
+from kerasdist.callbacks.backup.storage import _MAGIC
+from tests.environment import everything
+from tests.fresh import run_python
+
+RANKS = (64, 512, 4096) if everything() else (64, 4096)
+STATES = ("full", "optimizer", "replicated") if everything() else ("full", "replicated")
+EACH = [(ranks, state) for ranks in RANKS for state in STATES]
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory):
+    """What the first, the middle and the last rank of a job do."""
+
+    @cache
+    def lines(ranks):
+        command = ["-m", "tests.unit.backends.torch_ranks", str(ranks)]
+        folder = str(tmp_path_factory.mktemp("backups"))
+        output = run_python(*command, folder, *STATES, KERAS_BACKEND="torch")
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+    def found(ranks, state=None):
+        return [one for one in lines(ranks) if one.get("state") == state]
+
+    return found
+
+
+def operations(facts):
+    return [name for name, _ in facts["collectives"]]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("ranks", "state"), EACH)
+def test_all_ranks_start_the_same_collectives_in_one_order(of, ranks, state):
+    first, *others = of(ranks, state)
+    assert len(first["collectives"]) >= 4
+    assert all(one["collectives"] == first["collectives"] for one in others)
+    # As many as in a job of another size.
+    assert operations(first) == operations(of(RANKS[0], state)[0])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("state", STATES)
+def test_no_line_of_a_step_runs_more_often_with_more_ranks(of, state):
+    counts = {ranks: [one["lines of 3 steps"] for one in of(ranks, state)] for ranks in RANKS}
+    assert all(one == counts[RANKS[0]] for one in counts.values()), counts
+    assert min(counts[RANKS[0]]) > 1000
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shards_of_all_ranks_are_each_element_once(of, ranks):
+    [told] = of(ranks)
+    for shape, shards in told["all"]:
+        size = math.prod(shape)
+        assert len(shards) == ranks
+        ends = [0, *(end for _, end in shards)]
+        assert [begin for begin, _ in shards] == ends[:-1]
+        assert ends[-1] == size
+        assert max(end - begin for begin, end in shards) == math.ceil(size / ranks)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("ranks", "state"), EACH)
+def test_a_rank_holds_its_shards_and_no_more(of, ranks, state):
+    known = {tuple(shape): shards for shape, shards in of(ranks)[0]["all"]}
+    for one in of(ranks, state):
+        expected = most = 0
+        for number, (shape, itemsize) in enumerate(
+            zip(one["shapes"], one["itemsizes"], strict=True)
+        ):
+            size = math.prod(shape)
+            held = one["shards"].get(str(number), [[0, size]])
+            expected += itemsize * sum(end - begin for begin, end in held)
+            is_sharded = str(number) in one["shards"]
+            most += itemsize * (math.ceil(size / ranks) if is_sharded else size)
+            if is_sharded and tuple(shape) in known:
+                assert held == [known[tuple(shape)][one["rank"]]]
+        assert one["bytes"] == expected <= most
+        # Two kernels and three more vectors, and Adam's two slots of each; or these slots alone.
+        assert len(one["shards"]) == {"full": 15, "optimizer": 10, "replicated": 0}[state]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts_of_backups_have_names_and_sizes_of_their_own(of, ranks):
+    parts = [one["part"] for one in of(ranks, "full")]
+    assert [one["name"][-12:].partition("part")[2] for one in parts] == [
+        f"{rank}.kdb" for rank in (0, ranks // 2, ranks - 1)
+    ]
+    assert all(len(one["name"]) < 64 for one in parts)
+    for one, facts in zip(parts, of(ranks, "full"), strict=True):
+        header = len(_MAGIC) + 8 + 32 + 128 * len(facts["shards"])
+        assert one["size"] <= facts["bytes"] + header

@@ -1,0 +1,200 @@
+"""One rank of a job of thousands, alone in its process.
+
+The other ranks are simulated: to the job's coordinator, which is a real one, they say what this
+rank says; and torch's fake process group returns from each collective at once.
+"""
+
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import kerasdist as kd
+from kerasdist import keras_compat
+from kerasdist.backends.torch.state.shards import Shard
+from kerasdist.backends.torch.workers import process_group
+from kerasdist.callbacks.backup import variables
+from kerasdist.cluster.source import Membership
+from kerasdist.job import job as jobs
+from kerasdist.job import protocol
+from kerasdist.job.interruption import DroppedInterrupts
+from kerasdist.job.job import Job
+from tests.unit.job.simulated_workers import PATIENT, InMemory, Wire, values_in
+
+PACKAGE = str(Path(kd.__file__).parent)
+
+
+class Heard(Wire):
+    """Keeps the last message."""
+
+    def write(self, data: bytes):
+        self.last = json.loads(data[protocol.HEADER_BYTES :])
+
+
+class Spokesman:
+    """The connection of one rank, which speaks for all: they agree."""
+
+    failure, closed, place = None, False, ""
+    step = entered = 0
+
+    def __init__(self, place: Membership, patch: pytest.MonkeyPatch):
+        self._rank, self._ranks = place.rank, range(place.num_workers)
+        self._job = InMemory(place.num_workers, patch)
+        self._wire = self._job.members[place.rank].writer = Heard()
+
+    def meet(self, channel: str, number: int, label: str, value: Any, wanted: str = protocol.ALL):
+        value = json.loads(json.dumps(value))
+        met = {"channel": channel, "number": number, "label": label, "value": value}
+        for rank in self._ranks:
+            self._job.hear(rank, "meet", **met, wanted=wanted)
+        return values_in(self._wire.last)
+
+
+def job_of(place: Membership, patch: pytest.MonkeyPatch) -> Job:
+    """The job as a rank sees it that has joined."""
+    job = object.__new__(Job)
+    job.membership, job.timeouts = place, PATIENT
+    job._client, job._coordinator, job._port = Spokesman(place, patch), None, None
+    job._addresses, job._numbers, job._lock = (), {}, threading.Lock()
+    job._at_leave, job._failing_exit = [], None
+    job._interrupts = DroppedInterrupts(lambda: False)
+    job.address = job.chief_address = "127.0.0.1:1"
+    job.is_on_one_machine = job.has_one_python = True
+    return job
+
+
+class Resolver(kd.cluster.ClusterResolver):
+    def __init__(self, place: Membership):
+        self._place = place
+
+    def membership(self) -> Membership:
+        return self._place
+
+
+@contextlib.contextmanager
+def strategy_of(rank: int, ranks: int, **options: Any) -> Iterator[kd.Strategy]:
+    """The strategy of one rank, which has joined and is connected."""
+    place = Membership("worker", rank, rank, ranks, (), "127.0.0.1:1", "a test")
+    with pytest.MonkeyPatch.context() as patch:
+        job = job_of(place, patch)
+        patch.setattr(jobs, "_current", [job])
+        patch.setattr(process_group, "_backend", lambda: "fake")
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        try:
+            yield kd.MultiWorkerMirroredStrategy(Resolver(place), devices=["cpu:0"], **options)
+        finally:
+            dist.destroy_process_group()
+
+
+class Recorded(TorchDispatchMode):
+    """The collectives that start in a block: their names, and the sizes of their tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.started: list[tuple[str, list[int]]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            tensors = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+            self.started.append((function.__name__, [one.numel() for one in tensors]))
+        return function(*args, **(kwargs or {}))
+
+
+class Lines:
+    """How many lines of kerasdist run in a block, so that loops in one line count too."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._entered)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before)
+
+    def _entered(self, frame, event, argument):
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame, event, argument):
+        self.count += event == "line"
+        return self._line
+
+
+def model() -> keras.Model:
+    hidden = [keras.layers.Dense(96, "relu"), keras.layers.Dropout(0.5)]
+    outputs = [keras.layers.Dense(96, "relu"), keras.layers.Dense(1)]
+    made = keras.Sequential([keras.Input((64,)), *hidden, *outputs])
+    made.compile("adam", "mse", metrics=["mae"])
+    return made
+
+
+def bytes_held(variables: Iterable[keras.Variable]) -> int:
+    return sum(keras_compat.stored_value(one).nbytes for one in variables)
+
+
+def facts(rank: int, ranks: int, state: str | None, folder: str) -> dict[str, Any]:
+    """What one rank does in steps of `fit`, what it holds, and what it writes."""
+    sharding = None if state is None else kd.Sharding(state, min_size=64)
+    options = {"sharding": sharding, "check": "off"}
+    options["communication_options"] = kd.CommunicationOptions(bytes_per_pack=2**14)
+    examples = 2 * ranks + 1
+    x = np.zeros((4 * examples, 64), "float32")
+
+    def fit(steps: int) -> None:
+        rows = x[: steps * examples]
+        net.fit(rows, rows[:, :1], batch_size=examples, shuffle=False, verbose=0)
+
+    with strategy_of(rank, ranks, **options) as strategy:
+        with strategy.scope():
+            net = model()
+        fit(2)  # from the second step on, the buckets and groups of weights are known
+        with Recorded() as recorded:
+            fit(2)
+        lines: list[int] = []
+        for steps in (1, 4):
+            with Lines() as counted:
+                fit(steps)
+            lines.append(counted.count)
+        known = variables.variables_of(net)
+        held = variables.shards_of(known, strategy.replica_set)
+        part = variables.write_part(Path(folder), 1, "0" * 16, rank, held)
+        return {
+            "collectives": recorded.started,
+            "lines of 3 steps": lines[1] - lines[0],
+            "bytes": bytes_held(known),
+            "shapes": [list(one.shape) for one in known],
+            "itemsizes": [keras_compat.stored_value(one).element_size() for one in known],
+            "shards": {n: [[one.region.begin, one.region.end] for one in held[n]] for n in held},
+            "part": part,
+        }
+
+
+def shards_of_all(shapes: Iterable[tuple[int, ...]], ranks: int) -> list[Any]:
+    """Of some shapes: the shape, and where the shard of each rank begins and ends."""
+    groups = [SimpleNamespace(size=ranks, rank=rank) for rank in range(ranks)]
+    found = {shape: [Shard(shape, group) for group in groups] for shape in shapes}
+    return [[shape, [[one.begin, one.end] for one in each]] for shape, each in found.items()]
+
+
+if __name__ == "__main__":
+    ranks, folder = int(sys.argv[1]), sys.argv[2]
+    print(json.dumps({"all": shards_of_all([(64, 96), (96, 96), (96,), (5, 7, 11)], ranks)}))
+    for state in sys.argv[3:]:
+        for rank in (0, ranks // 2, ranks - 1):
+            found = facts(rank, ranks, None if state == "replicated" else state, folder)
+            print(json.dumps({"state": state, "rank": rank, **found}), flush=True)
