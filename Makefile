@@ -14,7 +14,7 @@ BESIDE_OTHERS := $(COMPUTING) multiprocess
 
 # What `make test` leaves to `make test-everything`; of other folders it runs a part there.
 REST := gpu_like sharded keras_suites versions/test_oldest_keras.py versions/test_comparison.py
-IN_PART := conformance examples facade multiprocess/test_one_device.py ahead_of_time unit/job/test_scale.py
+IN_PART := conformance examples facade multiprocess/test_one_device.py ahead_of_time unit/job/test_scale.py unit/backends/test_torch_scale.py
 
 # What is installed into folders of its own, beside the locked packages.
 BESIDE := oldest-keras newest-jax ahead-of-time keras-hub
@@ -112,7 +112,7 @@ in-scope: $(STAMP) ## the suites' cases with everything inside `with strategy.sc
 gpu: $(STAMP) ## the suites and benchmarks/gpu_smoke.py on this machine's GPU
 	$(BIN)/python -m tests.accelerators.on_gpu
 
-ahead-of-time: $(STAMP) ## `fit` compiled for 8 H100 and for TPUs, with neither (two minutes)
+ahead-of-time: $(STAMP) ## `fit` compiled for 8 to 4,096 H100 and for TPUs, with neither (three minutes)
 	KERASDIST_TEST_EVERYTHING=1 $(PYTEST) -q tests/ahead_of_time
 
 # The newest PyTorch is in this alone: beside the lock's it would take 5 GB, as PyPI has no build

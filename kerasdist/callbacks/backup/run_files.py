@@ -179,7 +179,7 @@ class RunFiles:
         if self._job is not None and self.in_parts:
             rank, workers = self._job.rank, self._job.num_workers
         variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
-        return StoredVariables(chiefs)
+        return StoredVariables(chiefs, rank)
 
     def _gathered(self, label: str, value: object) -> list[Any]:
         if self._job is None or not self.in_parts:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -32,6 +32,7 @@ from kerasdist.callbacks.backup.storage import (
 from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
+from kerasdist.job.coordinator import CHIEF
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
@@ -123,23 +124,38 @@ def _of(path: Path) -> re.Match[str] | None:
     return _NAME.fullmatch(path.name)
 
 
+_Shards = dict[int, list[tuple[Region, StoredFile, int]]]
+"""By variable: what its shards are, the files that have them, and their numbers there."""
+
+
 @final
 class StoredVariables:
-    """The variables of a backup, in the chief's file and in its parts."""
+    """The variables of a backup, in the chief's file and in its parts.
 
-    def __init__(self, chiefs: StoredFile) -> None:
-        """Reads the headers of the parts."""
+    A worker that holds what the worker of its number held reads the header of one part alone.
+    """
+
+    def __init__(self, chiefs: StoredFile, rank: int = CHIEF) -> None:
+        """Takes the chief's file, and the worker's number. The chief checks that parts are all."""
         self.chiefs = chiefs
-        self._shards: dict[int, list[tuple[Region, StoredFile, int]]] = {}
-        for part in parts_of(chiefs.facts):
-            with _complaining_of(part):
-                file = StoredFile(chiefs.path.with_name(part.name))
-            for index, (variable, *place) in enumerate(file.facts["shards"]):
-                found = self._shards.setdefault(variable, [])
-                found.append((Region(*place), file, index))
-        for variable, form in enumerate(chiefs.forms):
+        self._parts = parts_of(chiefs.facts)
+        self._own = self._shards_in(self._parts[rank : rank + 1])
+        for variable, form in enumerate(chiefs.forms if rank == CHIEF else ()):
             if form is None:
                 self._require_all(variable)
+
+    @cached_property
+    def _shards(self) -> _Shards:
+        return self._shards_in(self._parts)
+
+    def _shards_in(self, parts: Iterable[Written]) -> _Shards:
+        found: _Shards = {}
+        for part in parts:
+            with _complaining_of(part):
+                file = StoredFile(self.chiefs.path.with_name(part.name))
+            for index, (variable, *place) in enumerate(file.facts["shards"]):
+                found.setdefault(variable, []).append((Region(*place), file, index))
+        return found
 
     @property
     def numbers(self) -> range:
@@ -148,20 +164,21 @@ class StoredVariables:
 
     def whole(self, variable: int) -> np.ndarray:
         """Reads a variable."""
-        held = self._shards.get(variable)
-        if held is None:
+        if self.chiefs.forms[variable] is not None:
             return self.chiefs.array(variable)
-        rows = held[0][0].rows
+        rows = self._shards[variable][0][0].rows
         return self._joined(variable, Region(rows, 0, self._size(variable) // rows)).reshape(
             self._shape(variable)
         )
 
     def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable, and no more of it where the files allow that."""
-        held = self._shards.get(variable)
-        if held is None:
+        if self.chiefs.forms[variable] is not None:
             return self.chiefs.columns(variable, region)
-        if all(one.rows == region.rows for one, _, _ in held):
+        for one, file, index in self._own.get(variable, ()):
+            if one == region:
+                return file.columns(index, Region(one.rows, 0, one.end - one.begin))
+        if all(one.rows == region.rows for one, _, _ in self._shards[variable]):
             return self._joined(variable, region)
         value = self.whole(variable).reshape(region.rows, -1)
         return value[:, region.begin : region.end].copy()

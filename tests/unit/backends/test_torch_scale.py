@@ -13,6 +13,8 @@ from kerasdist.callbacks.backup.storage import _MAGIC
 from tests.environment import everything
 from tests.fresh import run_python
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 RANKS = (64, 512, 4096) if everything() else (64, 4096)
 STATES = ("full", "optimizer", "replicated") if everything() else ("full", "replicated")
 EACH = [(ranks, state) for ranks in RANKS for state in STATES]
@@ -39,7 +41,6 @@ def operations(facts):
     return [name for name, _ in facts["collectives"]]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("ranks", "state"), EACH)
 def test_all_ranks_start_the_same_collectives_in_one_order(of, ranks, state):
     first, *others = of(ranks, state)
@@ -49,7 +50,6 @@ def test_all_ranks_start_the_same_collectives_in_one_order(of, ranks, state):
     assert operations(first) == operations(of(RANKS[0], state)[0])
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("state", STATES)
 def test_no_line_of_a_step_runs_more_often_with_more_ranks(of, state):
     counts = {ranks: [one["lines of 3 steps"] for one in of(ranks, state)] for ranks in RANKS}
@@ -57,7 +57,6 @@ def test_no_line_of_a_step_runs_more_often_with_more_ranks(of, state):
     assert min(counts[RANKS[0]]) > 1000
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_shards_of_all_ranks_are_each_element_once(of, ranks):
     [told] = of(ranks)
@@ -70,7 +69,6 @@ def test_shards_of_all_ranks_are_each_element_once(of, ranks):
         assert max(end - begin for begin, end in shards) == math.ceil(size / ranks)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("ranks", "state"), EACH)
 def test_a_rank_holds_its_shards_and_no_more(of, ranks, state):
     known = {tuple(shape): shards for shape, shards in of(ranks)[0]["all"]}
@@ -91,7 +89,6 @@ def test_a_rank_holds_its_shards_and_no_more(of, ranks, state):
         assert len(one["shards"]) == {"full": 15, "optimizer": 10, "replicated": 0}[state]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_parts_of_backups_have_names_and_sizes_of_their_own(of, ranks):
     parts = [one["part"] for one in of(ranks, "full")]

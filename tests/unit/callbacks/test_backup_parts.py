@@ -114,6 +114,24 @@ def test_parts_that_are_not_all_are_refused(tmp_path):
         StoredVariables(storage.read(path))
 
 
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_a_worker_reads_no_part_but_its_own(tmp_path, monkeypatch, division):
+    chiefs = storage.read(written(tmp_path, DIVISIONS[division], 2))
+    opened, begin = [], StoredFile.__init__
+
+    def noted(file, path):
+        opened.append(path.name[-9:])
+        begin(file, path)
+
+    monkeypatch.setattr(StoredFile, "__init__", noted)
+    stored = StoredVariables(chiefs, 1)
+    for number in SHARDED:
+        region = DIVISIONS[division](VALUES[number].shape, 2)[1]
+        np.testing.assert_array_equal(stored.part(number, region), cut(VALUES[number], region))
+    np.testing.assert_array_equal(stored.whole(1), VALUES[1])
+    assert opened == ["part1.kdb"]
+
+
 def torn(part):
     part.write_bytes(part.read_bytes()[:-7])
 
