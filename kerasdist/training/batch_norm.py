@@ -157,12 +157,12 @@ def global_moments(
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
     ]
     if replicas > MOST_GATHERED:
-        return _summed(collectives, flat, added_to_count(mask))
+        return _sum_moments(collectives, flat, added_to_count(mask))
     rows = collectives.all_stack(ops.stack(flat))
     return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
 
 
-def _summed(collectives: Collectives, own: Sequence[Any], added: float) -> tuple[Any, Any]:
+def _sum_moments(collectives: Collectives, own: Sequence[Any], added: float) -> tuple[Any, Any]:
     """Returns what `combined` returns, of this replica's count, mean and sum of squares."""
     count, mean, squares = own
     [totals] = collectives.all_sum([ops.stack([count, count * mean])])

@@ -124,7 +124,7 @@ def with_masks(lab):
     )
 
 
-@case("batch normalisation")
+@case("batch normalisation", replicas=REPLICAS)
 def of_many_replicas(lab):
     """The moments of large jobs, which are not gathered: ragged batches, and a mask."""
     from kerasdist.training import batch_norm

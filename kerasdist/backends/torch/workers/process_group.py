@@ -299,7 +299,7 @@ class ProcessGroup(Group):
     @torch.no_grad()
     def checked_sums(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns each tensor summed over the workers, after checking shapes and types."""
-        self._sizes(label, tensors, None)
+        self._exchange_sizes(label, tensors, None)
         return self.sums(tensors)
 
     @torch.no_grad()
@@ -337,11 +337,11 @@ class ProcessGroup(Group):
 
         See `Group.gather`. In a message all workers' tensors are as long as the longest.
         """
-        sizes = self._sizes(label, tensors, axis)
+        sizes = self._exchange_sizes(label, tensors, axis)
         longest: list[int] = sizes.amax(0).tolist()
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
         parts = [
-            _bytes(_lengthened(one, size) if like.ndim else one, self.device)
+            _bytes(_pad(one, size) if like.ndim else one, self.device)
             for one, size, like in zip(rows, longest, tensors, strict=True)
         ]
         own = torch.cat(parts)
@@ -361,14 +361,16 @@ class ProcessGroup(Group):
             if not kept.all():
                 whole = whole[kept.view(-1).nonzero().view(-1).to(whole.device)]
             begin = int(sizes[: self.rank, number].sum())
-            found.append((whole.movedim(0, axis).to(like.device), begin))
+            found.append((whole.movedim(0, axis).contiguous().to(like.device), begin))
         return found
 
     def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
         """Refuses tensors that differ in shape or type between the workers."""
-        self._sizes(label, tensors, None)
+        self._exchange_sizes(label, tensors, None)
 
-    def _sizes(self, label: str, tensors: Sequence[torch.Tensor], axis: int | None) -> torch.Tensor:
+    def _exchange_sizes(
+        self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
+    ) -> torch.Tensor:
         """Returns the sizes along an axis, a row for each worker, after checking all else."""
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
         # By Gloo, also where the tensors are on GPUs: the host reads the shapes at once.
@@ -403,12 +405,9 @@ def _all_reduce(flat: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
     return dist.all_reduce(flat, group=group, async_op=True)
 
 
-def _lengthened(rows: torch.Tensor, size: int) -> torch.Tensor:
-    return (
-        rows
-        if len(rows) == size
-        else torch.cat([rows, rows.new_empty(size - len(rows), *rows.shape[1:])])
-    )
+def _pad(rows: torch.Tensor, size: int) -> torch.Tensor:
+    missing = size - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 def _numbers(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
