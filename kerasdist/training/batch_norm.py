@@ -156,17 +156,12 @@ def global_moments(
         ops.reshape(part, (-1,))
         for part in (ops.broadcast_to(count, ops.shape(mean)), mean, squares)
     ]
-    if replicas > MOST_GATHERED:
-        return _sum_moments(collectives, flat, added_to_count(mask))
-    rows = collectives.all_stack(ops.stack(flat))
-    return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
-
-
-def _sum_moments(collectives: Collectives, own: Sequence[Any], added: float) -> tuple[Any, Any]:
-    """Returns what `combined` returns, of this replica's count, mean and sum of squares."""
-    count, mean, squares = own
+    if replicas <= MOST_GATHERED:
+        rows = collectives.all_stack(ops.stack(flat))
+        return combined(rows[:, 0], rows[:, 1], rows[:, 2], added_to_count(mask))
+    count, mean, squares = flat
     [totals] = collectives.all_sum([ops.stack([count, count * mean])])
-    divisor = totals[0] + added
+    divisor = totals[0] + added_to_count(mask)
     global_mean = totals[1] / divisor
     [spread] = collectives.all_sum([squares + count * ops.square(mean - global_mean)])
     return global_mean, spread / divisor

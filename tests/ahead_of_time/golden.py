@@ -66,8 +66,8 @@ def main() -> None:
         path = FOLDER / f"{name}.txt"
         new = "\n".join(block(count, found[count][name]) for count in TARGETS)
         old = path.read_text("utf-8") if path.exists() else ""
-        lines = [one.splitlines(keepends=True) for one in (old, new)]
-        sys.stdout.writelines(difflib.unified_diff(*lines, path.name, path.name))
+        before, after = (text.splitlines(keepends=True) for text in (old, new))
+        sys.stdout.writelines(difflib.unified_diff(before, after, path.name, path.name))
         if "--write" in sys.argv[1:]:
             FOLDER.mkdir(exist_ok=True)
             path.write_text(new, "utf-8")

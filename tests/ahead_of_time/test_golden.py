@@ -38,7 +38,7 @@ def test_each_program_has_a_file_of_all_numbers_of_devices():
 
 
 @pytest.mark.timeout(golden.SECONDS)
-@pytest.mark.parametrize(("count", "name"), itertools.product(COUNTS, NAMES))
+@pytest.mark.parametrize(("count", "name"), list(itertools.product(COUNTS, NAMES)))
 def test_a_step_sends_and_holds_what_the_file_says(found, count, name):
     assert golden.block(count, found[count][name]) == golden.known(name)[count]
 
@@ -47,7 +47,7 @@ def sent(facts, kind):
     return [size for one, size, _ in facts["sent"] if one == kind]
 
 
-@pytest.mark.parametrize(("count", "model"), itertools.product(COUNTS, MODELS))
+@pytest.mark.parametrize(("count", "model"), list(itertools.product(COUNTS, MODELS)))
 def test_gradients_are_summed_once(found, count, model):
     """Replicated: in as many messages on 4,096 devices as on 8."""
     facts = found[count][f"{model}-replicated"]
@@ -63,7 +63,7 @@ def moments(count):
     return count * 2 * UNITS * FLOAT
 
 
-@pytest.mark.parametrize(("count", "sharding"), itertools.product(COUNTS, SHARDINGS[1:]))
+@pytest.mark.parametrize(("count", "sharding"), list(itertools.product(COUNTS, SHARDINGS[1:])))
 def test_sharded_state_is_scattered_and_gathered_once(found, count, sharding):
     facts = found[count][f"wide-{sharding}"]
     *large, last = SIZES["wide"]
@@ -80,7 +80,7 @@ def test_all_weights_are_gathered_once_beside_moments(found, count):
     assert sum(sent(facts, "all-gather")) == gathered
 
 
-@pytest.mark.parametrize(("count", "model"), itertools.product(COUNTS, MODELS))
+@pytest.mark.parametrize(("count", "model"), list(itertools.product(COUNTS, MODELS)))
 def test_a_device_holds_its_part(found, count, model):
     *large, last = SIZES[model]
     whole, part = FLOAT * (sum(large) + last), FLOAT * (sum(large) // count + last)
