@@ -340,6 +340,25 @@ def reduce_and_gather(lab):
     lab.equal(strategy.gather(made, axis=0), expected)
 
 
+@case("workers", backends=("torch",))
+def gathered_at_once(lab):
+    """Workers gather some tensors at once: of other types, on the chief without rows, a scalar."""
+    import torch
+
+    group, workers = lab.strategy().replica_set.group, range(lab.job.num_workers)
+    for axis in (0, 1):
+        every: list[list[torch.Tensor]] = []
+        for rank in workers:
+            rows = torch.arange(12 * rank).reshape(2 * rank, 3, 2).movedim(0, axis)
+            every.append([rows.bool(), rows.to(torch.bfloat16), torch.tensor(rank + 5), rows])
+        found = group.gather("a test", every[group.rank], axis)
+        lab.check(int(found.pop(2)[0]) == 5, "a scalar is not the chief's")
+        for number, (whole, begin) in zip((0, 1, 3), found, strict=True):
+            parts = [one[number] for one in every]
+            lab.check(torch.equal(whole, torch.cat(parts, axis)), f"{axis=} {number=}: {whole}")
+            lab.equal(begin, sum(one.shape[axis] for one in parts[: group.rank]))
+
+
 @case("workers")
 def shapes_that_do_not_match(lab):
     """Workers with components of other shapes get the error that replicas of one process get."""
