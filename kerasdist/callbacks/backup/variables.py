@@ -32,7 +32,6 @@ from kerasdist.callbacks.backup.storage import (
 from kerasdist.callbacks.horovod import broadcast
 from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
-from kerasdist.job.coordinator import CHIEF
 from kerasdist.keras_compat import ops
 from kerasdist.training.binding import binding_of
 
@@ -135,12 +134,12 @@ class StoredVariables:
     A worker that holds what the worker of its number held reads the header of one part alone.
     """
 
-    def __init__(self, chiefs: StoredFile, rank: int = CHIEF) -> None:
+    def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
         """Takes the chief's file, and the worker's number. The chief checks that parts are all."""
         self.chiefs = chiefs
         self._parts = parts_of(chiefs.facts)
         self._own = self._shards_in(self._parts[rank : rank + 1])
-        for variable, form in enumerate(chiefs.forms if rank == CHIEF else ()):
+        for variable, form in enumerate(() if rank else chiefs.forms):
             if form is None:
                 self._require_all(variable)
 
