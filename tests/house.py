@@ -46,8 +46,8 @@ class Figure:
 
 
 FIGURES = (
-    Figure("lines of code", 29_740, 23_500),
-    Figure("files", 242, 250),
+    Figure("lines of code", 29_848, 23_500),
+    Figure("files", 243, 250),
     Figure("files under 50 lines", 20, 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
