@@ -111,6 +111,7 @@ def main(given: Sequence[str] | None = None) -> int:
         for row in rows:
             print(f"{row.name} ({row.devices}): python {row.command}\n    {row.shows}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `run` ends what it started
     options.logs.mkdir(parents=True, exist_ok=True)
     probes = {name: probe(name, options.device) for name in {row.backend: 0 for row in rows}}
     failed, ran = {}, 0
